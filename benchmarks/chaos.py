@@ -133,7 +133,7 @@ def victims() -> dict[str, list[psutil.Process]]:
                 found["rank"].append(process)
             elif words[1:3] == [*TORCHRUN[1:]]:
                 found["launcher"].append(process)
-            elif "holdfast.checkpoint.writing_process" in words:
+            elif "holdfast.checkpoint.writer.process" in words:
                 found["writing process"].append(process)
     return found
 

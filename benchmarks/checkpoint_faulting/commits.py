@@ -12,12 +12,12 @@ from checkpoint_faulting.calls import CHANGING, Strike, Traced
 from checkpoint_faulting.forks import Failed, Fork
 from checkpoint_faulting.ground import NEXT, STEPS, Ground, StagedImage
 from checkpoint_faulting.oracle import RIGHT, Verdict, is_sentence, judge, leftovers
-from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.failures import explain
-from holdfast.checkpoint.folders import remove_leftovers
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.persist import Part, delete_leftovers, delete_superfluous, persist
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.catalog.retention import Retention
+from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.writer.explain_failure import explain
+from holdfast.checkpoint.writer.persist import Part, delete_leftovers, delete_superfluous, persist
+from holdfast.core.rate_limit import Pace
 
 KEEP: Final = 3
 """So that a commit deletes an old checkpoint too."""

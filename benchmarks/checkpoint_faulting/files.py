@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from checkpoint_faulting.ground import STEPS, Ground
-from holdfast.checkpoint.checksums import BLOCK_BYTES, SIDECAR_SUFFIX
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.marks import MARKS_NAME
-from holdfast.checkpoint.metadata import METADATA_NAME
+from holdfast.checkpoint.catalog.annotations import MARKS_NAME
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES, SIDECAR_SUFFIX
+from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME
+from holdfast.checkpoint.format.paths import step_path
 
 PAGE_BYTES: Final = 4096
 

@@ -15,15 +15,15 @@ import xxhash
 
 from checkpoint_faulting.files import Damage, Scene, data_files, rewrite
 from checkpoint_faulting.ground import STEPS
-from holdfast.checkpoint.checksums import SIDECAR_SUFFIX, file_digests
-from holdfast.checkpoint.manifest import (
+from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX, file_digests
+from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME, read_metadata
+from holdfast.checkpoint.format.manifest import (
     MANIFEST_NAME,
     Manifest,
     describe_file,
     read_manifest,
     write_manifest,
 )
-from holdfast.checkpoint.metadata import METADATA_NAME, read_metadata
 
 
 class _Call:

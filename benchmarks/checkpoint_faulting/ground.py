@@ -18,13 +18,13 @@ import torch.distributed as dist
 from checkpoint_faulting.forks import Fork
 from checkpoint_faulting.state import on_ranks, per_rank_of, state_of
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.marks import note_verified
-from holdfast.checkpoint.plan import make_plan
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.stage import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.catalog.annotations import note_verified
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.format.rank_layout import Layout
+from holdfast.checkpoint.snapshot.copy import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.snapshot.plan import make_plan
+from holdfast.checkpoint.state.capture import collect
 
 STEPS: Final = (10, 20, 30)
 NEXT: Final = 40

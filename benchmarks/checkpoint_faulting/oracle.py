@@ -8,9 +8,9 @@ from typing import Literal
 
 from checkpoint_faulting.state import blank, difference, per_rank_of, state_of
 from holdfast.checkpoint import Checkpointer, scan, verify
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.lease import WRITER_NAME
-from holdfast.checkpoint.lineage import LINE_NAME
+from holdfast.checkpoint.catalog.lineage import LINE_NAME
+from holdfast.checkpoint.catalog.writer_lease import WRITER_NAME
+from holdfast.checkpoint.format.paths import step_path
 from holdfast.core.errors import HoldfastError, NoVerifiedCheckpoint
 
 Outcome = Literal["right", "silent", "stuck", "older", "crash", "executed", "left"]

@@ -16,8 +16,9 @@ from checkpoint_faulting.forks import PATIENCE_S, Failed, Fork
 from checkpoint_faulting.ground import NEXT, STEPS, Ground
 from checkpoint_faulting.oracle import RIGHT, Verdict, judge, leftovers
 from checkpoint_faulting.state import per_rank_of, state_of
-from holdfast.checkpoint import Checkpointer, writer
-from holdfast.checkpoint.folders import remove_leftovers
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
+from holdfast.checkpoint.writer import client as writer
 
 WRITER: Final = "kill -9 of the writing process at a system call"
 TRAINER: Final = "kill -9 of the trainer at a system call of its writing process"

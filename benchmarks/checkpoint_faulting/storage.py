@@ -20,7 +20,7 @@ from checkpoint_faulting.ground import NEXT, STEPS, Ground
 from checkpoint_faulting.oracle import RIGHT, Verdict, is_sentence, judge, leftovers
 from checkpoint_faulting.state import per_rank_of, state_of
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.format.paths import step_path
 from holdfast.core.errors import BadUse, SaveFailed, StorageFailed
 
 FULL: Final = "a full disk"
@@ -230,7 +230,7 @@ def in_object_storage(ground: Ground, folder: Path, failing: int) -> list[Verdic
         from holdfast.diagnose.lab import s3
     except ImportError as error:
         return f"{error.name} is not installed"
-    from holdfast.checkpoint.remote import Remote
+    from holdfast.checkpoint.storage.remote import Remote
 
     sys.path.append(str(TESTS))  # the proxy is the tests'
     import storage_world

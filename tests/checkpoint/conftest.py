@@ -6,8 +6,8 @@ import pytest
 import seaweedfs_server
 import torch
 
-from holdfast.checkpoint import lease as lease_module
-from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.catalog import writer_lease
+from holdfast.checkpoint.save.engine import Engine
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised, set_job_link
 from holdfast.testing import FakeClock
@@ -70,7 +70,7 @@ def _no_checkpointer_is_left(monkeypatch):
     yield
     for engine in made:
         engine.close()
-    for lease in list(lease_module._held.values()):
+    for lease in list(writer_lease._held.values()):
         lease.users = 1
         lease.release()
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from holdfast.checkpoint import persist as persisting
-from holdfast.checkpoint.arena import PAGE_BYTES, Arena, State
-from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.disk import piece_digests
-from holdfast.checkpoint.layout import Layout, Piece, Shard
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.catalog.retention import Retention
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Layout, Piece, Shard
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.shared_buffer import Arena, State
+from holdfast.checkpoint.writer import persist as persisting
+from holdfast.checkpoint.writer.direct_io import piece_digests
+from holdfast.core.rate_limit import Pace
 
 TEN_FILES = [4096] * 9 + [4096 * 5]
 """Their sizes: the last takes long enough, where writing is slow, to be killed in."""
@@ -117,7 +117,7 @@ def again(order):
 def is_whole(folder, step, fill, layouts):
     """Whether the checkpoint of `step` verifies and holds `fill`."""
     from holdfast.checkpoint import verify
-    from holdfast.checkpoint.folders import step_path
+    from holdfast.checkpoint.format.paths import step_path
 
     path = step_path(folder, step)
     contents = [

@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, checkpointer, save_thread, scan, shape, verify, votes
+from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
+from holdfast.checkpoint.distributed import rank_agreement
+from holdfast.checkpoint.save import plan_cache, staging_thread
 from holdfast.testing import FakeClock
 
 STEPS = 200
@@ -41,7 +43,7 @@ def by_time(folder, rank):
 
 def by_time_in_slow_steps(folder, rank):
     """Where all are asked at each step, what was wished before a save is not wished again after it."""
-    votes.ANSWER_EVERY_S = 0.0
+    rank_agreement.ANSWER_EVERY_S = 0.0
     by_time(folder, rank)
 
 
@@ -56,7 +58,11 @@ def again_after_a_failure(folder, rank):
 
 def again_after_a_change(folder, rank):
     """A tensor of one rank changes, unseen by PyTorch, before it is copied."""
-    gate, copy_into, budget_bytes = threading.Event(), save_thread.copy_into, shape.BUDGET_BYTES
+    gate, copy_into, budget_bytes = (
+        threading.Event(),
+        staging_thread.copy_into,
+        plan_cache.BUDGET_BYTES,
+    )
 
     def later(*arguments, **named):
         gate.wait()
@@ -67,9 +73,9 @@ def again_after_a_change(folder, rank):
         gate.set()
 
     gate.set()
-    save_thread.copy_into, shape.BUDGET_BYTES = later, 0
+    staging_thread.copy_into, plan_cache.BUDGET_BYTES = later, 0
     _save_again(folder, rank, lambda *_: gate.clear(), lambda _: None, after=change)
-    save_thread.copy_into, shape.BUDGET_BYTES = copy_into, budget_bytes
+    staging_thread.copy_into, plan_cache.BUDGET_BYTES = copy_into, budget_bytes
 
 
 def _save_again(folder, rank, before, mend, *, after=lambda *_: None):

@@ -4,7 +4,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from holdfast.checkpoint.importing import import_dcp
+from holdfast.checkpoint.convert.import_dcp import import_dcp
 
 if __name__ == "__main__":
     for step in itertools.count(1):

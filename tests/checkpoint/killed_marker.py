@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from holdfast.checkpoint.marks import note_metrics
+from holdfast.checkpoint.catalog.annotations import note_metrics
 
 if __name__ == "__main__":
     number = 0

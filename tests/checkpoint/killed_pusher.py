@@ -9,7 +9,7 @@ import sys
 import obstore  # noqa: F401 - imported once, here; its threads begin in the child
 from storage_world import PART_BYTES, QUICK
 
-from holdfast.checkpoint.remote import Remote
+from holdfast.checkpoint.storage.remote import Remote
 
 for line in sys.stdin:
     os.environ["AWS_ENDPOINT_URL"], url, folder = line.split()

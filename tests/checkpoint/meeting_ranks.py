@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, meeting, scan
-from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.distributed import meeting
+from holdfast.checkpoint.format.manifest import read_manifest
 from holdfast.core.errors import BadUse, SaveFailed
 
 STATE = {"t": torch.ones(3)}

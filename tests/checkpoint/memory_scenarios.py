@@ -21,10 +21,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from holdfast.checkpoint import Checkpointer, keeping, kept, save_thread, scan
-from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.checkpoint.checksums import BLOCK_BYTES
-from holdfast.checkpoint.manifest import read_manifest, write_manifest
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES
+from holdfast.checkpoint.format.manifest import read_manifest, write_manifest
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES
+from holdfast.checkpoint.memory import client as kept
+from holdfast.checkpoint.memory import server as keeping
+from holdfast.checkpoint.save import staging_thread
 from holdfast.core.link import Unsupervised, set_job_link
 
 COUNT = 300_000
@@ -197,7 +200,7 @@ def it_need_not_be_kept(folder):
 @scenario
 def a_trainer_that_is_killed_while_it_copies_leaves_the_snapshot_before(folder):
     def kill_in_the_copy(ckpt):
-        save_thread.copy_into = die
+        staging_thread.copy_into = die
         ckpt.save(3, state_of(3)).result()
 
     dead_trainer(folder, then=kill_in_the_copy)
@@ -449,7 +452,7 @@ def a_save_that_one_rank_did_not_complete_leaves_the_one_before_in_memory(folder
 
     def save_again(ckpt, rank):
         if rank == 1:
-            save_thread.copy_into = die
+            staging_thread.copy_into = die
         ckpt.save(2, state_of(2), per_rank=own_of(rank))
         ckpt.before_update()
 

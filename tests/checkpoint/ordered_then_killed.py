@@ -12,8 +12,8 @@ from pathlib import Path
 
 from images import TEN_FILES, half_copied, hand_made, order_of, sealed
 
-from holdfast.checkpoint.arena import State
-from holdfast.checkpoint.writer import Writer
+from holdfast.checkpoint.ipc.shared_buffer import State
+from holdfast.checkpoint.writer.client import Writer
 
 
 def main(folder, max_write_bytes_s, forks, files):

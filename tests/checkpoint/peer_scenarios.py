@@ -16,8 +16,11 @@ import torch.distributed as dist
 from memory_scenarios import HEARD, a_rank, await_end, die, play, run_trainer
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, kept, node_memory, save_thread, scan
-from holdfast.checkpoint.arena import PAGE_BYTES
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES
+from holdfast.checkpoint.ipc import memory_reservation
+from holdfast.checkpoint.memory import client as kept
+from holdfast.checkpoint.save import staging_thread
 
 COUNT = 1_200_000
 ENDS_S = 20.0
@@ -200,7 +203,7 @@ def what_is_gone_when_it_is_to_be_sent_or_has_no_room_is_read_from_disk(folder):
 
     def be_short_of_memory(rank):
         if rank == 0:
-            node_memory.available_memory_bytes = lambda: 0
+            memory_reservation.available_memory_bytes = lambda: 0
 
     def be_cut_off(_rank):
         def fail(*_, **__):
@@ -274,7 +277,7 @@ def a_save_that_a_lost_node_leaves_undone_does_not_keep_the_one_before_from_bein
             die_with_what_writes(ckpt)
 
         if rank == 0:
-            save_thread.copy_into = die_once_rank_1_has_written
+            staging_thread.copy_into = die_once_rank_1_has_written
         ckpt.save(2, small(2), per_rank=own_of(rank, 2))
         ckpt.before_update()
         until(lambda: list(folder.glob(".step-*/rank-1.note")))

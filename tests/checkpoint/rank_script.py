@@ -20,8 +20,11 @@ import torch
 import torch.distributed as dist
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, opening, outcomes, restore, scan
-from holdfast.checkpoint import ranks as ranks_module
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.distributed import collectives
+from holdfast.checkpoint.restore import open as opening
+from holdfast.checkpoint.restore import select as restore
+from holdfast.checkpoint.save import results as outcomes
 from holdfast.core.errors import BadUse, CheckpointError, SaveFailed, StateMismatch
 
 
@@ -131,8 +134,8 @@ def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
     """Longer than a collective of theirs may take, such as fetching from storage."""
     limit_s = 1.0
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
-    ranks_module._LOOK_EVERY_S = limit_s / 10
-    ranks = ranks_module.Ranks(group)
+    collectives._LOOK_EVERY_S = limit_s / 10
+    ranks = collectives.Ranks(group)
     assert ranks.first_at_length(lambda: time.sleep(2.5 * limit_s) or rank) == 0
 
     told = ranks.together_at_length(lambda: time.sleep(2.5 * limit_s if rank else 0) or rank)

@@ -16,7 +16,7 @@ from torch import nn
 from waiting import until
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_metadata
 from holdfast.core.errors import SaveFailed
 from holdfast.core.link import Unsupervised, set_job_link
 

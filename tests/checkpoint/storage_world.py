@@ -15,10 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import boto3
 
-from holdfast.checkpoint.checksums import BLOCK_BYTES, SIDECAR_SUFFIX, file_digests
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.manifest import Manifest, describe_file, write_manifest
-from holdfast.checkpoint.objects import Patience
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES, SIDECAR_SUFFIX, file_digests
+from holdfast.checkpoint.format.manifest import Manifest, describe_file, write_manifest
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.storage.object_store import Patience
 
 BRIEF = Patience(
     request_timeout_s=10, tries=2, attempts=3, first_pause_s=0.001, longest_pause_s=0.002

@@ -17,7 +17,7 @@ from images import hand_made, is_whole, order_of, part_of, sealed
 from checkpoint_faulting.calls import CHANGING, Strike, Traced
 from checkpoint_faulting.forks import Fork
 from holdfast.checkpoint import scan, verify
-from holdfast.checkpoint.folders import remove_leftovers
+from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
 
 LAYOUT = hand_made(sizes=(20_000, 70_000))
 OTHERS = 20

@@ -8,8 +8,9 @@ from itertools import product
 
 import pytest
 
-from holdfast.checkpoint import node_memory
-from holdfast.checkpoint.arena import PAGE_BYTES, Arena, ArenaError, State
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES
+from holdfast.checkpoint.ipc import memory_reservation
+from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 
 WAYS = {
     State.FREE: [],
@@ -308,7 +309,7 @@ def test_more_than_there_is_leaves_no_descriptor_behind():
 
 
 def test_what_is_to_be_left_is_not_taken(monkeypatch):
-    monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(memory_reservation, "available_memory_bytes", lambda: 1 << 20)
     Arena.make(1 << 19, leave_bytes=1 << 18).close()
     with pytest.raises(ArenaError, match="are free on this"):
         Arena.make(1 << 19, leave_bytes=1 << 20)

@@ -9,11 +9,20 @@ import pytest
 import torch
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, catalog, manifest, scan, verify
-from holdfast.checkpoint.catalog import checkpoints_at, verify_and_note
-from holdfast.checkpoint.folders import discard
-from holdfast.checkpoint.manifest import ManifestError, read_manifest
-from holdfast.checkpoint.marks import MARKS_NAME, Marks, Noted, note_healthy, pin, read_marks
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.catalog import catalog
+from holdfast.checkpoint.catalog.annotations import (
+    MARKS_NAME,
+    Marks,
+    Noted,
+    note_healthy,
+    pin,
+    read_marks,
+)
+from holdfast.checkpoint.catalog.catalog import checkpoints_at, verify_and_note
+from holdfast.checkpoint.catalog.staging_dir import discard
+from holdfast.checkpoint.format import manifest
+from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.core.errors import NotFound
 
 FILES = [".metadata", "__0_0.distcp", "holdfast.json"]

@@ -19,11 +19,20 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import contents, until
 
-from holdfast.checkpoint import Best, Checkpointer, Retention, node_memory, opening, scan, verify
-from holdfast.checkpoint.folders import replaced_path
-from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
-from holdfast.checkpoint.marks_lock import locked
+from holdfast.checkpoint import Best, Checkpointer, Retention, scan, verify
+from holdfast.checkpoint.catalog.annotations import (
+    MARKS_NAME,
+    note_metrics,
+    note_verified,
+    pin,
+    read_marks,
+    want,
+)
+from holdfast.checkpoint.catalog.annotations_lock import locked
+from holdfast.checkpoint.format.manifest import read_manifest
+from holdfast.checkpoint.format.paths import replaced_path
+from holdfast.checkpoint.ipc import memory_reservation
+from holdfast.checkpoint.restore import open as opening
 from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, SaveFailed, StateMismatch
 
 
@@ -610,7 +619,7 @@ def test_closing_twice_does_no_harm_and_saving_after_is_refused(tmp_path):
 
 
 def test_the_catalog_imports_no_torch():
-    program = "import sys, holdfast.checkpoint, holdfast.checkpoint.catalog; sys.exit('torch' in sys.modules)"
+    program = "import sys, holdfast.checkpoint, holdfast.checkpoint.catalog.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -655,7 +664,7 @@ def test_a_trainer_with_very_many_open_files_saves(tmp_path):
 def test_a_node_short_of_memory_fails_the_save_and_no_training_that_is_only_to_be_warned(
     tmp_path, monkeypatch, link
 ):
-    monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(memory_reservation, "available_memory_bytes", lambda: 0)
     with Checkpointer(tmp_path, on_failure="warn") as ckpt:
         with pytest.raises(
             SaveFailed, match=r"Step 1 was not saved: A snapshot needs .* of memory, and 0 are free"

@@ -3,7 +3,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.checksums import (
+from holdfast.checkpoint.format.checksums import (
     BLOCK_BYTES,
     DIGEST_BYTES,
     SIDECAR_SUFFIX,

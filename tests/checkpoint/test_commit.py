@@ -15,12 +15,13 @@ from images import Enough, again, hand_made, is_whole, order_of, part_of, sealed
 from waiting import until
 
 from holdfast.checkpoint import verify
-from holdfast.checkpoint.commit import Order, RankFailed, is_committed, leave_note
-from holdfast.checkpoint.failures import explain
-from holdfast.checkpoint.folders import failure_path
-from holdfast.checkpoint.lease import WRITER_NAME
-from holdfast.checkpoint.manifest import FileEntry, ManifestError
-from holdfast.checkpoint.persist import NotAttested
+from holdfast.checkpoint.catalog.writer_lease import WRITER_NAME
+from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
+from holdfast.checkpoint.format.paths import failure_path
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.writer.commit import RankFailed, is_committed, leave_note
+from holdfast.checkpoint.writer.explain_failure import explain
+from holdfast.checkpoint.writer.persist import NotAttested
 
 WORLD = 3
 

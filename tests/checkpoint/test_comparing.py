@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from holdfast.checkpoint import Checkpointer, comparing
-from holdfast.checkpoint.comparing import Difference, compare
-from holdfast.checkpoint.dcp import read
-from holdfast.checkpoint.inventory import open_for_reading, reading_verified, take_inventory
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.convert import diff as comparing
+from holdfast.checkpoint.convert.diff import Difference, compare
+from holdfast.checkpoint.convert.inspect import open_for_reading, reading_verified, take_inventory
+from holdfast.checkpoint.restore.dcp_reader import read
 from holdfast.core.errors import CheckpointError, NotFound
 
 

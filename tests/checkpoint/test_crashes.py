@@ -14,8 +14,9 @@ import pytest
 import torch
 from waiting import contents
 
-from holdfast.checkpoint import Checkpointer, folders, scan, verify
-from holdfast.checkpoint.marks import pin
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.catalog import staging_dir
+from holdfast.checkpoint.catalog.annotations import pin
 from holdfast.core.errors import BadUse, CheckpointError, SaveFailed
 
 HERE = Path(__file__).parent
@@ -39,7 +40,7 @@ def test_the_first_save_removes_what_dead_processes_left_and_nothing_else(tmp_pa
     (tmp_path / ".deleting-step-0000000001.dead").mkdir()
     (tmp_path / ".deleting-step-0000000001.dead" / "file").write_text("")
     (tmp_path / ".step-0000000001.dead.failed").write_text("{}")
-    alive = folders.Staging(tmp_path, 2)
+    alive = staging_dir.Staging(tmp_path, 2)
     Checkpointer(tmp_path).save(3, {}).result()
     assert sorted(path.name for path in contents(tmp_path)) == [alive.path.name, "step-0000000003"]
     alive.abandon()
@@ -228,7 +229,7 @@ def test_a_job_does_not_leave_as_if_safe_when_its_last_save_fails(failing, stop_
 
 
 def test_a_plain_value_that_this_pytorch_would_not_read_back_fails_the_save(tmp_path, monkeypatch):
-    from holdfast.checkpoint import tree
+    from holdfast.checkpoint.state import tree
 
     monkeypatch.setattr(tree, "_INT_BITS", 10_000)
     ckpt = Checkpointer(tmp_path, on_failure="warn")

@@ -15,12 +15,14 @@ from torch import nn
 from waiting import ENDS_S
 
 import holdfast
-from holdfast.checkpoint import device_digests, engine, plan, seats
-from holdfast.checkpoint.arena import Arena, ArenaError
-from holdfast.checkpoint.device_copy import DeviceCopy, Taken
-from holdfast.checkpoint.device_memory import Staging
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.shape import Shape
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError
+from holdfast.checkpoint.save import engine
+from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.snapshot import buffer_pool, plan
+from holdfast.checkpoint.snapshot.gpu import xxh3_kernel
+from holdfast.checkpoint.snapshot.gpu.copy import DeviceCopy, Taken
+from holdfast.checkpoint.snapshot.gpu.memory import Staging
 from holdfast.core.errors import SaveFailed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,7 +81,7 @@ def stand_in(monkeypatch):
         lambda item, leaf: plan._ON_HOST if ".rng." in item.index.fqn else place(item, leaf),
     )
     monkeypatch.setattr(engine, "current_streams", lambda _: {stream.device: stream})
-    monkeypatch.setattr(seats, "pin", lambda _: False)
+    monkeypatch.setattr(buffer_pool, "pin", lambda _: False)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     for name, stood_in in {
         "Stream": Stream,
@@ -244,7 +246,7 @@ def test_on_a_stream_of_the_users_own(tmp_path):
 
 
 def test_without_triton_the_cpu_digests(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(device_digests, "available", lambda: False)
+    monkeypatch.setattr(xxh3_kernel, "available", lambda: False)
     trained = Everything()
     with holdfast.Checkpointer(tmp_path / "c", every=1) as ckpt:
         for step in range(1, 4):

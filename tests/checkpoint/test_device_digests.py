@@ -13,8 +13,8 @@ import pytest
 import torch
 import xxhash
 
-from holdfast.checkpoint.device_digests import DeviceDigests, Tuning, available
-from holdfast.checkpoint.layout import CHUNK_BYTES
+from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES
+from holdfast.checkpoint.snapshot.gpu.xxh3_kernel import DeviceDigests, Tuning, available
 
 CPU = torch.device("cpu")
 EDGES = [

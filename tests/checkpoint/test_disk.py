@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import xxhash
 
-from holdfast.checkpoint import disk
-from holdfast.checkpoint.checksums import BLOCK_BYTES, digests_of, file_digests
-from holdfast.checkpoint.disk import piece_digests, write_file
-from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
-from holdfast.checkpoint.pace import Pace
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES, digests_of, file_digests
+from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES, Piece
+from holdfast.checkpoint.writer import direct_io
+from holdfast.checkpoint.writer.direct_io import piece_digests, write_file
+from holdfast.core.rate_limit import Pace
 
 SECTOR = 4096
 
@@ -134,7 +134,7 @@ def test_what_changes_while_it_is_written_is_in_the_digests(tmp_path, memory, mo
             data[at + 5] ^= 4
         return count
 
-    monkeypatch.setattr(disk.os, "pwrite", change)
+    monkeypatch.setattr(direct_io.os, "pwrite", change)
     written = write_file(tmp_path / "file", data, size_bytes, pieces)
     assert written.pieces[:8] == before[:8]
     assert written.pieces[8:] == piece_digests(data, pieces)[8:] != before[8:]
@@ -170,7 +170,7 @@ def test_a_full_disk_is_an_error_before_a_byte_is_written(mounted, memory):
 def test_a_full_disk_is_an_error_where_space_cannot_be_taken_beforehand(
     mounted, memory, monkeypatch
 ):
-    monkeypatch.setattr(disk, "_reserve", lambda *_: None)
+    monkeypatch.setattr(direct_io, "_reserve", lambda *_: None)
     folder = mounted("tmpfs", "size=1m")
     with pytest.raises(OSError, match=r"No space left|takes nothing"):
         write_file(folder / "file", memory(2 << 20), 2 << 20)
@@ -190,9 +190,11 @@ def test_where_no_space_can_be_taken_no_byte_is_written_for_it(
         ctypes.set_errno(number)
         return -1
 
-    monkeypatch.setattr(disk, "_libc", SimpleNamespace(fallocate=refuse))
+    monkeypatch.setattr(direct_io, "_libc", SimpleNamespace(fallocate=refuse))
     monkeypatch.setattr(
-        disk.os, "pwrite", lambda fd, part, at: written.append(len(part)) or write(fd, part, at)
+        direct_io.os,
+        "pwrite",
+        lambda fd, part, at: written.append(len(part)) or write(fd, part, at),
     )
     if is_told:
         with pytest.raises(OSError, match=os.strerror(number)):

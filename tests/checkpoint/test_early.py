@@ -9,10 +9,11 @@ from checkpoint_training import assert_same
 from torch import nn
 from waiting import ENDS_S
 
-from holdfast.checkpoint import Checkpointer, save_thread
-from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.early import SMALL_BYTES, Changes, changes_of, choose_early
-from holdfast.checkpoint.ownership import OptimizerTensors
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.save import staging_thread
+from holdfast.checkpoint.snapshot.early_copy import SMALL_BYTES, Changes, changes_of, choose_early
+from holdfast.checkpoint.snapshot.ownership import OptimizerTensors
+from holdfast.checkpoint.state.capture import collect
 
 MIB = 1 << 20
 
@@ -83,13 +84,13 @@ class Scaled(nn.Module):
 def test_each_checkpoint_is_the_state_of_its_call_whatever_forward_writes_to(
     tmp_path, monkeypatch, make, attest
 ):
-    forward_ended, copy_into = threading.Event(), save_thread.copy_into
+    forward_ended, copy_into = threading.Event(), staging_thread.copy_into
 
     def later(*arguments, **named):
         assert forward_ended.wait(ENDS_S)
         copy_into(*arguments, **named)
 
-    monkeypatch.setattr(save_thread, "copy_into", later)
+    monkeypatch.setattr(staging_thread, "copy_into", later)
     model = make()
     optimizer = torch.optim.AdamW(model.parameters())
     expected, handles = {}, []

@@ -18,14 +18,16 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import ENDS_S, contents, until
 
-from holdfast.checkpoint import Checkpointer, early, save_thread, scan, shape, verify
-from holdfast.checkpoint.arena import ArenaError, State
-from holdfast.checkpoint.interval import make_interval
-from holdfast.checkpoint.outcomes import Outcomes
-from holdfast.checkpoint.save_handle import SaveHandle
-from holdfast.checkpoint.saved_event import Saved
-from holdfast.checkpoint.seats import Seats
-from holdfast.checkpoint.writer import Writer, Written
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.ipc.shared_buffer import ArenaError, State
+from holdfast.checkpoint.save import plan_cache, staging_thread
+from holdfast.checkpoint.save.handle import SaveHandle
+from holdfast.checkpoint.save.results import Outcomes
+from holdfast.checkpoint.save.saved_event import Saved
+from holdfast.checkpoint.schedule.interval import make_interval
+from holdfast.checkpoint.snapshot import early_copy
+from holdfast.checkpoint.snapshot.buffer_pool import Seats
+from holdfast.checkpoint.writer.client import Writer, Written
 from holdfast.core.errors import BadUse, SaveFailed
 from holdfast.testing import FakeClock
 
@@ -44,14 +46,14 @@ def steps_in(folder):
 @pytest.fixture
 def held(monkeypatch):
     """Holds the copying back until `set` is called."""
-    gate, copy_into = threading.Event(), save_thread.copy_into
+    gate, copy_into = threading.Event(), staging_thread.copy_into
 
     def later(*arguments, **named):
         assert gate.wait(ENDS_S)
         copy_into(*arguments, **named)
 
     gate.set()
-    monkeypatch.setattr(save_thread, "copy_into", later)
+    monkeypatch.setattr(staging_thread, "copy_into", later)
     yield gate
     gate.set()
 
@@ -232,7 +234,7 @@ def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, mo
     """They would wait for this one's part as long as a save may take."""
     told = []
     monkeypatch.setattr(
-        save_thread,
+        staging_thread,
         "abandon",
         lambda order, layout, why, **_: told.append((order.step, layout.rank, why)),
     )
@@ -301,7 +303,7 @@ def test_plain_values_are_those_of_the_call(tmp_path, held):
 @pytest.fixture
 def room_for_one(monkeypatch):
     """Of two tensors of 10,000 elements one may be copied in the call, so none is before one was found to change."""
-    monkeypatch.setattr(shape, "BUDGET_BYTES", 60_000)
+    monkeypatch.setattr(plan_cache, "BUDGET_BYTES", 60_000)
 
 
 def test_a_tensor_that_changed_while_it_was_copied_fails_the_save_by_name_and_is_copied_early_from_then_on(
@@ -445,7 +447,7 @@ def test_without_attestation_what_no_optimizer_has_is_that_of_the_call(
     tmp_path, held, link, monkeypatch, budget_bytes
 ):
     """Copied in the call, or, where that is too much, the call returns once all is copied."""
-    monkeypatch.setattr(shape, "BUDGET_BYTES", budget_bytes)
+    monkeypatch.setattr(plan_cache, "BUDGET_BYTES", budget_bytes)
     state = {"b": torch.zeros(10_000)}
     ckpt = overlapping(tmp_path, attest=False)
     ckpt.save(1, state).result(ENDS_S)
@@ -931,13 +933,13 @@ def test_nothing_is_left_open_by_a_checkpointer_that_was_closed(tmp_path):
 
 
 def test_python_s_lock_goes_around_quickly_while_the_state_is_copied(tmp_path, monkeypatch):
-    before_s, seen_s, copy_into = sys.getswitchinterval(), [], save_thread.copy_into
+    before_s, seen_s, copy_into = sys.getswitchinterval(), [], staging_thread.copy_into
 
     def look(*arguments, **named):
         seen_s.append(sys.getswitchinterval())
         copy_into(*arguments, **named)
 
-    monkeypatch.setattr(save_thread, "copy_into", look)
+    monkeypatch.setattr(staging_thread, "copy_into", look)
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"a": 1}).result(ENDS_S)
     assert seen_s[0] < before_s
@@ -953,7 +955,7 @@ def test_a_gpu_without_memory_for_early_copies_makes_the_call_wait(tmp_path, mon
     def refuse(*_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(early.EarlyCopies, "take", refuse)
+    monkeypatch.setattr(early_copy.EarlyCopies, "take", refuse)
     expected = copy.deepcopy(training.model.state_dict())
     handle = ckpt.save(2, training.objects)
     training.model[0][0].weight.data.zero_()  # it is copied already

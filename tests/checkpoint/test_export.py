@@ -15,9 +15,9 @@ import torch
 from safetensors import safe_open
 
 from holdfast import Checkpointer
-from holdfast.checkpoint.conversion import Conversion
-from holdfast.checkpoint.export import export_safetensors
-from holdfast.checkpoint.inventory import open_for_reading
+from holdfast.checkpoint.convert.export_hf import export_safetensors
+from holdfast.checkpoint.convert.inspect import open_for_reading
+from holdfast.checkpoint.convert.safetensors import Conversion
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 transformers = pytest.importorskip("transformers")
@@ -262,8 +262,8 @@ def small(tmp_path):
 def test_only_what_the_model_needs_is_read(small):
     checkpoint, hf_config = small
     metadata = open_for_reading(checkpoint).metadata
-    from holdfast.checkpoint.conversion import settle_conversion
-    from holdfast.checkpoint.names import NameMap
+    from holdfast.checkpoint.convert.safetensors import settle_conversion
+    from holdfast.checkpoint.state.name_map import NameMap
 
     conversion = settle_conversion(metadata, hf_config, NameMap(), checkpoint="c")
     (ranges,) = conversion.ranges(metadata).values()

@@ -10,9 +10,9 @@ import sys
 import pytest
 from images import order_of
 
-from holdfast.checkpoint.commit import RankFailed
-from holdfast.checkpoint.failures import explain
-from holdfast.checkpoint.limits import advice_on, in_words
+from holdfast.checkpoint.writer.commit import RankFailed
+from holdfast.checkpoint.writer.explain_failure import explain
+from holdfast.core.system_limits import advice_on, in_words
 
 MORE_THAN_THERE_IS = 1 << 60
 

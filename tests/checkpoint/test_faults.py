@@ -15,14 +15,14 @@ from checkpoint_training import assert_same
 from images import order_of
 
 from holdfast.checkpoint import Checkpointer, scan
-from holdfast.checkpoint.checksums import BLOCK_BYTES, SIDECAR_SUFFIX
-from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.persist import NotAttested, Part, persist
-from holdfast.checkpoint.plan import make_plan
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.stage import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES, SIDECAR_SUFFIX
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.snapshot.copy import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.snapshot.plan import make_plan
+from holdfast.checkpoint.state.capture import collect
+from holdfast.checkpoint.writer.persist import NotAttested, Part, persist
+from holdfast.core.rate_limit import Pace
 
 COUNT = 50_000
 SHARD_BYTES = 4 * COUNT

@@ -15,8 +15,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.blobs import BlobError, check_blob
-from holdfast.checkpoint.foreign import check_foreign, is_foreign
+from holdfast.checkpoint.convert.plain_dcp import check_foreign, is_foreign
+from holdfast.checkpoint.format.torch_blobs import BlobError, check_blob
 
 
 def stock_save(path, state):

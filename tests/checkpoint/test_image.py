@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.checkpoint.image import (
+from holdfast.checkpoint.format.file_image import (
     ALIGNMENT,
     LARGE_BYTES,
     LEAST_PIECE_BYTES,
@@ -16,8 +15,8 @@ from holdfast.checkpoint.image import (
     slot_bytes,
     template,
 )
-from holdfast.checkpoint.layout import CHUNK_BYTES, pieces_of
-from holdfast.checkpoint.plan import serialized
+from holdfast.checkpoint.format.plain_values import serialized
+from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES, PAGE_BYTES, pieces_of
 
 DTYPES = [
     torch.float64,

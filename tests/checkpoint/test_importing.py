@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 
 from holdfast.checkpoint import Checkpointer, scan, verify
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.importing import import_dcp
-from holdfast.checkpoint.metadata import read_metadata
+from holdfast.checkpoint.convert.import_dcp import import_dcp
+from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.paths import step_path
 from holdfast.core.errors import BadUse, CheckpointError, NotFound, StateMismatch
 
 KILLS = 6

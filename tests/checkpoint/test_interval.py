@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from holdfast.checkpoint import Checkpointer, checkpointer
-from holdfast.checkpoint.interval import (
+from holdfast.checkpoint.save.lost_time import LostTime
+from holdfast.checkpoint.schedule.interval import (
     FIRST_S,
     LONGEST_S,
     PRIOR_GPU_S,
@@ -22,7 +23,6 @@ from holdfast.checkpoint.interval import (
     make_interval,
     mean_time_between_failures_s,
 )
-from holdfast.checkpoint.lost_time import LostTime
 from holdfast.core.errors import BadUse
 from holdfast.core.failure_history import ENV_FAILURES, FailureHistory
 from holdfast.core.ledger import Attempt, Incident

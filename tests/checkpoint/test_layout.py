@@ -1,10 +1,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint import layout as layout_module
-from holdfast.checkpoint.layout import Layout, Piece, Shard, pieces_of
+from holdfast.checkpoint.format import rank_layout
+from holdfast.checkpoint.format.rank_layout import Layout, Piece, Shard, pieces_of
 
-CHUNK = layout_module.CHUNK_BYTES
+CHUNK = rank_layout.CHUNK_BYTES
 PAGE = 4096
 numbers = st.integers(0, 2**62)
 

@@ -19,9 +19,11 @@ import torch
 from images import hand_made, order_of
 from waiting import contents, until
 
-from holdfast.checkpoint import Checkpointer, lease, scan, verify, writing_process
-from holdfast.checkpoint.folders import Staging
-from holdfast.checkpoint.lease import WRITER_NAME, Identity, acquire, read_holder
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.catalog import writer_lease
+from holdfast.checkpoint.catalog.staging_dir import Staging
+from holdfast.checkpoint.catalog.writer_lease import WRITER_NAME, Identity, acquire, read_holder
+from holdfast.checkpoint.writer import process as writing_process
 from holdfast.core.errors import BadUse, SaveFailed, StateMismatch
 from holdfast.core.link import ENV_ATTEMPT, ENV_FRESH, ENV_RUN
 
@@ -61,7 +63,7 @@ def other(tmp_path):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(lease, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(writer_lease, "PATIENCE_S", 0.2)
 
 
 @pytest.fixture
@@ -230,7 +232,7 @@ def test_the_last_save_of_a_dead_trainer_is_waited_for_while_it_makes_progress(
             unfinished.commit()
 
     fake = FakeTime(write)
-    monkeypatch.setattr(lease, "time", fake)
+    monkeypatch.setattr(writer_lease, "time", fake)
     acquire(tmp_path, Identity(run="a"), now_s=2.0).release()
     assert (fake.now_s, unfinished.path.exists()) == (90.0, False)
     assert caplog.text.count("Waiting for the last save of run 'a', attempt 1, process") == 1
@@ -245,7 +247,7 @@ def test_a_last_save_that_makes_none_or_never_ends_is_not_waited_for(
     fake = FakeTime(
         lambda now_s: progresses and os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s))
     )
-    monkeypatch.setattr(lease, "time", fake)
+    monkeypatch.setattr(writer_lease, "time", fake)
     acquire(tmp_path, Identity(run="a"), now_s=2.0, timeout_s=timeout_s).release()
     assert fake.now_s == waits_s
     assert "is not waited for any longer" in caplog.text
@@ -256,7 +258,7 @@ def test_a_checkpointer_gives_the_last_save_of_another_its_own_time(
     tmp_path, monkeypatch, unfinished
 ):
     fake = FakeTime(lambda now_s: os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
-    monkeypatch.setattr(lease, "time", fake)
+    monkeypatch.setattr(writer_lease, "time", fake)
     with Checkpointer(tmp_path, timeout_s=15.0) as ckpt:
         assert ckpt.restore(state_of(0)) == 0
     assert fake.now_s == 15.0
@@ -272,7 +274,7 @@ def test_a_writer_on_another_node_has_as_long_as_its_server_may_hold_its_locks(
     with (tmp_path / WRITER_NAME).open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         fake = FakeTime(lambda _: None)
-        monkeypatch.setattr(lease, "time", fake)
+        monkeypatch.setattr(writer_lease, "time", fake)
         with pytest.raises(BadUse, match=f"saved into by another process .*process 9 on {host}"):
             acquire(tmp_path, Identity(run=ours), now_s=2.0)
         assert fake.now_s == waits_s
@@ -476,8 +478,8 @@ def test_two_of_one_process_share_it_until_the_last_is_closed(tmp_path):
         with Checkpointer(tmp_path) as inner:
             assert inner.restore(state_of(0)) == 1
         outer.save(2, state_of(2)).result()
-        held = list(lease._held)
-    assert (held, list(lease._held)) == ([str(tmp_path / WRITER_NAME)], [])
+        held = list(writer_lease._held)
+    assert (held, list(writer_lease._held)) == ([str(tmp_path / WRITER_NAME)], [])
 
 
 def test_a_folder_that_was_made_anew_is_taken_anew(tmp_path):
@@ -509,7 +511,7 @@ def test_where_who_saves_cannot_be_written_it_is_said_and_training_goes_on(
     def full(*_arguments, **_named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(lease, "_take", full)
+    monkeypatch.setattr(writer_lease, "_take", full)
     with Checkpointer(tmp_path) as ckpt:
         assert ckpt.save(1, state_of(1)).result()
     assert any(

@@ -11,16 +11,23 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from holdfast.checkpoint import Checkpointer, commit, lineage, persist, scan
-from holdfast.checkpoint.catalog import CheckpointInfo, inspect
-from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.lease import read_holder
-from holdfast.checkpoint.lineage import LINE_NAME, left_behind, left_by_newest, read_abandoned
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Save, parse_manifest, read_manifest
-from holdfast.checkpoint.pruning import prune
-from holdfast.checkpoint.pushing import fetch_newer
-from holdfast.checkpoint.remote import Remote
-from holdfast.checkpoint.retention import Retention, judge
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.catalog import lineage
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo, inspect
+from holdfast.checkpoint.catalog.lineage import (
+    LINE_NAME,
+    left_behind,
+    left_by_newest,
+    read_abandoned,
+)
+from holdfast.checkpoint.catalog.pruning import prune
+from holdfast.checkpoint.catalog.retention import Retention, judge
+from holdfast.checkpoint.catalog.writer_lease import read_holder
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME, Save, parse_manifest, read_manifest
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.storage.remote import Remote
+from holdfast.checkpoint.storage.uploader import fetch_newer
+from holdfast.checkpoint.writer import commit, persist
 from holdfast.cli.checkpoint import command
 from holdfast.core.errors import NoVerifiedCheckpoint
 
@@ -207,7 +214,7 @@ def test_checkpoints_of_before_are_one_line_in_the_order_of_steps(tmp_path):
         content = json.loads(file.read_bytes())
         content.pop("parent", None)
         content.pop("digest")
-        from holdfast.checkpoint import manifest as module
+        from holdfast.checkpoint.format import manifest as module
 
         file.write_text(json.dumps({**content, "digest": module._digest(content)}))
     assert [info.parent for info in scan(tmp_path)] == [None] * 3
@@ -232,7 +239,7 @@ def test_a_manifest_without_lineage_has_the_digest_that_it_always_had():
         "created_at_s": 1.0,
     }
     content |= {"torch": "2", "save": "s", "files": []}
-    from holdfast.checkpoint import manifest as module
+    from holdfast.checkpoint.format import manifest as module
 
     digest = module._digest(content)
     assert (

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import marks, marks_lock
-from holdfast.checkpoint.marks import (
+from holdfast.checkpoint.catalog import annotations as marks
+from holdfast.checkpoint.catalog import annotations_lock
+from holdfast.checkpoint.catalog.annotations import (
     MARKS_NAME,
     Marks,
     Noted,
@@ -28,7 +29,7 @@ from holdfast.checkpoint.marks import (
     unpin,
     want,
 )
-from holdfast.checkpoint.marks_lock import LOCK_NAME, locked
+from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME, locked
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 MARKER = Path(__file__).with_name("killed_marker.py")
@@ -135,7 +136,7 @@ def test_forged_marks_are_unreadable(checkpoint):
 
 
 def test_marks_of_a_newer_holdfast_are_left_as_they_are(checkpoint):
-    from holdfast.checkpoint import marks
+    from holdfast.checkpoint.catalog import annotations as marks
 
     content = {"schema": marks.SCHEMA, "version": 9, "pinned": "in another way"}
     content["digest"] = marks._digest(content)
@@ -220,7 +221,7 @@ def test_where_nothing_can_be_locked_marks_are_written_all_the_same(checkpoint, 
 def test_a_checkpoint_that_went_while_one_waited_is_not_marked(
     checkpoint, monkeypatch, saved_again
 ):
-    real = marks_lock._lock
+    real = annotations_lock._lock
     calls = 0
 
     def lock_once_it_went(*arguments):
@@ -232,7 +233,7 @@ def test_a_checkpoint_that_went_while_one_waited_is_not_marked(
                 checkpoint.mkdir()
         real(*arguments)
 
-    monkeypatch.setattr(marks_lock, "_lock", lock_once_it_went)
+    monkeypatch.setattr(annotations_lock, "_lock", lock_once_it_went)
     if saved_again:
         assert pin(checkpoint, by="a", now_s=1.0) == read_marks(checkpoint)
     else:

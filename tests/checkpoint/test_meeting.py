@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from started_ranks import run
 
-from holdfast.checkpoint import meeting
+from holdfast.checkpoint.distributed import meeting
 from holdfast.core.errors import BadUse, SaveFailed
 
 TIMEOUT_S = 1800.0

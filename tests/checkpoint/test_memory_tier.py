@@ -14,12 +14,14 @@ import pytest
 from images import hand_made, order_of, sealed
 from waiting import until
 
-from holdfast.checkpoint import keeping, kept
-from holdfast.checkpoint.arena import State
-from holdfast.checkpoint.checksums import checksum_of_digests, digests_of
-from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Keeper, Snapshot
-from holdfast.checkpoint.manifest import FileEntry, ManifestError
-from holdfast.checkpoint.reading import Part
+from holdfast.checkpoint.format.checksums import checksum_of_digests, digests_of
+from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
+from holdfast.checkpoint.format.verified_files import Part
+from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
+from holdfast.checkpoint.ipc.shared_buffer import State
+from holdfast.checkpoint.memory import client as kept
+from holdfast.checkpoint.memory import server as keeping
+from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, Keeper
 from holdfast.testing import FakeClock
 
 HERE = Path(__file__).parent
@@ -58,9 +60,9 @@ def test_a_script_that_ends_with_a_traceback_leaves_it_too(tmp_path):
 def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     import torch
 
-    from holdfast.checkpoint.image import Need, lay_out
-    from holdfast.checkpoint.seats import Seats
-    from holdfast.checkpoint.writer import Writer
+    from holdfast.checkpoint.format.file_image import Need, lay_out
+    from holdfast.checkpoint.snapshot.buffer_pool import Seats
+    from holdfast.checkpoint.writer.client import Writer
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
@@ -68,7 +70,8 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     for free_bytes, count in (([2 * gib, 2 * gib], 2), ([2 * gib, gib], 1), ([gib, 0], 1)):
         left = iter(free_bytes)
         monkeypatch.setattr(
-            "holdfast.checkpoint.node_memory.available_memory_bytes", lambda left=left: next(left)
+            "holdfast.checkpoint.ipc.memory_reservation.available_memory_bytes",
+            lambda left=left: next(left),
         )
         writer = Writer(timeout_s=60, max_write_bytes_s=None)
         seats = Seats(writer, spares_newest=True)
@@ -86,18 +89,18 @@ def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_
 ):
     import torch
 
-    from holdfast.checkpoint import node_memory
-    from holdfast.checkpoint import seats as seats_module
-    from holdfast.checkpoint.image import Need, lay_out
-    from holdfast.checkpoint.writer import Writer
+    from holdfast.checkpoint.format.file_image import Need, lay_out
+    from holdfast.checkpoint.ipc import memory_reservation
+    from holdfast.checkpoint.snapshot import buffer_pool
+    from holdfast.checkpoint.writer.client import Writer
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
     free_bytes = 2 << 30
-    for module in (node_memory, seats_module):
+    for module in (memory_reservation, buffer_pool):
         monkeypatch.setattr(module, "available_memory_bytes", lambda: free_bytes, raising=False)
     writer = Writer(timeout_s=60, max_write_bytes_s=None)
-    seats = seats_module.Seats(writer, spares_newest=True)
+    seats = buffer_pool.Seats(writer, spares_newest=True)
     first = seats.take(plan)
     free_bytes = 1 << 30
     for _ in range(2):
@@ -122,18 +125,18 @@ def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_
 def test_one_that_a_save_lacked_is_made_later_though_no_newest_one_is_spared(monkeypatch):
     import torch
 
-    from holdfast.checkpoint import node_memory
-    from holdfast.checkpoint import seats as seats_module
-    from holdfast.checkpoint.image import Need, lay_out
-    from holdfast.checkpoint.writer import Writer
+    from holdfast.checkpoint.format.file_image import Need, lay_out
+    from holdfast.checkpoint.ipc import memory_reservation
+    from holdfast.checkpoint.snapshot import buffer_pool
+    from holdfast.checkpoint.writer.client import Writer
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
     free_bytes = 1 << 30
-    for module in (node_memory, seats_module):
+    for module in (memory_reservation, buffer_pool):
         monkeypatch.setattr(module, "available_memory_bytes", lambda: free_bytes, raising=False)
     writer = Writer(timeout_s=60, max_write_bytes_s=None)
-    seats, taken = seats_module.Seats(writer), []
+    seats, taken = buffer_pool.Seats(writer), []
     first = seats.take(plan)
     seats.prepare(plan)
     taking = threading.Thread(target=lambda: taken.append(seats.take(plan)))

@@ -11,8 +11,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.manifest import Manifest, ManifestError, describe_file, write_manifest
-from holdfast.checkpoint.metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.manifest import (
+    Manifest,
+    ManifestError,
+    describe_file,
+    write_manifest,
+)
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.names import NameMap, read_name_map, settle
+from holdfast.checkpoint.state.name_map import NameMap, read_name_map, settle
 from holdfast.core.errors import BadUse
 
 MODEL = {

@@ -10,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import until
 
-from holdfast.checkpoint import node_memory, scan
-from holdfast.checkpoint.node_memory import reserved
+from holdfast.checkpoint import scan
+from holdfast.checkpoint.ipc import memory_reservation
+from holdfast.checkpoint.ipc.memory_reservation import reserved
 
 TAKES = """
 import sys, time
 from pathlib import Path
-from holdfast.checkpoint import node_memory, scan
-node_memory._SHARED = Path(sys.argv[1])
-with node_memory.reserved(1 << 60):
+from holdfast.checkpoint import memory_reservation, scan
+memory_reservation._SHARED = Path(sys.argv[1])
+with memory_reservation.reserved(1 << 60):
     print("takes", flush=True)
     time.sleep(600)
 """
@@ -26,7 +27,7 @@ with node_memory.reserved(1 << 60):
 
 @pytest.fixture(autouse=True)
 def shared(tmp_path, monkeypatch):
-    monkeypatch.setattr(node_memory, "_SHARED", tmp_path)
+    monkeypatch.setattr(memory_reservation, "_SHARED", tmp_path)
     return tmp_path
 
 
@@ -36,7 +37,9 @@ class Node:
     def __init__(self, monkeypatch):
         self.taken_bytes = 0
         self._changing = threading.Lock()
-        monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 250 - self.taken_bytes)
+        monkeypatch.setattr(
+            memory_reservation, "available_memory_bytes", lambda: 250 - self.taken_bytes
+        )
 
     def take(self, _rank):
         with reserved(60) as free_bytes:
@@ -74,7 +77,7 @@ def test_what_a_process_that_was_killed_was_taking_is_free(monkeypatch, shared):
 
 
 def test_where_nothing_can_be_said_what_is_free_counts(monkeypatch, shared):
-    monkeypatch.setattr(node_memory, "_SHARED", shared / "nowhere")
+    monkeypatch.setattr(memory_reservation, "_SHARED", shared / "nowhere")
     assert Node(monkeypatch).take(0)
 
 

@@ -10,9 +10,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, one_file
-from holdfast.checkpoint.metadata import read_metadata
-from holdfast.checkpoint.one_file import write_one_file
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.convert import consolidate
+from holdfast.checkpoint.convert.consolidate import write_one_file
+from holdfast.checkpoint.format.dcp_metadata import read_metadata
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 
@@ -75,7 +76,7 @@ def test_the_state_comes_back_as_it_was_passed(trained, tmp_path):
 
 def test_large_states_are_read_in_groups(trained, tmp_path, monkeypatch):
     training, path = trained
-    monkeypatch.setattr(one_file, "_AT_ONCE_BYTES", 100)
+    monkeypatch.setattr(consolidate, "_AT_ONCE_BYTES", 100)
     write_one_file(path, tmp_path / "one.pt")
     assert_same(load(tmp_path / "one.pt")["model"], dict(training.model.state_dict()))
 
@@ -124,7 +125,7 @@ def test_damage_is_found_before_anything_is_written(trained, tmp_path):
 
 def test_two_saves_of_a_step_are_never_mixed(tmp_path, monkeypatch):
     """The job saves it again while it is read."""
-    monkeypatch.setattr(one_file, "_AT_ONCE_BYTES", 1)
+    monkeypatch.setattr(consolidate, "_AT_ONCE_BYTES", 1)
 
     def saved(value):
         with Checkpointer(tmp_path / "checkpoints") as ckpt:
@@ -208,7 +209,7 @@ def test_the_file_is_whole_or_absent(trained, tmp_path, monkeypatch):
 
 def test_where_nobody_may_write_nothing_is_read(trained, monkeypatch):
     _training, path = trained
-    monkeypatch.setattr(one_file, "_read", None)
+    monkeypatch.setattr(consolidate, "_read", None)
     with pytest.raises(OSError, match=r"/proc/one\.pt"):
         write_one_file(path, Path("/proc/one.pt"))
 
@@ -219,10 +220,10 @@ def test_what_could_not_be_loaded_again_is_not_written(trained, tmp_path, monkey
     def refuse(*_arguments, **_named):
         raise ValueError("Unsupported operand\nand much more")
 
-    monkeypatch.setattr(one_file, "_read", lambda *_: {})
-    monkeypatch.setattr(one_file, "fill", lambda *_: {"n": 3})
+    monkeypatch.setattr(consolidate, "_read", lambda *_: {})
+    monkeypatch.setattr(consolidate, "fill", lambda *_: {"n": 3})
     monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr(one_file, "_skeleton", lambda *_: {"n": "n"})
+    monkeypatch.setattr(consolidate, "_skeleton", lambda *_: {"n": "n"})
     with pytest.raises(
         CheckpointError, match=r"was not written: .*weights_only=True \(Unsupported operand\)"
     ):

@@ -6,7 +6,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from holdfast.checkpoint import Checkpointer, contents
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.state import capture as contents
 from holdfast.core.errors import StateMismatch
 
 NAMES = ("q", "k", "v")

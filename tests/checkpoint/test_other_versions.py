@@ -8,8 +8,8 @@ from checkpoint_training import assert_same
 from make_dcp_fixture import expected
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.foreign import check_foreign
-from holdfast.checkpoint.importing import import_dcp
+from holdfast.checkpoint.convert.import_dcp import import_dcp
+from holdfast.checkpoint.convert.plain_dcp import check_foreign
 
 FIXTURES = sorted((Path(__file__).parent / "dcp_fixtures").iterdir())
 

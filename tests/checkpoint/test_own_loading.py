@@ -9,7 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.importing import import_dcp
+from holdfast.checkpoint.convert.import_dcp import import_dcp
 from holdfast.core.errors import StateMismatch
 
 

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from holdfast.checkpoint.ownership import OptimizerTensors
+from holdfast.checkpoint.snapshot.ownership import OptimizerTensors
 
 
 def trained():

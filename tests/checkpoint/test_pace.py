@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from holdfast.checkpoint.pace import Pace
+from holdfast.core.rate_limit import Pace
 
 
 class Clock:

@@ -20,13 +20,17 @@ from images import hand_made, order_of, sealed
 from memory_scenarios import open_files
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, node_memory, peer_holding, peer_messages
-from holdfast.checkpoint.arena import PAGE_BYTES, State
-from holdfast.checkpoint.checksums import digests_of
-from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Snapshot
-from holdfast.checkpoint.peer_holding import Holder
-from holdfast.checkpoint.peer_messages import Refused, await_answer, digest_of_notes, head
-from holdfast.checkpoint.peer_sending import Peer, Sender, send_snapshot
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.format.checksums import digests_of
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES
+from holdfast.checkpoint.ipc import memory_reservation
+from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
+from holdfast.checkpoint.ipc.shared_buffer import State
+from holdfast.checkpoint.memory import peer_holder, peer_protocol
+from holdfast.checkpoint.memory.peer_holder import Holder
+from holdfast.checkpoint.memory.peer_protocol import Refused, await_answer, digest_of_notes, head
+from holdfast.checkpoint.memory.peer_sender import Peer, Sender, send_snapshot
+from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES
 from holdfast.core.errors import BadUse
 
 HERE = Path(__file__).parent
@@ -160,7 +164,7 @@ def test_what_is_too_large_or_no_announcement_is_refused(changed, why):
 def test_a_long_announcement_is_not_read():
     holding = Holding()
     with socket.create_connection((holding.peer.host, holding.peer.port), timeout=30) as line:
-        line.sendall(peer_messages.MAGIC + TOKEN + (1 << 31).to_bytes(4, "big"))
+        line.sendall(peer_protocol.MAGIC + TOKEN + (1 << 31).to_bytes(4, "big"))
         with pytest.raises(Refused, match="an announcement of 2,147,483,648 bytes"):
             await_answer(line)
 
@@ -292,7 +296,7 @@ def test_a_peer_that_cannot_be_reached_is_told_once_and_tried_again(tmp_path, ca
 
 def test_a_peer_that_says_nothing_holds_nobody_up(tmp_path, caplog, monkeypatch):
     """It is stopped, or the network is cut after the connection."""
-    monkeypatch.setattr(peer_messages, "ANSWER_S", 0.1)
+    monkeypatch.setattr(peer_protocol, "ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sender = Sender(Peer(rank=1, host="127.0.0.1", port=silent.getsockname()[1], token=TOKEN))
         for step in (1, 2, 3):
@@ -306,8 +310,8 @@ def test_a_peer_that_dies_in_the_middle_is_told(tmp_path, caplog):
         sender = Sender(Peer(rank=1, host="127.0.0.1", port=listener.getsockname()[1], token=TOKEN))
         sender.offer(durable(tmp_path, 1, sizes=(20 << 20,)))
         line = listener.accept()[0]
-        peer_messages.read_bytes(line, 44, within_s=30)
-        peer_messages.answer(line)
+        peer_protocol.read_bytes(line, 44, within_s=30)
+        peer_protocol.answer(line)
         line.close()
         until(lambda: warnings(caplog))
     assert "rank 1 cannot be reached" in warnings(caplog)[0]
@@ -348,13 +352,13 @@ def test_holders_that_are_asked_at_once_do_not_take_more_than_there_is(tmp_path,
         real(fd, offset, size_bytes)
         taken.append(size_bytes)
 
-    monkeypatch.setattr(node_memory, "_SHARED", tmp_path)
+    monkeypatch.setattr(memory_reservation, "_SHARED", tmp_path)
     monkeypatch.setattr(
-        node_memory,
+        memory_reservation,
         "available_memory_bytes",
         lambda: LEAST_FREE_BYTES + 2 * image_bytes + 100 - sum(taken),
     )
-    monkeypatch.setattr(peer_holding.os, "posix_fallocate", fallocate)
+    monkeypatch.setattr(peer_holder.os, "posix_fallocate", fallocate)
     holdings = [Holding(free_bytes=lambda: 1 << 40) for _ in snapshots]
     with ThreadPoolExecutor(4) as senders:
         sent = list(

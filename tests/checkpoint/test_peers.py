@@ -5,12 +5,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as some
 
-from holdfast.checkpoint import peer_meeting
-from holdfast.checkpoint.keeping import Told
-from holdfast.checkpoint.peer_meeting import meet
-from holdfast.checkpoint.peer_restoring import moves, newest_whole
-from holdfast.checkpoint.peers import Place, own_place, partners
-from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.place import Place, own_place
+from holdfast.checkpoint.memory import peer_discovery
+from holdfast.checkpoint.memory.peer_discovery import meet
+from holdfast.checkpoint.memory.peer_restore import moves, newest_whole
+from holdfast.checkpoint.memory.placement import partners
+from holdfast.checkpoint.memory.server import Told
 
 
 def nodes(count, ranks=1, domains=()):
@@ -92,11 +93,11 @@ def test_who_lacks_its_part_gets_it_and_those_that_have_it_take_turns():
 
 def test_it_listens_where_gloo_does(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none,lo")
-    with peer_meeting._listen() as listener:
+    with peer_discovery._listen() as listener:
         assert listener.getsockname()[0] in ("127.0.0.1", "::1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr("socket.gethostname", lambda: "no-such-host.invalid")
-    with peer_meeting._listen() as listener:
+    with peer_discovery._listen() as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
@@ -115,8 +116,8 @@ def test_a_peer_in_the_same_failure_domain_is_told_of(caplog):
     for domains, count in (("AAB", 1), ("AABB", 0)):
         places = nodes(len(domains), domains=domains)
         caplog.clear()
-        peer_meeting._say(
-            [peer_meeting._Offer(place, "", 0, b"") for place in places], partners(places)
+        peer_discovery._say(
+            [peer_discovery._Offer(place, "", 0, b"") for place in places], partners(places)
         )
         assert len(caplog.messages) == bool(count)
         assert all(

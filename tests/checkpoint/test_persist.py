@@ -9,17 +9,24 @@ import torch
 from images import Enough, Part, again, hand_made, is_whole, order_of, part_of, sealed
 from waiting import contents
 
-from holdfast.checkpoint import Checkpointer, persist, scan, verify
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.checksums import BLOCK_BYTES, digests_of, read_sidecar
-from holdfast.checkpoint.commit import RankFailed
-from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.folders import failure_path, remove_leftovers, staging_path
-from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.persist import NotAttested, abandon, delete_superfluous, discard_abandoned
-from holdfast.checkpoint.plan import make_plan
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.stage import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES, digests_of, read_sidecar
+from holdfast.checkpoint.format.manifest import read_manifest
+from holdfast.checkpoint.format.paths import failure_path, staging_path
+from holdfast.checkpoint.ipc.shared_buffer import Arena
+from holdfast.checkpoint.snapshot.copy import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.snapshot.plan import make_plan
+from holdfast.checkpoint.state.capture import collect
+from holdfast.checkpoint.writer import persist
+from holdfast.checkpoint.writer.commit import RankFailed
+from holdfast.checkpoint.writer.persist import (
+    NotAttested,
+    abandon,
+    delete_superfluous,
+    discard_abandoned,
+)
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn import Parameter
 
-from holdfast.checkpoint import plan
-from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.plan import make_plan
-from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.snapshot import plan
+from holdfast.checkpoint.snapshot.plan import make_plan
+from holdfast.checkpoint.state.capture import collect
 from holdfast.core.errors import BadUse
 
 T = torch.arange(3.0)

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from waiting import contents
 
-from holdfast.checkpoint import Checkpointer, folders, marks, pruning, scan
-from holdfast.checkpoint.catalog import inspect
-from holdfast.checkpoint.folders import Staging
-from holdfast.checkpoint.marks import (
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.catalog import annotations, pruning, staging_dir
+from holdfast.checkpoint.catalog.annotations import (
     MARKS_NAME,
     note_damaged,
     note_healthy,
@@ -20,9 +19,11 @@ from holdfast.checkpoint.marks import (
     read_marks,
     want,
 )
-from holdfast.checkpoint.marks_lock import LOCK_NAME
-from holdfast.checkpoint.pruning import delete_unclaimed, prune
-from holdfast.checkpoint.retention import Best, Retention
+from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
+from holdfast.checkpoint.catalog.catalog import inspect
+from holdfast.checkpoint.catalog.pruning import delete_unclaimed, prune
+from holdfast.checkpoint.catalog.retention import Best, Retention
+from holdfast.checkpoint.catalog.staging_dir import Staging
 from holdfast.core.errors import BadUse, NotFound
 
 NOW_S = 2e9
@@ -131,7 +132,7 @@ def test_one_that_was_verified_long_ago_does_not_stand_for_the_newest(four):
 
 
 def test_what_cannot_be_noted_is_told_and_not_forgotten(four, monkeypatch, caplog):
-    from holdfast.checkpoint import catalog
+    from holdfast.checkpoint.catalog import catalog
 
     def refused(*_arguments, **_named):
         raise PermissionError(13, "Permission denied")
@@ -214,7 +215,7 @@ def test_one_that_the_file_system_does_not_let_go_of_stays(four, monkeypatch):
     def refuse(*_):
         raise OSError(errno.EBUSY, "Device or resource busy")
 
-    monkeypatch.setattr(folders.Path, "rename", refuse)
+    monkeypatch.setattr(staging_dir.Path, "rename", refuse)
     assert delete_unclaimed(inspect(path_of(four, 2)), now_s=NOW_S) == "it could not be deleted"
     assert path_of(four, 2).is_dir()
 
@@ -230,7 +231,7 @@ def test_nothing_in_a_folder_is_open_while_it_is_deleted(four, monkeypatch):
         seen.append([each for each in opened if each.startswith(str(path))])
         real(path)
 
-    monkeypatch.setattr(folders.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(staging_dir.shutil, "rmtree", rmtree)
     pruned(four, last=2)
     with Checkpointer(four, keep=None) as ckpt:
         ckpt.save(4, {"value": 5})
@@ -299,7 +300,7 @@ def test_a_disk_that_is_too_full_for_marks_is_pruned_all_the_same(four, monkeypa
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(marks, "write_atomic", full)
+    monkeypatch.setattr(annotations, "write_atomic", full)
     assert len(pruned(four, last=1).deleted) == 3
     assert steps(four) == [4]
     assert "may be deleted while prune reads it" in caplog.text

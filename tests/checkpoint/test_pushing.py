@@ -19,19 +19,21 @@ import torch
 from storage_world import BRIEF, QUICK, SMALL, make_checkpoint, new_bucket, proxy
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, Retention, pushing_process, remote_push, scan
-from holdfast.checkpoint import folders as folders_module
-from holdfast.checkpoint import pushed as pushed_module
-from holdfast.checkpoint import pushing as pushing_module
-from holdfast.checkpoint import ranks as ranks_module
-from holdfast.checkpoint.folders import Staging, has_unfinished, step_path
-from holdfast.checkpoint.marks import note_damaged, read_marks
-from holdfast.checkpoint.messages import readable
-from holdfast.checkpoint.objects import Objects, Patience
-from holdfast.checkpoint.pushed import note_pushed, pushed_names
-from holdfast.checkpoint.pushing import PUSHING_MODULE
-from holdfast.checkpoint.remote import Remote
+from holdfast.checkpoint import Checkpointer, Retention, scan
+from holdfast.checkpoint.catalog import staging_dir
+from holdfast.checkpoint.catalog.annotations import note_damaged, read_marks
+from holdfast.checkpoint.catalog.staging_dir import Staging, has_unfinished
+from holdfast.checkpoint.distributed import collectives
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.storage import push as remote_push
+from holdfast.checkpoint.storage import pushed as pushed_module
+from holdfast.checkpoint.storage import upload_process, uploader
+from holdfast.checkpoint.storage.object_store import Objects, Patience
+from holdfast.checkpoint.storage.pushed import note_pushed, pushed_names
+from holdfast.checkpoint.storage.remote import Remote
+from holdfast.checkpoint.storage.uploader import PUSHING_MODULE
 from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
+from holdfast.core.sockets import readable
 
 
 @pytest.fixture
@@ -43,13 +45,13 @@ def there(tmp_path):
 @pytest.fixture(autouse=True)
 def _no_pusher_is_left(monkeypatch):
     """A job that has only restored pushes, too, and its end is the end of all tests."""
-    made, start = [], pushing_module.Pusher.start
+    made, start = [], uploader.Pusher.start
 
     def record(self):
         made.append(self)
         start(self)
 
-    monkeypatch.setattr(pushing_module.Pusher, "start", record)
+    monkeypatch.setattr(uploader.Pusher, "start", record)
     yield
     for pusher in made:
         pusher._is_needed = False
@@ -61,12 +63,12 @@ def _no_pusher_is_left(monkeypatch):
 @pytest.fixture
 def ended(monkeypatch):
     """The trainer is gone from the first look on."""
-    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
+    monkeypatch.setattr(upload_process.Pushing, "_has_ended", lambda *_: True)
 
 
 def run_pushing(folder, url, **settings):
     settings = {"trainer_pid": 1, "keep": None, "give_up_s": 60, **settings}
-    return pushing_process.Pushing(folder, Remote(url), **settings).run()
+    return upload_process.Pushing(folder, Remote(url), **settings).run()
 
 
 def state_of(value):
@@ -255,10 +257,10 @@ def test_what_becomes_durable_while_it_looks_is_pushed(tmp_path, there, monkeypa
         looks.append(folder)
         return found
 
-    monkeypatch.setattr(pushing_process, "scan", scan_late)
-    monkeypatch.setattr(pushing_process, "has_unfinished", lambda _: not looks)
-    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
-    pushing = pushing_process.Pushing(
+    monkeypatch.setattr(upload_process, "scan", scan_late)
+    monkeypatch.setattr(upload_process, "has_unfinished", lambda _: not looks)
+    monkeypatch.setattr(upload_process.Pushing, "_has_ended", lambda *_: True)
+    pushing = upload_process.Pushing(
         tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
     )
     assert pushing.run() == 0
@@ -270,8 +272,8 @@ def test_a_damaged_one_does_not_keep_the_others_from_storage(tmp_path, there, mo
         make_checkpoint(tmp_path, step)
     flip(step_path(tmp_path, 3) / "__0_0.distcp")
     note_damaged(step_path(tmp_path, 2), "a bit", by="me", now_s=1.0)
-    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
-    pushing = pushing_process.Pushing(
+    monkeypatch.setattr(upload_process.Pushing, "_has_ended", lambda *_: True)
+    pushing = upload_process.Pushing(
         tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
     )
     assert pushing.run() == 1  # the newest is not there
@@ -284,7 +286,7 @@ def test_one_that_cannot_be_read_for_a_while_is_tried_again(
 ):
     for step in (1, 2):
         make_checkpoint(tmp_path, step)
-    monkeypatch.setattr(pushing_process, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(upload_process, "_LONGEST_PAUSE_S", 0.1)
     real, opened = Path.open, []
 
     def open_badly(path, *arguments, **named):
@@ -294,8 +296,8 @@ def test_one_that_cannot_be_read_for_a_while_is_tried_again(
         return real(path, *arguments, **named)
 
     monkeypatch.setattr(remote_push.Path, "open", open_badly)
-    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
-    pushing = pushing_process.Pushing(
+    monkeypatch.setattr(upload_process.Pushing, "_has_ended", lambda *_: True)
+    pushing = upload_process.Pushing(
         tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
     )
     assert pushing.run() == (pushed == 1)
@@ -333,7 +335,7 @@ def test_where_folders_cannot_be_locked_age_tells_what_is_unfinished(tmp_path, m
     left.path.rmdir()
     staging = Staging(tmp_path, 1, "save")
     assert has_unfinished(tmp_path)
-    monkeypatch.setattr(folders_module.fcntl, "flock", refuse)
+    monkeypatch.setattr(staging_dir.fcntl, "flock", refuse)
     assert has_unfinished(tmp_path)  # something has changed just now
     os.utime(staging.path, (1e9, 1e9))
     assert not has_unfinished(tmp_path)
@@ -348,7 +350,7 @@ def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    monkeypatch.setattr(pushing_module, "Remote", functools.partial(Remote, patience=BRIEF))
+    monkeypatch.setattr(uploader, "Remote", functools.partial(Remote, patience=BRIEF))
     with Checkpointer(tmp_path / "here") as ckpt:
         ckpt.save(1, state_of(1))
     state = state_of(0)
@@ -557,7 +559,7 @@ def test_while_a_fetch_gets_on_the_time_of_its_section_begins_anew(
 ):
     with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
         ckpt.save(7, state_of(7))
-    monkeypatch.setattr(ranks_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(collectives, "_LOOK_EVERY_S", 0.01)
     real = Objects.read_range
 
     def at_length(self, *which):
@@ -569,9 +571,9 @@ def test_while_a_fetch_gets_on_the_time_of_its_section_begins_anew(
 
 
 def test_what_does_not_get_on_has_no_more_time_than_its_section(link, monkeypatch):
-    monkeypatch.setattr(ranks_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(collectives, "_LOOK_EVERY_S", 0.01)
     looks = []
-    ranks_module.Ranks().first_at_length(
+    collectives.Ranks().first_at_length(
         lambda: until(lambda: len(looks) > 3), signs=lambda: looks.append(0) or 0, section="restore"
     )
     assert link.sections == []
@@ -584,9 +586,9 @@ def stand_in(tmp_path, monkeypatch):
     def run_instead(program):
         (tmp_path / "stand_in.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-        monkeypatch.setattr(pushing_module, "PUSHING_MODULE", "stand_in")
-        monkeypatch.setattr(pushing_module, "_LOOK_EVERY_S", 0.01)
-        pusher = pushing_module.Pusher(tmp_path, tmp_path.as_uri(), keep=None, told=lambda _: None)
+        monkeypatch.setattr(uploader, "PUSHING_MODULE", "stand_in")
+        monkeypatch.setattr(uploader, "_LOOK_EVERY_S", 0.01)
+        pusher = uploader.Pusher(tmp_path, tmp_path.as_uri(), keep=None, told=lambda _: None)
         pusher.start()
         return pusher
 
@@ -599,7 +601,7 @@ def test_closing_waits_for_a_push_that_gets_on_and_says_so(tmp_path, stand_in, l
         "while not (pathlib.Path(sys.argv[2]) / 'enough').exists():\n"
         "    print('{\"signs\": 1}', flush=True); time.sleep(0.01)\n"
     )
-    monkeypatch.setattr(pushing_module, "_SILENT_S", ENDS_S)
+    monkeypatch.setattr(uploader, "_SILENT_S", ENDS_S)
     closing = threading.Thread(target=functools.partial(pusher.close, wait=True), daemon=True)
     closing.start()
     until(lambda: link.sections.count("save") > 2)
@@ -613,7 +615,7 @@ def test_closing_does_not_wait_for_ever_for_a_push_that_does_not_get_on(
     stand_in, monkeypatch, caplog
 ):
     pusher = stand_in("import time; time.sleep(1000)")
-    monkeypatch.setattr(pushing_module, "_SILENT_S", 0.05)
+    monkeypatch.setattr(uploader, "_SILENT_S", 0.05)
     pusher.close(wait=True)
     assert pusher._process.poll() is None
     assert "The newest checkpoint is not in" in caplog.text
@@ -655,7 +657,7 @@ def test_where_it_cannot_be_started_training_goes_on_and_the_next_save_tries_aga
 
     with Checkpointer(tmp_path / "here", push_to=there.as_uri()) as ckpt:
         with monkeypatch.context() as patch:
-            patch.setattr(pushing_module.subprocess, "Popen", refuse)
+            patch.setattr(uploader.subprocess, "Popen", refuse)
             ckpt.save(1, state_of(1)).result()
             assert (
                 "could not be started ([Errno 11] Resource temporarily unavailable)" in caplog.text
@@ -679,7 +681,7 @@ def test_where_no_thread_can_hear_it_training_goes_on_and_the_next_save_tries_ag
             raise RuntimeError("can't start new thread")
         real(thread)
 
-    monkeypatch.setattr(pushing_module.threading.Thread, "start", refuse)
+    monkeypatch.setattr(uploader.threading.Thread, "start", refuse)
     with Checkpointer(tmp_path / "here", push_to=there.as_uri()) as ckpt:
         ckpt.save(1, state_of(1)).result()
         assert "could not be started (can't start new thread)" in caplog.text
@@ -691,9 +693,9 @@ def test_where_no_thread_can_hear_it_training_goes_on_and_the_next_save_tries_ag
 def test_a_pusher_whose_trainer_is_gone_does_not_wait_for_a_successor_that_is_always_saving(
     tmp_path, there, ended, monkeypatch
 ):
-    monkeypatch.setattr(pushing_process, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(upload_process, "_LOOK_EVERY_S", 0.001)
     looks = iter(range(1000))
-    monkeypatch.setattr(pushing_process, "has_unfinished", lambda _: next(looks) >= 0)
+    monkeypatch.setattr(upload_process, "has_unfinished", lambda _: next(looks) >= 0)
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     assert run_pushing(tmp_path, there.as_uri(), give_up_s=0.01) == 0
     assert steps_of(there.as_uri()) == [1]
@@ -711,8 +713,8 @@ def test_a_pusher_whose_trainer_is_gone_leaves_what_is_saved_after_it_to_another
 def test_a_checkpoint_is_wanted_under_a_name_of_ones_own_for_a_time_that_is_renewed(
     tmp_path, there, ended, monkeypatch
 ):
-    monkeypatch.setattr(pushing_process, "_SIGN_EVERY_S", 0.01)
-    monkeypatch.setattr(pushing_process, "_WANTED_FOR_S", 0.03)
+    monkeypatch.setattr(upload_process, "_SIGN_EVERY_S", 0.01)
+    monkeypatch.setattr(upload_process, "_WANTED_FOR_S", 0.03)
     path, seen, real = make_checkpoint(tmp_path, 1, sizes=SMALL), [], Remote.push
 
     def push(self, folder):
@@ -734,7 +736,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_storage(
         raise OSError(errno.EROFS, "Read-only file system")
 
     for name in ("want", "release", "note_pushed"):
-        monkeypatch.setattr(pushing_process, name, refuse)
+        monkeypatch.setattr(upload_process, name, refuse)
     for step in (1, 2):
         make_checkpoint(tmp_path, step, sizes=SMALL)
     assert run_pushing(tmp_path, there.as_uri(), give_up_s=0.5) == 0
@@ -747,9 +749,7 @@ def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(
     tmp_path, there, monkeypatch
 ):
     looks, turns = [], iter(range(20))
-    monkeypatch.setattr(
-        pushing_process, "scan", lambda folder: looks.append(folder) or scan(folder)
-    )
+    monkeypatch.setattr(upload_process, "scan", lambda folder: looks.append(folder) or scan(folder))
 
     def has_ended(*_):
         turn = next(turns)
@@ -761,7 +761,7 @@ def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(
             assert steps_of(there.as_uri()) == [2, 1]
         return turn == 19
 
-    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", has_ended)
+    monkeypatch.setattr(upload_process.Pushing, "_has_ended", has_ended)
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     assert run_pushing(tmp_path, there.as_uri()) == 0
     assert len(looks) < 10
@@ -778,9 +778,9 @@ def test_a_look_that_fails_is_taken_again(tmp_path, there, monkeypatch, caplog):
             raise error
         return scan(folder)
 
-    monkeypatch.setattr(pushing_process, "scan", fail_at_times)
-    monkeypatch.setattr(pushing_process, "_LONGEST_PAUSE_S", 0.1)
-    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: next(turns) == 3)
+    monkeypatch.setattr(upload_process, "scan", fail_at_times)
+    monkeypatch.setattr(upload_process, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(upload_process.Pushing, "_has_ended", lambda *_: next(turns) == 3)
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     assert run_pushing(tmp_path, there.as_uri()) == 0
     assert steps_of(there.as_uri()) == [1]
@@ -813,11 +813,11 @@ def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(
     s3, tmp_path, monkeypatch, caplog
 ):
     hurried = Patience(request_timeout_s=0.05, tries=2, attempts=1, first_pause_s=0.001)
-    monkeypatch.setattr(pushing_module, "_HURRIED", hurried)
+    monkeypatch.setattr(uploader, "_HURRIED", hurried)
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     with proxy(s3, lambda *_: "stall") as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
-        pushing_module.fetch_newer(Remote(f"s3://{new_bucket(s3)}/run", patience=QUICK), tmp_path)
+        uploader.fetch_newer(Remote(f"s3://{new_bucket(s3)}/run", patience=QUICK), tmp_path)
         assert len(between.requests) == 2
     assert "What storage has was not fetched, step 1 of" in caplog.text
 
@@ -827,7 +827,7 @@ def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_
 ):
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     remote = Remote(there.as_uri())
-    pushing_module.fetch_newer(remote, tmp_path)
+    uploader.fetch_newer(remote, tmp_path)
     assert remote.signs > 0
 
 
@@ -911,7 +911,7 @@ def test_what_training_left_behind_takes_no_place_of_those_that_stay_in_storage(
 
 def test_one_that_is_dropped_leaves_the_push_to_its_process(tmp_path, there, monkeypatch):
     waits = []
-    monkeypatch.setattr(pushing_module.Pusher, "close", lambda _self, *, wait: waits.append(wait))
+    monkeypatch.setattr(uploader.Pusher, "close", lambda _self, *, wait: waits.append(wait))
     ckpt = Checkpointer(tmp_path / "here", push_to=there.as_uri())
     del ckpt
     assert waits == [False]

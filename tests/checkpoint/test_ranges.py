@@ -8,9 +8,9 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.opening import open_checkpoint
-from holdfast.checkpoint.ranges import read_items
+from holdfast.checkpoint.format.manifest import read_manifest
+from holdfast.checkpoint.restore.open import open_checkpoint
+from holdfast.checkpoint.restore.tensor_reads import read_items
 
 SHAPES = [(), (7,), (5, 6), (3, 4, 5), (2, 3, 4, 3), (1, 8), (300, 700)]
 SAVED = {

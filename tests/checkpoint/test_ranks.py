@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import Checkpointer, scan, verify
-from holdfast.checkpoint.metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_metadata
 from holdfast.core.errors import StateMismatch
 
 SCRIPT = Path(__file__).parent / "rank_script.py"

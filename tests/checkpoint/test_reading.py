@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import reading
-from holdfast.checkpoint.checksums import SIDECAR_SUFFIX, checksum_of_digests, digests_of
-from holdfast.checkpoint.manifest import FileEntry, ManifestError
-from holdfast.checkpoint.reading import Part, VerifiedFiles
+from holdfast.checkpoint.format import verified_files
+from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX, checksum_of_digests, digests_of
+from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
+from holdfast.checkpoint.format.verified_files import Part, VerifiedFiles
 
 SIZE_BYTES = 100_003
 HUGE_PAGE_BYTES = 2 << 20
@@ -63,7 +63,7 @@ def test_a_changed_byte_is_not_handed_out(stored, tmp_path):
 )
 def test_the_memory_begins_with_a_huge_page_and_asks_for_them():
     """Small pages make small requests, of which some disks take a limited number a second."""
-    memory = reading._huge_pages(1 << 20)
+    memory = verified_files._huge_pages(1 << 20)
     assert len(memory) == 1 << 20
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     assert address % HUGE_PAGE_BYTES == 0

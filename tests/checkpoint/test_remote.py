@@ -22,12 +22,13 @@ from storage_world import (
     seal,
 )
 
-from holdfast.checkpoint import objects as objects_module
-from holdfast.checkpoint import remote_fetch, remote_push
 from holdfast.checkpoint import scan as scan_local
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.remote import Remote
-from holdfast.checkpoint.remote_catalog import remote_name
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME
+from holdfast.checkpoint.storage import fetch as remote_fetch
+from holdfast.checkpoint.storage import object_store
+from holdfast.checkpoint.storage import push as remote_push
+from holdfast.checkpoint.storage.catalog import remote_name
+from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound, StorageFailed
 from holdfast.testing import FakeClock
@@ -385,7 +386,7 @@ def test_a_byte_that_changed_on_the_way_is_fetched_again(bucket, tmp_path, monke
     local = make_checkpoint(tmp_path, 20)
     remote = at(bucket.url)
     remote.push(local)
-    real, calls = objects_module.Objects.read_range, []
+    real, calls = object_store.Objects.read_range, []
 
     def wrong_once(self, path, offset, length):
         data = bytearray(real(self, path, offset, length))
@@ -394,7 +395,7 @@ def test_a_byte_that_changed_on_the_way_is_fetched_again(bucket, tmp_path, monke
             data[0] ^= len(calls) == 1
         return memoryview(data)
 
-    monkeypatch.setattr(objects_module.Objects, "read_range", wrong_once)
+    monkeypatch.setattr(object_store.Objects, "read_range", wrong_once)
     monkeypatch.setattr(remote_fetch, "PART_BYTES", PART_BYTES)
     assert contents(remote.fetch(20, tmp_path / "back")) == contents(local)
     assert len(calls) == 6
@@ -525,7 +526,7 @@ def test_without_credentials_it_says_so():
     error = GenericError(
         "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - no"
     )
-    said = objects_module._refusal("s3://bucket/x", error)
+    said = object_store._refusal("s3://bucket/x", error)
     assert "There are no credentials for s3://bucket/x in the environment" in str(said)
 
 
@@ -536,7 +537,10 @@ def test_without_obstore_it_says_how_to_install_it(monkeypatch):
 
 
 def test_it_needs_no_torch():
-    program = "import sys, holdfast.checkpoint.remote; sys.exit(any(m in sys.modules for m in ('torch', 'obstore')))"
+    program = (
+        "import sys, holdfast.checkpoint.storage.remote;"
+        " sys.exit(any(m in sys.modules for m in ('torch', 'obstore')))"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

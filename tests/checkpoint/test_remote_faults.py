@@ -17,9 +17,9 @@ from storage_world import (
     proxy,
 )
 
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.objects import Patience
-from holdfast.checkpoint.remote import Remote
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME
+from holdfast.checkpoint.storage.object_store import Patience
+from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import StorageFailed
 
 STALLS = Patience(

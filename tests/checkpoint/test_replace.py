@@ -11,7 +11,7 @@ import torch
 from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, scan, verify
-from holdfast.checkpoint.arena import State
+from holdfast.checkpoint.ipc.shared_buffer import State
 
 MIB = 1 << 20
 

@@ -8,8 +8,8 @@ import torch
 from started_ranks import run
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from holdfast.checkpoint import replicas
-from holdfast.checkpoint.replica_notes import Differing, compare, name_key, pack
+from holdfast.checkpoint.format.replica_digests import Differing, compare, name_key, pack
+from holdfast.checkpoint.snapshot import replicas
 
 SCRIPT = Path(__file__).parent / "replica_ranks.py"
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.catalog import scan
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.marks import note_damaged, note_metrics
+from holdfast.checkpoint.catalog.annotations import note_damaged, note_metrics
+from holdfast.checkpoint.catalog.catalog import scan
+from holdfast.checkpoint.format.paths import step_path
 from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, StateMismatch
 
 

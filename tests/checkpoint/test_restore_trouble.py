@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.checkpoint import Checkpointer, opening, reading, scan, verify
-from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.format import verified_files
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.restore import open as opening
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
 
 COUNT = 9 << 20
@@ -81,14 +83,14 @@ def test_what_cannot_be_read_for_a_moment_is_read_again(
     tmp_path, monkeypatch, pauses, number, failures, restored
 ):
     save(tmp_path, 1, 2)
-    real, failed = reading._open, itertools.count()
+    real, failed = verified_files._open, itertools.count()
 
     def fail_at_first(path):
         if path.parent.name == "step-0000000002" and next(failed) < failures:
             raise OSError(number, os.strerror(number))
         return real(path)
 
-    monkeypatch.setattr(reading, "_open", fail_at_first)
+    monkeypatch.setattr(verified_files, "_open", fail_at_first)
     state = state_of(0)
     assert Checkpointer(tmp_path).restore(state) == restored
     assert state["t"].eq(restored).all()

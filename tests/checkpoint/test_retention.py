@@ -7,9 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.catalog import CheckpointInfo
-from holdfast.checkpoint.marks import Marks, Noted, Want
-from holdfast.checkpoint.retention import Best, Retention, deletable_for_room, judge, superfluous
+from holdfast.checkpoint.catalog.annotations import Marks, Noted, Want
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo
+from holdfast.checkpoint.catalog.retention import (
+    Best,
+    Retention,
+    deletable_for_room,
+    judge,
+    superfluous,
+)
 from holdfast.core.errors import BadUse
 
 NOW_S = 1000.0

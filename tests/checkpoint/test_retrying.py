@@ -7,8 +7,8 @@ import pytest
 import torch.distributed as dist
 from waiting import ENDS_S
 
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.retrying import TRIES, Retry
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.retry import TRIES, Retry
 
 
 class Job:

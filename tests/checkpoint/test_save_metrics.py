@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from holdfast.checkpoint import Best, Checkpointer, Retention
-from holdfast.checkpoint.catalog import scan
-from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.marks import pin, read_marks
-from holdfast.checkpoint.pruning import prune
-from holdfast.core import link as link_module
+from holdfast.checkpoint.catalog.annotations import pin, read_marks
+from holdfast.checkpoint.catalog.catalog import scan
+from holdfast.checkpoint.catalog.pruning import prune
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.core import link
 from holdfast.core.errors import BadUse
 from holdfast.recover.attach import Run
 
@@ -22,7 +22,7 @@ STATE = {"t": torch.ones(3)}
 
 @pytest.fixture(autouse=True)
 def nothing_reported(monkeypatch):
-    monkeypatch.setattr(link_module, "_numbers", (-1, {}))
+    monkeypatch.setattr(link, "_numbers", (-1, {}))
 
 
 def metrics_of(folder):

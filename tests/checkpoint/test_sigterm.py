@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import Checkpointer, scan, verify
-from holdfast.checkpoint import checkpointer as module
+from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
 
 SCRIPT = Path(__file__).with_name("sigterm_scenarios.py")
 LONG_S = 120.0
@@ -82,7 +81,7 @@ def test_outside_of_the_main_thread_it_says_that_it_cannot_listen(tmp_path, capl
 
 
 def test_under_a_supervisor_it_is_left_to_that(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "job_link", object)
+    monkeypatch.setattr(checkpointer, "job_link", object)
     before = signal.getsignal(signal.SIGTERM)
     Checkpointer(tmp_path, sigterm_grace_s=5.0)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -4,19 +4,9 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from holdfast.checkpoint.arena import Arena
-from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.disk import write_file
-from holdfast.checkpoint.early import (
-    SMALL_ALL_BYTES,
-    SMALL_BYTES,
-    SMALL_COUNT,
-    EarlyCopies,
-    small_places,
-)
-from holdfast.checkpoint.plan import make_plan
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.stage import (
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.ipc.shared_buffer import Arena
+from holdfast.checkpoint.snapshot.copy import (
     Snapshot,
     copy_into,
     live_digests,
@@ -24,6 +14,16 @@ from holdfast.checkpoint.stage import (
     overlong,
     sources,
 )
+from holdfast.checkpoint.snapshot.early_copy import (
+    SMALL_ALL_BYTES,
+    SMALL_BYTES,
+    SMALL_COUNT,
+    EarlyCopies,
+    small_places,
+)
+from holdfast.checkpoint.snapshot.plan import make_plan
+from holdfast.checkpoint.state.capture import collect
+from holdfast.checkpoint.writer.direct_io import write_file
 
 LARGE = (1 << 17) // 4 + 5
 """Elements of float32 of a tensor that is copied by itself."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.tree import flatten, merge_skeletons, skeleton_from_paths
+from holdfast.checkpoint.state.tree import flatten, merge_skeletons, skeleton_from_paths
 from holdfast.core.errors import BadUse
 
 scalars: st.SearchStrategy = (

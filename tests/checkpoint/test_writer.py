@@ -17,14 +17,14 @@ import pytest
 from images import TEN_FILES, again, half_copied, hand_made, is_whole, order_of, seal, sealed
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import writer as writer_module
-from holdfast.checkpoint import writing_process
-from holdfast.checkpoint.arena import PAGE_BYTES, State
-from holdfast.checkpoint.folders import failure_path
-from holdfast.checkpoint.layout import Piece
-from holdfast.checkpoint.messages import receive, send
-from holdfast.checkpoint.writer import NotAttestedError, Writer
-from holdfast.checkpoint.writing_process import Service, pause_s
+from holdfast.checkpoint.format.paths import failure_path
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Piece
+from holdfast.checkpoint.ipc.messages import receive, send
+from holdfast.checkpoint.ipc.shared_buffer import State
+from holdfast.checkpoint.writer import client as writer_module
+from holdfast.checkpoint.writer import process as writing_process
+from holdfast.checkpoint.writer.client import NotAttestedError, Writer
+from holdfast.checkpoint.writer.process import Service, pause_s
 from holdfast.core.errors import SaveFailed
 from holdfast.testing import FakeClock
 

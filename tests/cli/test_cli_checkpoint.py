@@ -13,8 +13,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
-from holdfast.checkpoint import Checkpointer, catalog, scan
-from holdfast.checkpoint.marks import note_metrics, read_marks, want
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint.catalog import catalog
+from holdfast.checkpoint.catalog.annotations import note_metrics, read_marks, want
 from holdfast.cli.checkpoint_rules import policy_of
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import xxhash
 
-from holdfast.checkpoint.checksums import whole_checksum
+from holdfast.checkpoint.format.checksums import whole_checksum
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.connections import listen
 from holdfast.evaluate.errors import EvaluationError

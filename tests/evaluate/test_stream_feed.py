@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.marks import Marks, read_marks
-from holdfast.checkpoint.marks_lock import LOCK_NAME
+from holdfast.checkpoint.catalog.annotations import Marks, read_marks
+from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
 from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import EvaluationRecord

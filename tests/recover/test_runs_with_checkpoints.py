@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from holdfast.checkpoint import catalog
-from holdfast.checkpoint.lease import read_holder
+from holdfast.checkpoint.catalog import catalog
+from holdfast.checkpoint.catalog.writer_lease import read_holder
 
 TRAIN = """
 import time, sys

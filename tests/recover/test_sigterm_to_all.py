@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from holdfast.checkpoint import catalog
+from holdfast.checkpoint.catalog import catalog
 
 TRAIN = """
 import pathlib, time

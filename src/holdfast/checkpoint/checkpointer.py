@@ -10,7 +10,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 
-from holdfast.checkpoint.arguments import (
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo, scan, verify
+from holdfast.checkpoint.catalog.retention import Best, Retention, best_first
+from holdfast.checkpoint.catalog.set_aside import is_of_others
+from holdfast.checkpoint.catalog.writer_lease import Identity
+from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
+from holdfast.checkpoint.config import (
+    Busy,
+    Options,
+    Replicas,
     check_above_zero,
     check_from_zero,
     check_limits,
@@ -20,30 +28,23 @@ from holdfast.checkpoint.arguments import (
     checkpoint_folder,
     make_writable,
 )
-from holdfast.checkpoint.aside import is_of_others
-from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
-from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
-from holdfast.checkpoint.contents import check_named
-from holdfast.checkpoint.data_workers import spare_workers
-from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.filling import Terms, per_rank_states
-from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.lease import Identity
-from holdfast.checkpoint.limits import naming_limits
-from holdfast.checkpoint.manifest import Save, read_manifest
-from holdfast.checkpoint.metrics import check_metrics
-from holdfast.checkpoint.one_folder import check_alike
-from holdfast.checkpoint.opening import open_checkpoint
-from holdfast.checkpoint.outcomes import OnFailure, Outcomes
-from holdfast.checkpoint.pushing import Asked, Pusher, fetch_together, has_any
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import RestoredStep, restore_newest, restored_event
-from holdfast.checkpoint.retention import Best, Retention, best_first
-from holdfast.checkpoint.save_handle import SaveHandle, StaysHere
-from holdfast.checkpoint.shape import Busy, Options, Replicas
-from holdfast.checkpoint.sigterm import Sigterm
-from holdfast.checkpoint.votes import Votes
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.one_folder import check_alike
+from holdfast.checkpoint.distributed.rank_agreement import Votes
+from holdfast.checkpoint.format.manifest import Save, read_manifest
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.restore.load import Terms, per_rank_states
+from holdfast.checkpoint.restore.open import open_checkpoint
+from holdfast.checkpoint.restore.select import RestoredStep, restore_newest, restored_event
+from holdfast.checkpoint.save.engine import Engine
+from holdfast.checkpoint.save.handle import SaveHandle, StaysHere
+from holdfast.checkpoint.save.results import OnFailure, Outcomes
+from holdfast.checkpoint.schedule.data_workers import spare_workers
+from holdfast.checkpoint.schedule.interval import Every, make_interval
+from holdfast.checkpoint.schedule.sigterm import Sigterm
+from holdfast.checkpoint.state.capture import check_named
+from holdfast.checkpoint.state.metrics import check_metrics
+from holdfast.checkpoint.storage.uploader import Asked, Pusher, fetch_together, has_any
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import (
     BadUse,
@@ -54,11 +55,12 @@ from holdfast.core.errors import (
     StateMismatch,
 )
 from holdfast.core.link import ENV_FRESH, Unsupervised, connected_link, job_link, numbers_of
+from holdfast.core.system_limits import naming_limits
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from holdfast.checkpoint.renaming import Rename
+    from holdfast.checkpoint.state.renaming import Rename
 
 _logger = logging.getLogger("holdfast")
 _WAYS_OUT: Final = (

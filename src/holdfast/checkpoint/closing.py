@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.checkpoint.aside import is_of_others, is_own, set_aside
-from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.lease import Identity, WriterLease, acquire
-from holdfast.checkpoint.outcomes import Outcomes
-from holdfast.checkpoint.pushing import Pusher
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
-from holdfast.checkpoint.votes import Votes
+from holdfast.checkpoint.catalog.set_aside import is_of_others, is_own, set_aside
+from holdfast.checkpoint.catalog.writer_lease import Identity, WriterLease, acquire
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.rank_agreement import Votes
+from holdfast.checkpoint.save.engine import Engine
+from holdfast.checkpoint.save.results import Outcomes
+from holdfast.checkpoint.schedule.sigterm import EXIT_CODE, Sigterm
+from holdfast.checkpoint.storage.uploader import Pusher
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.link import job_link
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from holdfast.checkpoint import catalog
-from holdfast.checkpoint.arguments import local_path
-from holdfast.checkpoint.marks import pin as pin_checkpoint
-from holdfast.checkpoint.marks import unpin as unpin_checkpoint
-from holdfast.cli import checkpoint_view as view
+from holdfast.checkpoint.catalog import catalog
+from holdfast.checkpoint.catalog.annotations import pin as pin_checkpoint
+from holdfast.checkpoint.catalog.annotations import unpin as unpin_checkpoint
+from holdfast.checkpoint.config import local_path
+from holdfast.cli import checkpoint_view
 from holdfast.cli.checkpoint_rules import RULES, policy_of
 from holdfast.cli.output import print_json
 from holdfast.cli.progress import Progress, shown
@@ -30,7 +30,7 @@ class _AbsolutePath(click.Path):
         try:
             path = local_path(
                 value,
-                instead_of_url="`holdfast.checkpoint.remote.Remote` fetches from there: fetch(STEP, DIR).",
+                instead_of_url="`holdfast.checkpoint.storage.remote.Remote` fetches from there: fetch(STEP, DIR).",
             )
         except BadUse as error:
             self.fail(str(error), param, ctx)
@@ -53,7 +53,7 @@ def command() -> None:
 def ls(folder: Path, *, as_json: bool) -> None:
     """List the checkpoints of a folder, without reading their data."""
     _check_folder(folder)
-    view.print_checkpoints(folder, catalog.scan(folder), as_json=as_json)
+    checkpoint_view.print_checkpoints(folder, catalog.scan(folder), as_json=as_json)
 
 
 @command.command()
@@ -78,7 +78,7 @@ def verify(path: Path, *, as_json: bool) -> int:
             except NotFound:  # the job whose folder this is has deleted it, as it is to
                 if one == path:
                     raise
-    view.print_checkpoints(path, checked, as_json=as_json)
+    checkpoint_view.print_checkpoints(path, checked, as_json=as_json)
     states = {one.state for one in checked}
     if states <= {"verified", "checked"}:
         return 0
@@ -94,11 +94,11 @@ def verify(path: Path, *, as_json: bool) -> int:
 def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
     """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
     _check_torch()
-    from holdfast.checkpoint.inventory import open_for_reading, take_inventory
+    from holdfast.checkpoint.convert.inspect import open_for_reading, take_inventory
 
     opened = open_for_reading(checkpoint)
     info = None if _is_taken_for_dcps(opened.path) else catalog.inspect(opened.path)
-    view.print_contents(
+    checkpoint_view.print_contents(
         opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json
     )
 
@@ -114,8 +114,8 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """
     try:
         _check_torch()
-        from holdfast.checkpoint.comparing import compare
-        from holdfast.checkpoint.inventory import open_for_reading
+        from holdfast.checkpoint.convert.diff import compare
+        from holdfast.checkpoint.convert.inspect import open_for_reading
 
         with shown() as progress:
             compared = compare(
@@ -128,7 +128,7 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
     except HoldfastError as error:  # whose own exit code, 1, says here that they differ
         click.echo(f"holdfast: {error}", err=True)
         return 2
-    view.print_comparison(a, b, compared, as_json=as_json)
+    checkpoint_view.print_comparison(a, b, compared, as_json=as_json)
     return 0 if compared.is_same else 1
 
 
@@ -140,7 +140,7 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
     """Keep a CHECKPOINT from ever being deleted."""
     info = catalog.inspect(checkpoint)
     pin_checkpoint(info.path, by=whoami(), now_s=SystemClock().now_s(), why=why)
-    view.print_pin(info.path, pinned=True, as_json=as_json)
+    checkpoint_view.print_pin(info.path, pinned=True, as_json=as_json)
 
 
 @command.command()
@@ -150,7 +150,7 @@ def unpin(checkpoint: Path, *, as_json: bool) -> None:
     """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
     info = catalog.inspect(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
-    view.print_pin(info.path, pinned=False, as_json=as_json)
+    checkpoint_view.print_pin(info.path, pinned=False, as_json=as_json)
 
 
 @command.command()
@@ -173,7 +173,7 @@ def prune(
     Whatever the rules, the newest stays, and the newest that is verified, and what is pinned, wanted or damaged.
     Leaves with 1 if one that is to go could not be deleted.
     """
-    from holdfast.checkpoint.pruning import prune as prune_folder
+    from holdfast.checkpoint.catalog.pruning import prune as prune_folder
 
     _check_folder(folder)
     policy = policy_of(last=last, every_steps=every_steps, best=best, within=within)
@@ -186,7 +186,7 @@ def prune(
             dry_run=dry_run,
             progress=lambda done, total: progress("verifying the newest that stays", done, total),
         )
-    view.print_pruned(folder, pruned, dry_run=dry_run, as_json=as_json)
+    checkpoint_view.print_pruned(folder, pruned, dry_run=dry_run, as_json=as_json)
     return 1 if pruned.failed else 0
 
 
@@ -209,7 +209,7 @@ def export(
     _check_torch()
     with shown() as progress:
         progress("reading names", 0, None)
-        from holdfast.checkpoint.export import export_safetensors
+        from holdfast.checkpoint.convert.export_hf import export_safetensors
 
         exported = export_safetensors(
             checkpoint,
@@ -247,7 +247,7 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
     _check_torch()
     with shown() as progress:
         progress("checking", 0, None)
-        from holdfast.checkpoint.one_file import write_one_file
+        from holdfast.checkpoint.convert.consolidate import write_one_file
 
         written = write_one_file(
             checkpoint,
@@ -264,7 +264,7 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
         print_json("restore", {**fields, "entries": written.entries})
         return
     click.echo(
-        f"{', '.join(map(str, written.entries))}: {view.mib(written.size_bytes)} MiB, in {written.path}"
+        f"{', '.join(map(str, written.entries))}: {checkpoint_view.mib(written.size_bytes)} MiB, in {written.path}"
     )
 
 
@@ -284,7 +284,7 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
     _check_torch()
     with shown() as progress:
         progress("looking", 0, None)
-        from holdfast.checkpoint.importing import import_dcp
+        from holdfast.checkpoint.convert.import_dcp import import_dcp
 
         imported = import_dcp(
             source,
@@ -297,7 +297,9 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
         print_json("import", {**fields, "unchecked": imported.unchecked or None})
         return
     told = imported.unchecked or "every value matches its CRC-32"
-    click.echo(f"Step {step}: {view.mib(imported.size_bytes)} MiB, in {imported.path}; {told}")
+    click.echo(
+        f"Step {step}: {checkpoint_view.mib(imported.size_bytes)} MiB, in {imported.path}; {told}"
+    )
 
 
 def _check_torch() -> None:
@@ -319,17 +321,17 @@ def _is_taken_for_dcps(path: Path) -> bool:
     if not catalog.has_only_metadata(path):
         return False
     _check_torch()
-    from holdfast.checkpoint.foreign import is_foreign
+    from holdfast.checkpoint.convert.plain_dcp import is_foreign
 
     return catalog.step_of(path) is None or is_foreign(path)
 
 
-def _verify(path: Path, shown_as: Progress) -> "view.Row":
+def _verify(path: Path, shown_as: Progress) -> "checkpoint_view.Row":
     def progress(done: int, total: int) -> None:
         shown_as(f"verifying {path.name}", done, total)
 
     if _is_taken_for_dcps(path):
-        from holdfast.checkpoint.foreign import check_foreign
+        from holdfast.checkpoint.convert.plain_dcp import check_foreign
 
         return check_foreign(path, progress=progress)
     return catalog.verify_and_note(

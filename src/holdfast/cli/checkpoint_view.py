@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.checkpoint.catalog import CheckpointInfo
-from holdfast.checkpoint.marks import Marks
+from holdfast.checkpoint.catalog.annotations import Marks
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo
 from holdfast.cli.output import print_json, print_table, when
 from holdfast.core.clock import SystemClock
 from holdfast.core.words import plainly
@@ -16,10 +16,10 @@ from holdfast.core.words import plainly
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.checkpoint.comparing import Comparison, Difference
-    from holdfast.checkpoint.foreign import ForeignInfo
-    from holdfast.checkpoint.inventory import Inventory, Opened
-    from holdfast.checkpoint.pruning import Pruned
+    from holdfast.checkpoint.catalog.pruning import Pruned
+    from holdfast.checkpoint.convert.diff import Comparison, Difference
+    from holdfast.checkpoint.convert.inspect import Inventory, Opened
+    from holdfast.checkpoint.convert.plain_dcp import ForeignInfo
 
     Row = CheckpointInfo | ForeignInfo
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import psutil
 
-from holdfast.checkpoint import catalog
+from holdfast.checkpoint.catalog import catalog
 from holdfast.testing import faults
 
 Kind = Literal["SIGKILL", "SIGSTOP", "damaged checkpoint"]

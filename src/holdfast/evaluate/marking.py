@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.checkpoint.catalog import inspect
-from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.marks import held, note_metrics
+from holdfast.checkpoint.catalog.annotations import held, note_metrics
+from holdfast.checkpoint.catalog.catalog import inspect
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME
 from holdfast.core.errors import HoldfastError
 from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.scores import Score

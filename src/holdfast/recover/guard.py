@@ -17,8 +17,8 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from holdfast.checkpoint.keeping import PROCESS_NAME
-from holdfast.checkpoint.messages import MODULE
+from holdfast.checkpoint.ipc.messages import MODULE
+from holdfast.checkpoint.memory.server import PROCESS_NAME
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
 

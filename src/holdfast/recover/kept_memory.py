@@ -4,8 +4,8 @@ import os
 
 import psutil
 
-from holdfast.checkpoint.keeping import ENV_SUPERVISOR
-from holdfast.checkpoint.messages import MODULE
+from holdfast.checkpoint.ipc.messages import MODULE
+from holdfast.checkpoint.memory.server import ENV_SUPERVISOR
 
 _TIMEOUT_S = 5.0
 

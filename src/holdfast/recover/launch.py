@@ -10,7 +10,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from holdfast.checkpoint.keeping import ENV_SUPERVISOR
+from holdfast.checkpoint.memory.server import ENV_SUPERVISOR
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths

@@ -17,7 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from holdfast.checkpoint import Checkpointer, folders, scan, verify
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.catalog import staging_dir
 from holdfast.checkpoint.integrations import dcp_storage
 from holdfast.checkpoint.integrations.dcp_staging import SharedStager
 from holdfast.checkpoint.integrations.dcp_storage import HoldfastReader, HoldfastWriter, step_path
@@ -131,7 +132,7 @@ def test_a_save_that_fails_leaves_the_former_and_the_next_succeeds(tmp_path, mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.checkpoint.persist.write_file", full)
+        patch.setattr("holdfast.checkpoint.writer.persist.write_file", full)
         writer = HoldfastWriter()
         with pytest.raises(dcp.api.CheckpointException, match="No space left"):
             dcp.save(a_state(1.0), checkpoint_id=path, storage_writer=writer)
@@ -148,7 +149,7 @@ def test_what_a_dead_save_left_where_folders_cannot_be_locked_is_in_nobodys_way(
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     (tmp_path / ".step-0000000001.dcp.tmp").mkdir()
-    monkeypatch.setattr(folders.fcntl, "flock", refuse)
+    monkeypatch.setattr(staging_dir.fcntl, "flock", refuse)
     save(a_state(), step_path(tmp_path, 1))
     assert [info.step for info in scan(tmp_path)] == [1]
 

@@ -14,7 +14,8 @@ from checkpoint_training import assert_same
 from huggingface_training import STEPS, STEPS_AN_EPOCH, Text, make, train
 from transformers import TrainerCallback
 
-from holdfast.checkpoint import rng, scan, verify
+from holdfast.checkpoint import scan, verify
+from holdfast.checkpoint.state import random_state
 from holdfast.core.errors import BadUse
 
 MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
@@ -25,7 +26,7 @@ def straight(tmp_path_factory):
     """A trainer that nobody disturbed, the folder of its checkpoints, one a step, and its generators at the end."""
     folder = tmp_path_factory.mktemp("straight")
     trainer = train(folder)
-    return trainer, folder, rng.capture()
+    return trainer, folder, random_state.capture()
 
 
 def said(trainer):
@@ -56,7 +57,7 @@ def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     (kept,) = (info.path for info in scan(folder) if info.step == step)
     shutil.copytree(kept, tmp_path / kept.name)
     assert_goes_on_as(train(tmp_path, seed=99), trainer)
-    assert_same(rng.capture(), generators)
+    assert_same(random_state.capture(), generators)
 
 
 @pytest.mark.slow

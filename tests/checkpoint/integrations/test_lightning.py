@@ -11,8 +11,9 @@ import pytest
 from checkpoint_training import assert_same
 from lightning_training import BATCHES, EPOCHS, Averaged, Pickled, WithPlateau, train
 
-from holdfast.checkpoint import Checkpointer, rng, scan, verify
-from holdfast.checkpoint.remote import Remote
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.state import random_state
+from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import BadUse
 
 STEPS = EPOCHS * BATCHES
@@ -23,7 +24,7 @@ def straight(tmp_path_factory):
     """What nobody disturbed: trainer, module, folder of checkpoints, one a step, and the generators at the end."""
     folder = tmp_path_factory.mktemp("straight")
     trainer, module = train(folder)
-    return trainer, module, folder, rng.capture()
+    return trainer, module, folder, random_state.capture()
 
 
 def copy_of(step, folder, to):
@@ -63,7 +64,7 @@ def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     resumed = train(tmp_path, seed=99)
     assert min(resumed[1].losses) == step
     assert_goes_on_as(resumed, straight)
-    assert_same(rng.capture(), straight[3])
+    assert_same(random_state.capture(), straight[3])
 
 
 @pytest.mark.parametrize("step", [2, 3, BATCHES])
@@ -97,14 +98,18 @@ def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_
     tmp_path, length, evaluation
 ):
     options = {"trainer_options": length | evaluation}
-    straight = *train(tmp_path / "straight", **options), tmp_path / "straight", rng.capture()
+    straight = (
+        *train(tmp_path / "straight", **options),
+        tmp_path / "straight",
+        random_state.capture(),
+    )
     for step in (2, BATCHES, 2 * BATCHES):
         copy_of(step, tmp_path / "straight", tmp_path / str(step))
         resumed = train(tmp_path / str(step), seed=99, **options)
         assert min(resumed[1].losses) == step
         assert_goes_on_as(resumed, straight)
         assert resumed[0].current_epoch == straight[0].current_epoch
-        assert_same(rng.capture(), straight[3])
+        assert_same(random_state.capture(), straight[3])
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from weights_world import (
     storage_over_http,
 )
 
-from holdfast.checkpoint.manifest import describe_file
+from holdfast.checkpoint.format.manifest import describe_file
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.weights import exchange, share
 from holdfast.evaluate.weights.assign import assign, reassign

@@ -14,8 +14,8 @@ import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
-from holdfast.checkpoint.image import ALIGNMENT
-from holdfast.checkpoint.tree import irregular
+from holdfast.checkpoint.format.file_image import ALIGNMENT
+from holdfast.checkpoint.state.tree import irregular
 from holdfast.core.errors import BadUse, SaveFailed
 
 

@@ -31,21 +31,23 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from holdfast.checkpoint import folders
-from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.checkpoint.arguments import check_whole, checkpoint_folder, local_path
-from holdfast.checkpoint.commit import Order, RankFailed, commit, leave_note
-from holdfast.checkpoint.dcp import load_plain
-from holdfast.checkpoint.folders import Staging, parse_name, remove_leftovers
-from holdfast.checkpoint.image import ALIGNMENT, Blob, Need, lay_out, template
-from holdfast.checkpoint.layout import Layout, Shard
-from holdfast.checkpoint.manifest import ManifestError, read_manifest
-from holdfast.checkpoint.opening import OpenCheckpoint, open_checkpoint
-from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.persist import Part, write_shard
-from holdfast.checkpoint.ranges import read_items
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.catalog import staging_dir
+from holdfast.checkpoint.catalog.retention import Retention
+from holdfast.checkpoint.catalog.staging_dir import Staging, remove_leftovers
+from holdfast.checkpoint.config import check_whole, checkpoint_folder, local_path
+from holdfast.checkpoint.format import paths
+from holdfast.checkpoint.format.file_image import ALIGNMENT, Blob, Need, lay_out, template
+from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.format.paths import parse_name
+from holdfast.checkpoint.format.plain_values import load_plain
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Layout, Shard
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.restore.open import OpenCheckpoint, open_checkpoint
+from holdfast.checkpoint.restore.tensor_reads import read_items
+from holdfast.checkpoint.writer.commit import RankFailed, commit, leave_note
+from holdfast.checkpoint.writer.persist import Part, write_shard
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound
+from holdfast.core.rate_limit import Pace
 
 __all__ = ["HoldfastReader", "HoldfastWriter", "step_path"]
 _SAVE: Final = "dcp"
@@ -56,7 +58,7 @@ _SHARD_BYTES: Final = 1 << 30
 
 def step_path(dir: str | os.PathLike[str], step: int) -> Path:  # noqa: A002 - as of Checkpointer
     """What to pass as `checkpoint_id`: the checkpoint of `step` in the folder `dir`."""
-    return folders.step_path(checkpoint_folder(dir), check_whole("step", step, least=0))
+    return paths.step_path(checkpoint_folder(dir), check_whole("step", step, least=0))
 
 
 class HoldfastWriter(StorageWriter):
@@ -105,12 +107,12 @@ class HoldfastWriter(StorageWriter):
         self._give_up()
         order.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(order.folder)
-        if folders.is_being_written(order.staging):
+        if staging_dir.is_being_written(order.staging):
             raise BadUse(
                 f"Step {order.step} is being saved into {order.folder} already. Wait for that save first."
             )
         if order.staging.exists():  # of a dead process, where folders cannot be locked
-            folders.discard(order.staging)
+            staging_dir.discard(order.staging)
         self._staging = Staging(order.folder, order.step, _SAVE)
         # Where a rank fails, PyTorch tells the writer nothing; the folder goes with the writer, or with its next save.
         self._abandon = weakref.finalize(self, self._staging.abandon)
@@ -397,7 +399,7 @@ def _put(memory: memoryview, blob: Blob, source: torch.Tensor | bytes) -> None:
 def _checked(path: str | os.PathLike[str]) -> Path:
     absolute = local_path(
         path,
-        instead_of_url="Give a local path; `holdfast.checkpoint.remote.Remote` pushes it there.",
+        instead_of_url="Give a local path; `holdfast.checkpoint.storage.remote.Remote` pushes it there.",
     )
     if _step(absolute) is None:
         raise BadUse(

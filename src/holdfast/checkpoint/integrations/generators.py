@@ -3,7 +3,8 @@
 from collections.abc import MutableMapping
 from typing import Any
 
-from holdfast.checkpoint import Checkpointer, rng
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.state import random_state
 
 
 class Generators:
@@ -15,17 +16,17 @@ class Generators:
 
     def restore(self, ckpt: Checkpointer, state: MutableMapping[str, Any], **options: Any) -> int:
         """`ckpt.restore`, which does not change this process's generators; see there for what it raises."""
-        before = rng.capture()
+        before = random_state.capture()
         step = ckpt.restore(state, **options)
         if step:
-            self._held = rng.capture()
-            rng.put_back(before)
+            self._held = random_state.capture()
+            random_state.put_back(before)
         return step
 
     def put_back(self) -> None:
         """Set this process's, once."""
         if self._held is not None:
-            rng.put_back(self._held)
+            random_state.put_back(self._held)
             self._held = None
 
     @property

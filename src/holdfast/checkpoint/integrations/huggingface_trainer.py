@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint import Checkpointer, outlive_sigterm
+from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.reporting import Reporter
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.replacing import replaced
+from holdfast.checkpoint.schedule.replaced_attributes import replaced
 from holdfast.core.errors import BadUse
 
 try:

@@ -20,12 +20,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.arguments import checkpoint_folder
+from holdfast.checkpoint.config import checkpoint_folder
+from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.reporting import Reporter
-from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.replacing import replaced
+from holdfast.checkpoint.schedule.replaced_attributes import replaced
 from holdfast.core.errors import BadUse, StateMismatch
 from holdfast.core.link import connected_link
 

@@ -16,13 +16,13 @@ from typing import Any, Final
 import torch
 
 from holdfast.checkpoint import Checkpointer, SaveHandle, scan
-from holdfast.checkpoint.filling import restore_into
-from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.format.manifest import Save
+from holdfast.checkpoint.format.paths import step_path
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.reporting import Reporter
-from holdfast.checkpoint.manifest import Save
-from holdfast.checkpoint.opening import open_together
-from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.restore.load import restore_into
+from holdfast.checkpoint.restore.open import open_together
 from holdfast.core.errors import DamagedCheckpoint
 
 try:

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from holdfast.checkpoint.huggingface import CONFIG, INDEX, SINGLE, is_small_file, small_files
-from holdfast.checkpoint.manifest import MANIFEST_NAME, ManifestError, read_manifest
+from holdfast.checkpoint.convert.hf_model import CONFIG, INDEX, SINGLE, is_small_file, small_files
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME, ManifestError, read_manifest
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 from holdfast.evaluate.weights.manifest import ModelFile, ModelManifest, chunk_size_for, cut
 from holdfast.evaluate.weights.source import Source, open_source
@@ -41,7 +41,7 @@ def describe(
     Args:
         model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face folder, or one checkpoint.
         hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its model.
-        name_map: for a checkpoint whose names differ: the file that says how (`holdfast.checkpoint.names`).
+        name_map: for a checkpoint whose names differ: the file that says how (`holdfast.checkpoint.state.name_map`).
         chunk_bytes: of a chunk, at most; by the model's size where None. The digest of a model depends on it.
 
     Raises:
@@ -136,9 +136,9 @@ async def _describe_checkpoint(
             f"{model} is a checkpoint, which has neither the model's configuration nor its tokenizer. "
             "Give a folder with both by --hf-config."
         )
-    from holdfast.checkpoint.conversion import settle_conversion
-    from holdfast.checkpoint.metadata import check_against_files, read_metadata
-    from holdfast.checkpoint.names import read_name_map
+    from holdfast.checkpoint.convert.safetensors import settle_conversion
+    from holdfast.checkpoint.format.dcp_metadata import check_against_files, read_metadata
+    from holdfast.checkpoint.state.name_map import read_name_map
 
     names = read_name_map(None if name_map is None else Path(name_map))
     with tempfile.TemporaryDirectory() as temporary:

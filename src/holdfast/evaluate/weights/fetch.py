@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast.checkpoint.huggingface import write_small_files
-from holdfast.checkpoint.manifest import FileEntry, ManifestError, check_contents
+from holdfast.checkpoint.convert.hf_model import write_small_files
+from holdfast.checkpoint.format.manifest import FileEntry, ManifestError, check_contents
 from holdfast.core.clock import Clock
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.weights.exchange import ChunkServer
@@ -255,7 +255,7 @@ class _Model:
         making.mkdir(mode=0o700)
         command = (
             "-m",
-            "holdfast.checkpoint.converting",
+            "holdfast.checkpoint.convert.convert_process",
             str(self._memory.path(self._chunks_name)),
             str(making),
         )

@@ -1,0 +1,147 @@
+"""Deleting by a policy, by hand: what goes, and why each of the others stays."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.checkpoint.catalog.annotations import held
+from holdfast.checkpoint.catalog.annotations_lock import locked
+from holdfast.checkpoint.catalog.catalog import (
+    CheckpointInfo,
+    Progress,
+    inspect,
+    scan,
+    verify_and_note,
+)
+from holdfast.checkpoint.catalog.retention import Retention, Verdict, judge
+from holdfast.checkpoint.catalog.staging_dir import erase, erase_abandoned, hide
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What was judged, newest first, and of those that go by it, which are gone, and which could not be deleted."""
+
+    verdicts: list[Verdict]
+    deleted: list[Path]
+    failed: list[Path]
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes of the checkpoints that are gone."""
+        return sum(
+            verdict.info.size_bytes
+            for verdict in self.verdicts
+            if verdict.info.path in self.deleted
+        )
+
+
+def prune(
+    folder: Path,
+    policy: Retention,
+    *,
+    by: str,
+    now_s: float,
+    dry_run: bool = False,
+    progress: Progress = lambda _done, _total: None,
+) -> Pruned:
+    """Apply a policy to a folder of checkpoints.
+
+    Before anything goes, the newest of those that stay is read whole, and if it is damaged the next, unless one that
+    is newer than all that goes is marked verified: nobody must be thrown back further than what went. What that finds
+    is noted by `by`. One that cannot be deleted stays, and says why.
+
+    Raises:
+        NotFound: `folder` is not a folder.
+        BadUse: the policy has no rule, or names a metric that no checkpoint has.
+    """
+    if not policy.has_rules:
+        raise BadUse(
+            "Nothing says what stays. Give at least one rule: --last, --every, --best or --within."
+        )
+    _check_metrics(folder, policy)
+    if dry_run:
+        return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[], failed=[])
+    erase_abandoned(folder)
+    verdicts = _judge_beside_a_verified_one(folder, policy, by=by, now_s=now_s, progress=progress)
+    deleted, failed = [], []
+    for index, verdict in enumerate(verdicts):
+        if not verdict.stays:
+            try:
+                claim = delete_unclaimed(verdict.info, now_s=now_s)
+            except (OSError, HoldfastError) as error:
+                failed.append(verdict.info.path)
+                claim = f"it could not be deleted: {error}"
+            if claim:
+                verdicts[index] = replace(verdict, stays=(claim,), goes=None)
+            else:
+                deleted.append(verdict.info.path)
+    return Pruned(verdicts=verdicts, deleted=deleted, failed=failed)
+
+
+def delete_unclaimed(
+    judged: CheckpointInfo, *, now_s: float | None, progress: Callable[[int], None] = lambda _: None
+) -> str | None:
+    """Delete a checkpoint, unless it has changed since it was judged; returns why it stays, None if it is gone.
+
+    `progress` is told 1 after each file.
+    Whoever marks it takes the same lock: the mark comes first and it stays, or fails and says that it is gone.
+
+    Raises:
+        CheckpointError: another process does not let go of the marks.
+        OSError: the folder cannot be written.
+    """
+    try:
+        with locked(judged.path):
+            now = inspect(judged.path)
+            if now.marks.pinned is not None:
+                return "pinned"
+            if now.marks.unreadable is not None:
+                return f"its marks cannot be read: {now.marks.unreadable}"
+            if holders := now.marks.wanted_by(now_s):
+                return f"wanted by {', '.join(holders)}"
+            if now.marks.as_dict() != judged.marks.as_dict():
+                return "it was marked meanwhile"
+            if (now.created_at_s, now.size_bytes) != (judged.created_at_s, judged.size_bytes):
+                return "its step was saved again meanwhile"
+            hidden = hide(judged.path)
+    except NotFound:  # somebody else has deleted it
+        return None
+    if hidden is None:
+        return "it could not be deleted"
+    erase(hidden, progress)
+    return None
+
+
+def _judge_beside_a_verified_one(
+    folder: Path, policy: Retention, *, by: str, now_s: float, progress: Progress
+) -> list[Verdict]:
+    damaged: set[Path] = set()
+    while True:
+        verdicts = judge(scan(folder), policy, now_s=now_s, damaged=damaged)
+        line = [verdict for verdict in verdicts if not verdict.info.abandoned]
+        staying = [verdict.info for verdict in line if verdict.stays and verdict.is_whole]
+        going = [verdict.info.step for verdict in line if not verdict.stays]
+        if not going or any(info.marks.verified and info.step >= going[0] for info in staying):
+            return verdicts
+        # Where anything goes, the newest that is whole stays, so there is one to read.
+        newest = staying[0]
+        with contextlib.suppress(NotFound):  # the job has deleted it already, as it is to
+            with held(newest.path, "prune", clock_s=lambda: now_s):
+                found = verify_and_note(newest, by=by, now_s=now_s, progress=progress)
+            if found.state == "verified":
+                return verdicts
+            damaged.add(newest.path)
+
+
+def _check_metrics(folder: Path, policy: Retention) -> None:
+    known = {name for info in scan(folder) for name in info.marks.metrics}
+    for best in policy.best:
+        if best.metric not in known:
+            there = (
+                f"Those there are: {', '.join(sorted(known))}."
+                if known
+                else "None has any; `holdfast.checkpoint.catalog.annotations.note_metrics` gives it one."
+            )
+            raise BadUse(f"No checkpoint in {folder} has a metric {best.metric!r}. {there}")

@@ -1,0 +1,234 @@
+"""Which checkpoints stay, and why: a policy, and pure functions that apply it."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo
+from holdfast.checkpoint.config import check_whole
+from holdfast.core.errors import BadUse
+
+_DOUBLE = "its step was saved again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The `count` checkpoints with the least (`min`) or largest (`max`) value of a metric; the newer of two equals."""
+
+    metric: str
+    count: int
+    mode: Literal["min", "max"]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "count", check_whole(f"count of {self.metric!r}", self.count, least=1)
+        )
+        if not self.metric:
+            raise BadUse(
+                "A metric has a name. Give one that an evaluation has noted, such as 'loss'."
+            )
+        if self.mode not in ("min", "max"):
+            raise BadUse(f"mode of {self.metric!r} is {self.mode!r}; allowed are 'min' and 'max'.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """What stays: whatever one of the rules names. Without a rule all do.
+
+    `last`: the newest so many. `every_steps`: those whose step it divides. `within_s`: those written in the last so
+    many seconds. `best`: those with the best value of a metric.
+
+    The rules apply to the steps of the line that training is on, and apart from those to the abandoned ones.
+
+    Whatever the rules, these stay as well: the newest; the newest that is marked verified, and the newest that is
+    marked healthy; the pinned and the wanted; those whose marks cannot be read; and, as evidence, the damaged.
+
+    Raises:
+        BadUse: a value is not allowed.
+    """
+
+    last: int | None = None
+    every_steps: int | None = None
+    within_s: float | None = None
+    best: tuple[Best, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("last", "every_steps"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_whole(name, getattr(self, name), least=1))
+        if self.within_s is not None and not (self.within_s > 0 and math.isfinite(self.within_s)):
+            raise BadUse(f"within_s is {self.within_s!r}; allowed is a number of seconds above 0.")
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether anything may go by age; doubles of a step go in any case."""
+        return bool(self.best) or any(
+            rule is not None for rule in (self.last, self.every_steps, self.within_s)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of one checkpoint. `stays`: every reason why; none means that it goes, and `goes` says why.
+
+    `is_whole`: it is not known to be damaged.
+    """
+
+    info: CheckpointInfo
+    is_whole: bool
+    stays: tuple[str, ...] = ()
+    goes: str | None = None
+
+
+def judge(
+    checkpoints: Sequence[CheckpointInfo],
+    policy: Retention,
+    *,
+    now_s: float | None,
+    damaged: Collection[Path] = (),
+    committed: Path | None = None,
+) -> list[Verdict]:
+    """Say of each checkpoint why it stays, or that it goes.
+
+    Args:
+        checkpoints: what `scan` found, in its order: newest first, the proper name of a step before its replaced one.
+        policy: the rules.
+        now_s: seconds since the Unix epoch; None: no want has ended, and `within_s` keeps all.
+        damaged: those known to be damaged.
+        committed: one that was written and checked just now.
+
+    Returns:
+        A verdict for each, in the same order.
+    """
+    whole = [info for info in checkpoints if _damage(info, damaged) is None]
+    first_of_step: dict[int, CheckpointInfo] = {}
+    for info in whole:
+        first_of_step.setdefault(info.step, info)
+    counted = list(first_of_step.values())
+    on_line = [info for info in counted if not info.abandoned] or counted
+    reasons: dict[Path, list[str]] = {info.path: [] for info in checkpoints}
+    abandoned = [] if on_line is counted else [info for info in counted if info.abandoned]
+    if policy.has_rules:
+        found = [*_by_rules(on_line, policy, now_s)]
+        found += ((info, f"abandoned, {why}") for info, why in _by_rules(abandoned, policy, now_s))
+    else:
+        found = [(info, "there is no rule") for info in counted]
+    for info, why in (*found, *_always(whole, on_line, now_s, committed)):
+        reasons[info.path].append(why)
+    verdicts = []
+    for info in checkpoints:
+        damage = _damage(info, damaged)
+        stays = tuple(reasons[info.path]) if damage is None else (f"evidence: {damage}",)
+        is_double = first_of_step.get(info.step) is not info
+        goes = None if stays else _DOUBLE if is_double else "no rule keeps it"
+        verdicts.append(Verdict(info=info, is_whole=damage is None, stays=stays, goes=goes))
+    return verdicts
+
+
+def superfluous(
+    checkpoints: Sequence[CheckpointInfo],
+    *,
+    committed: Path,
+    damaged: Collection[Path],
+    keep: int | Retention | None,
+    now_s: float | None = None,
+) -> list[CheckpointInfo]:
+    """Choose what to delete once `committed`, the one just verified, is durable; see `judge`.
+
+    `keep` as a number is `Retention(last=keep)`. Doubles of a step come first.
+    """
+    policy = keep if isinstance(keep, Retention) else Retention(last=keep)
+    verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged, committed=committed)
+    going = sorted(
+        (verdict for verdict in verdicts if not verdict.stays),
+        key=lambda verdict: verdict.goes != _DOUBLE,
+    )
+    return [verdict.info for verdict in going]
+
+
+def best_first(checkpoints: Sequence[CheckpointInfo], best: Best) -> list[CheckpointInfo]:
+    """Those that have a value of a metric, the best first, the newer of two equals before the other."""
+    sign = 1 if best.mode == "min" else -1
+    values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in checkpoints}
+    known = [info for info in checkpoints if not math.isnan(values[info.path])]
+    return sorted(known, key=lambda info: (sign * values[info.path], -info.step))
+
+
+def deletable_for_room(
+    checkpoints: Sequence[CheckpointInfo],
+    *,
+    damaged: Collection[Path],
+    keep: Retention,
+    now_s: float | None,
+) -> list[CheckpointInfo]:
+    """Choose what may be deleted where the disk is full, doubles of a step first and then the oldest.
+
+    `keep.last` counts as 1: the newest ones are kept in case one is damaged, and a newer one is worth more than that.
+    Every other reason to stay holds, see `judge`.
+    """
+    policy = keep if keep.last is None else replace(keep, last=1)
+    verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged)
+    going = [verdict for verdict in verdicts if not verdict.stays]
+    going.sort(key=lambda verdict: (verdict.goes != _DOUBLE, verdict.info.step))
+    return [verdict.info for verdict in going]
+
+
+def _by_rules(
+    counted: Sequence[CheckpointInfo], policy: Retention, now_s: float | None
+) -> Iterator[tuple[CheckpointInfo, str]]:
+    for info in counted[: policy.last or 0]:
+        yield info, f"one of the last {policy.last}"
+    for info in counted:
+        if policy.every_steps is not None and info.step % policy.every_steps == 0:
+            yield info, f"every {policy.every_steps} steps"
+        if policy.within_s is not None and _is_within(info, policy.within_s, now_s):
+            yield info, f"written within {policy.within_s:.0f} s"
+    for best in policy.best:
+        for place, info in enumerate(best_first(counted, best)[: best.count], start=1):
+            yield (
+                info,
+                f"{best.metric} {info.marks.metrics[best.metric]:g} is number {place} ({best.mode})",
+            )
+
+
+def _always(
+    whole: Sequence[CheckpointInfo],
+    counted: Sequence[CheckpointInfo],
+    now_s: float | None,
+    committed: Path | None,
+) -> Iterator[tuple[CheckpointInfo, str]]:
+    for info in counted[:1]:
+        yield info, "the newest"
+    line = [info for info in whole if info.abandoned == counted[0].abandoned]
+    for info in [info for info in line if info.marks.verified][:1]:
+        yield info, "the newest that is verified"
+    for info in [info for info in line if info.marks.healthy][:1]:
+        yield info, "the newest that is healthy"
+    for info in whole:
+        if info.path == committed:
+            yield info, "written just now"
+        if info.marks.pinned is not None:
+            yield info, "pinned" + (f": {info.marks.pinned.why}" if info.marks.pinned.why else "")
+        for holder in info.marks.wanted_by(now_s):
+            yield info, f"wanted by {holder}"
+        if info.marks.unreadable is not None:
+            yield info, f"its marks cannot be read: {info.marks.unreadable}"
+
+
+def is_damaged(info: CheckpointInfo, damaged: Collection[Path]) -> bool:
+    """Return whether a checkpoint is known to be damaged; `damaged`: what was found by the caller."""
+    return _damage(info, damaged) is not None
+
+
+def _is_within(info: CheckpointInfo, within_s: float, now_s: float | None) -> bool:
+    return now_s is None or info.created_at_s is None or info.created_at_s >= now_s - within_s
+
+
+def _damage(info: CheckpointInfo, damaged: Collection[Path]) -> str | None:
+    if info.state not in ("written", "verified"):
+        return info.reason or info.state
+    if info.marks.damaged is not None:
+        return info.marks.damaged.why or "it was found damaged"
+    return "it did not verify" if info.path in damaged else None

@@ -1,0 +1,1 @@
+"""Inspect, compare, import, export and consolidate checkpoints."""

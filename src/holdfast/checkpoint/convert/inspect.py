@@ -1,0 +1,199 @@
+"""What one checkpoint holds, of Holdfast or of DCP alone: its files, its tensors, and how much each entry takes."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from holdfast.checkpoint.catalog.annotations import MARKS_NAME
+from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
+from holdfast.checkpoint.catalog.catalog import step_of
+from holdfast.checkpoint.convert.plain_dcp import check_foreign, check_whole, file_sizes
+from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX
+from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME, read_metadata
+from holdfast.checkpoint.format.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    UnreadError,
+    check_contents,
+    check_sizes,
+    read_manifest,
+)
+from holdfast.checkpoint.format.verified_files import VerifiedFiles
+from holdfast.core.errors import CheckpointError, NotFound
+
+_BESIDE = (MANIFEST_NAME, MARKS_NAME, f"{MARKS_NAME}.damaged", LOCK_NAME)
+"""Files in a checkpoint's folder that hold none of what was saved; the sidecars with checksums are others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A checkpoint whose metadata was read. `manifest` is None where DCP alone wrote it. `files`: sizes in bytes."""
+
+    path: Path
+    manifest: Manifest | None
+    metadata: Metadata
+    files: dict[str, int]
+
+    def tensor(self, name: str) -> TensorStorageMetadata | None:
+        """What DCP says of a tensor; None where `name` is a plain value."""
+        saved = self.metadata.state_dict_metadata[name]
+        return saved if isinstance(saved, TensorStorageMetadata) else None
+
+    def files_of(self, name: str) -> list[str]:
+        """The files in which a value lies."""
+        saved = self.tensor(name)
+        parts = (
+            [MetadataIndex(name)]
+            if saved is None
+            else [MetadataIndex(name, each.offsets) for each in saved.chunks]
+        )
+        return sorted({str(self.metadata.storage_data[part].relative_path) for part in parts})
+
+    def entry_of(self, name: str) -> str:
+        """The top-level entry of the state that a value belongs to."""
+        paths: Any = self.metadata.planner_data
+        path = paths.get(name) if isinstance(paths, dict) else None
+        return str(path[0]) if path else name.partition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """One tensor: `dtype` and `shape` of all of it, over all ranks."""
+
+    name: str
+    entry: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    files: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryTotal:
+    """A top-level entry of the state: how many tensors and plain values it has, and the bytes of the tensors."""
+
+    entry: str
+    tensors: int
+    plain_values: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """What a checkpoint holds; tensors and entries in the order of their names."""
+
+    tensors: list[Tensor]
+    plain_values: list[str]
+    entries: list[EntryTotal]
+
+
+def open_for_reading(path: Path) -> Opened:
+    """Read the metadata of a checkpoint, of which nothing is run, and check it against the files.
+
+    Raises:
+        NotFound: there is no checkpoint there; the message says what is.
+        CheckpointError: it is damaged, or cannot be read; the message says how.
+    """
+    if not path.is_dir():
+        raise NotFound(f"There is no checkpoint {path}. Give the folder of one step.")
+    if not (path / METADATA_NAME).is_file() and not (path / MANIFEST_NAME).is_file():
+        steps = sorted(each.parent for each in path.glob(f"step-*/{METADATA_NAME}"))
+        hint = (
+            f"It holds some: give one of them, such as {steps[-1]}."
+            if steps
+            else "Give the folder of one step."
+        )
+        raise NotFound(f"{path} is no checkpoint: it has no {METADATA_NAME}. {hint}")
+    try:
+        files = {
+            name: size_bytes
+            for name, size_bytes in file_sizes(path).items()
+            if not _is_beside(name)
+        }
+        manifest = _manifest(path)
+        if manifest is not None:
+            check_sizes(path, manifest.files)
+            check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
+        metadata = read_metadata(path)
+        check_whole(metadata, files)
+    except (ManifestError, OSError) as error:
+        raise _refusal(path, error) from error
+    return Opened(path=path, manifest=manifest, metadata=metadata, files=files)
+
+
+@contextmanager
+def reading_verified(opened: Opened) -> Iterator[VerifiedFiles | None]:
+    """What checks each byte of a checkpoint as it is read; None where DCP alone wrote it, and it has been checked.
+
+    Raises:
+        CheckpointError: it is damaged, or cannot be read; the message says how.
+    """
+    if opened.manifest is None:
+        found = check_foreign(opened.path)
+        if found.state == "damaged":
+            raise CheckpointError(
+                f"{opened.path} is damaged: {found.reason}. Take another checkpoint."
+            )
+        yield None
+        return
+    try:
+        yield VerifiedFiles(opened.path, opened.manifest.files)
+    except ManifestError as error:
+        raise _refusal(opened.path, error) from error
+
+
+def take_inventory(opened: Opened) -> Inventory:
+    """List what a checkpoint holds; reads nothing more."""
+    tensors, plain_values = [], []
+    totals: dict[str, list[int]] = {}
+    for name in sorted(opened.metadata.state_dict_metadata):
+        entry = opened.entry_of(name)
+        total = totals.setdefault(entry, [0, 0, 0])
+        saved = opened.tensor(name)
+        if saved is None:
+            plain_values.append(name)
+            total[1] += 1
+            continue
+        dtype = saved.properties.dtype
+        tensors.append(
+            Tensor(
+                name=name,
+                entry=entry,
+                dtype=str(dtype).removeprefix("torch."),
+                shape=tuple(saved.size),
+                size_bytes=math.prod(saved.size) * dtype.itemsize,
+                files=opened.files_of(name),
+            )
+        )
+        total[0] += 1
+        total[2] += tensors[-1].size_bytes
+    entries = [
+        EntryTotal(entry=entry, tensors=count, plain_values=plain, size_bytes=size_bytes)
+        for entry, (count, plain, size_bytes) in sorted(totals.items())
+    ]
+    return Inventory(tensors=tensors, plain_values=plain_values, entries=entries)
+
+
+def _refusal(path: Path, error: ManifestError | OSError) -> CheckpointError:
+    if isinstance(error, UnreadError | OSError):
+        return CheckpointError(
+            f"{path} cannot be read: {error}. Try again, or take another checkpoint."
+        )
+    return CheckpointError(f"{path} is damaged: {error}. Take another checkpoint.")
+
+
+def _is_beside(name: str) -> bool:
+    return name in _BESIDE or name.endswith(SIDECAR_SUFFIX)
+
+
+def _manifest(path: Path) -> Manifest | None:
+    step = step_of(path)
+    if step is None or not (path / MANIFEST_NAME).is_file():
+        return None
+    return read_manifest(path, step=step)

@@ -1,0 +1,196 @@
+"""Checkpoints that PyTorch Distributed Checkpoint wrote by itself: what can be checked where there is no manifest.
+
+Their metadata has no checksum; it is read through the list of allowed names and must agree with the files. Each value
+is an archive whose records mostly have a CRC-32 (`blobs`).
+"""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+
+from holdfast.checkpoint.catalog.annotations import Marks
+from holdfast.checkpoint.catalog.catalog import Progress
+from holdfast.checkpoint.format.dcp_metadata import check_against_files, read_metadata
+from holdfast.checkpoint.format.manifest import ManifestError
+from holdfast.checkpoint.format.torch_blobs import BlobError, check_blob
+from holdfast.checkpoint.state.capture import STRUCTURE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForeignInfo:
+    """A checkpoint without a manifest.
+
+    `state`: `checked` (every value is whole and matches its CRC-32), `unverifiable` (nothing wrong was found, but
+    not every value has a checksum), `damaged`; `reason` says more. Step, time and marks it has none.
+    """
+
+    path: Path
+    state: Literal["checked", "unverifiable", "damaged"]
+    size_bytes: int
+    reason: str
+    step: None = None
+    created_at_s: None = None
+    marks: Marks = field(default_factory=Marks)
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a folder without a manifest was written by DCP alone; else it is one of Holdfast's that lost its own."""
+    try:
+        return STRUCTURE not in read_metadata(path).state_dict_metadata
+    except ManifestError:
+        return True  # `check_foreign` says what is wrong with it
+
+
+def check_foreign(path: Path, *, progress: Progress = lambda _done, _total: None) -> ForeignInfo:
+    """Read a whole checkpoint that DCP wrote by itself, and say what is known of it."""
+    sizes_bytes = file_sizes(path)
+    size_bytes = sum(sizes_bytes.values())
+    try:
+        metadata = read_metadata(path)
+        _check_foreign(metadata)
+        check_whole(metadata, sizes_bytes)
+        unchecked, values = _check_blobs(path, metadata, progress)
+    except (ManifestError, OSError) as error:
+        return ForeignInfo(path=path, state="damaged", size_bytes=size_bytes, reason=str(error))
+    if unchecked:
+        reason = f"structure ok, but {unchecked} of {values} values have no checksum, so their bits cannot be checked"
+        return ForeignInfo(path=path, state="unverifiable", size_bytes=size_bytes, reason=reason)
+    reason = "every value matches its CRC-32; without a manifest the metadata has no checksum"
+    return ForeignInfo(path=path, state="checked", size_bytes=size_bytes, reason=reason)
+
+
+def _check_foreign(metadata: Metadata) -> None:
+    if STRUCTURE in metadata.state_dict_metadata:
+        raise ManifestError("Holdfast wrote it, and its manifest is missing")
+
+
+def file_sizes(path: Path) -> dict[str, int]:
+    """The files of a checkpoint by their path with `/`, and their sizes in bytes."""
+    files = (Path(root, name) for root, _, names in os.walk(path) for name in names)
+    return {
+        file.relative_to(path).as_posix(): file.stat().st_size for file in files if file.is_file()
+    }
+
+
+def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
+    """Check that the metadata agrees with itself and with the files: all of every tensor, and nothing twice.
+
+    Raises:
+        ManifestError: it does not; the message names the value.
+    """
+    try:
+        check_against_files(metadata, sizes_bytes)
+        _check_names(metadata)
+        for name, saved in metadata.state_dict_metadata.items():
+            if isinstance(saved, TensorStorageMetadata):
+                _check_tensor(name, saved)
+        for index, needed_bytes in _needed_bytes(metadata).items():
+            stored = metadata.storage_data[index]
+            if stored.length < needed_bytes and not is_transformed(stored):
+                raise ManifestError(
+                    f"{index.fqn!r} has {stored.length} of its {needed_bytes} bytes in a file"
+                )
+        ends: dict[str, tuple[int, str]] = {}
+        for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
+            if file not in sizes_bytes:
+                raise ManifestError(f"{index.fqn!r} lies in {file}, which is no file of it")
+            end, before = ends.get(file, (0, ""))
+            if offset < end:
+                raise ManifestError(f"{index.fqn!r} and {before!r} overlap in {file}")
+            ends[file] = offset + length, index.fqn
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # whoever made it up may have made up anything
+        raise ManifestError(f"its metadata is not what it should be ({error})") from error
+
+
+def _check_names(metadata: Metadata) -> None:
+    paths: Any = metadata.planner_data
+    names = [*metadata.state_dict_metadata, *(paths or ())]
+    if not all(isinstance(name, str) for name in names):
+        raise ManifestError("its metadata has a name that is no text")
+    if paths and not all(_is_place(path) for path in paths.values()):
+        raise ManifestError("its metadata says of a name where it belongs, and that is no place")
+
+
+def _is_place(path: Any) -> bool:
+    return (
+        isinstance(path, tuple | list)
+        and bool(path)
+        and all(isinstance(part, str | int) for part in path)
+    )
+
+
+def is_transformed(stored: Any) -> bool:
+    """Whether an extension of DCP's has changed its bytes, such as to compress them."""
+    return bool(getattr(stored, "transform_descriptors", None))
+
+
+def _check_tensor(name: str, saved: TensorStorageMetadata) -> None:
+    written = 0
+    for chunk in saved.chunks:
+        if len(chunk.sizes) != len(saved.size) or any(
+            offset < 0 or size < 0 or offset + size > whole
+            for offset, size, whole in zip(chunk.offsets, chunk.sizes, saved.size, strict=True)
+        ):
+            raise ManifestError(f"a part of {name!r} lies outside of its shape")
+        written += math.prod(chunk.sizes)
+    if written < math.prod(saved.size):
+        raise ManifestError(
+            f"{name!r} is not whole: {written} of its {math.prod(saved.size)} values were written"
+        )
+
+
+def _places(metadata: Metadata) -> Iterator[tuple[str, int, int, MetadataIndex]]:
+    for index, stored in metadata.storage_data.items():
+        yield str(stored.relative_path), stored.offset, stored.length, index
+
+
+def _check_blobs(path: Path, metadata: Metadata, progress: Progress) -> tuple[int, int]:
+    """How many values have no checksum, and how many there are."""
+    needed_bytes = _needed_bytes(metadata)
+    total_bytes = sum(stored.length for stored in metadata.storage_data.values())
+    done_bytes = unchecked = 0
+
+    def read(count: int) -> None:
+        nonlocal done_bytes
+        done_bytes += count
+        progress(done_bytes, total_bytes)
+
+    with contextlib.ExitStack() as opened:
+        files: dict[str, int] = {}
+        for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
+            if is_transformed(metadata.storage_data[index]):
+                unchecked += 1
+                continue
+            if file not in files:
+                files[file] = os.open(path / file, os.O_RDONLY | os.O_CLOEXEC)
+                opened.callback(os.close, files[file])
+            try:
+                blob = check_blob(files[file], offset, length, read)
+            except BlobError as error:
+                raise ManifestError(f"{index.fqn!r} in {file} is damaged: {error}") from error
+            if blob.data_bytes < needed_bytes.get(index, 0):
+                raise ManifestError(
+                    f"{index.fqn!r} in {file} holds {blob.data_bytes} bytes instead of {needed_bytes[index]}"
+                )
+            unchecked += not blob.is_checked
+    return unchecked, len(metadata.storage_data)
+
+
+def _needed_bytes(metadata: Metadata) -> dict[Any, int]:
+    return {
+        MetadataIndex(name, chunk.offsets): math.prod(chunk.sizes) * saved.properties.dtype.itemsize
+        for name, saved in metadata.state_dict_metadata.items()
+        if isinstance(saved, TensorStorageMetadata)
+        for chunk in saved.chunks
+    }

@@ -1,0 +1,65 @@
+"""Check that all ranks have one checkpoint folder: each rank writes its part there, and reads the others' parts."""
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.place import own_place
+from holdfast.checkpoint.format.replica_digests import ranks_text
+from holdfast.core.errors import BadUse
+
+
+def check_shared(ranks: Ranks, folder: Path) -> None:
+    """Check that each rank sees in its folder the subfolder that rank 0 makes in the folder of rank 0. Collective.
+
+    Raises:
+        BadUse: some ranks do not see the subfolder.
+        OSError: rank 0 cannot write to its folder.
+    """
+    if ranks.world_size == 1:
+        return
+    # A subfolder that a crash leaves is deleted with the leftovers of other saves.
+    name = f".step-shared.{secrets.token_hex(4)}.tmp"
+    name = ranks.first(lambda: (folder / name).mkdir() or name)  # type: ignore[func-returns-value]
+    try:
+        found = ranks.together(lambda: (str(folder), (folder / name).is_dir()))
+    finally:
+        if ranks.rank == 0:
+            with contextlib.suppress(OSError):
+                (folder / name).rmdir()
+    _refuse(
+        [path for path, _ in found],
+        [rank for rank, (_, is_there) in enumerate(found) if not is_there],
+    )
+
+
+def check_alike(ranks: Ranks, folder: Path) -> None:
+    """Check, before any write, that ranks of one node which name the folder differently have the same folder.
+
+    Raises:
+        BadUse: some ranks have another folder.
+    """
+
+    def look() -> tuple[str, str, tuple[int, int]]:
+        found = folder.stat()
+        return str(folder), own_place().node, (found.st_dev, found.st_ino)
+
+    found = ranks.together(look)
+    path, node, place = found[0]
+    # A network folder may have several device numbers, if the folder is mounted more than once.
+    others = [
+        rank
+        for rank, (own, at, inode) in enumerate(found)
+        if own != path and at == node and inode != place
+    ]
+    _refuse([own for own, _, _ in found], others)
+
+
+def _refuse(paths: Sequence[str], others: Sequence[int]) -> None:
+    if others:
+        raise BadUse(
+            f"The folder of {ranks_text(others)}, {paths[others[0]]}, is not that of rank 0, {paths[0]}. "
+            "Give Checkpointer one folder that all ranks share."
+        )

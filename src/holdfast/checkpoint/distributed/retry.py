@@ -1,0 +1,182 @@
+"""Repeat a failed save: all ranks save at the same call of `save`, and a call without a failure costs nothing.
+
+Each rank finds by itself that a save has failed: the note of the rank that failed reaches the writing process of rank
+0, and the note of rank 0 reaches the other ranks (`commit`). The ranks find the failure during different steps. Each
+rank then records the number of the last call of `save` that the rank has begun, in the store of the process group, from
+a separate thread. The next call on the rank waits for the agreed call: the call after the last one that any rank has
+begun. No rank is past that call, since each rank waits at the first call after the one that the rank recorded.
+
+A rank may find the failure only much later, or never: its trainer has died, or its own part of the save timed out and
+the other parts did not. Such a rank keeps the other ranks waiting for `PATIENCE_S` at most: a rank that has waited so
+long records that no separate save makes up for this failure. The next due save is made in any case.
+"""
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.core.link import job_link
+
+_logger = logging.getLogger("holdfast")
+TRIES: Final = 3
+"""Failed saves in a row that are repeated at once; after more failures, the next due step saves again."""
+PATIENCE_S: Final = 30.0
+_LOOK_EVERY_S: Final = 0.005
+_LOOK_SELDOM_S: Final = 0.25
+_CLOSING_S: Final = 5.0
+_NEVER: Final = "never"
+
+
+class Retry:
+    """Retries of the saves of one Checkpointer. All ranks call `begin_call` equally often."""
+
+    def __init__(
+        self,
+        *,
+        patience_s: float = PATIENCE_S,
+        default_store: Callable[[], Any] | None = None,
+    ) -> None:
+        """Wait for the other ranks for `patience_s`; `default_store` returns a store that all ranks share."""
+        self._patience_s = patience_s
+        self._default_store = default_store or _default_store
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._is_due = False
+        self._open: list[_Agreement] = []
+        self._in_a_row = 0
+        self._closed = threading.Event()
+
+    def begin_call(self) -> bool:
+        """Count a call of `save`; return whether all ranks repeat a failed save in this call."""
+        with self._lock:
+            self._calls += 1
+            call, agreements = self._calls, tuple(self._open)
+            is_due, self._is_due = self._is_due, False
+        for agreement in agreements:
+            agreed = agreement.result()
+            is_due |= agreed == call
+            if agreed is None or agreed <= call:
+                with self._lock:
+                    self._open.remove(agreement)
+        return is_due
+
+    def failed(self, save: str, ranks: Ranks) -> int:
+        """Record that a save has failed, in any thread; return the number of failed saves in a row.
+
+        Args:
+            save: the name of the save on all ranks; empty: all ranks have found the failure in the same call.
+            ranks: the ranks that repeat the save.
+        """
+        with self._lock:
+            self._in_a_row += 1
+            is_worth_it = self._in_a_row <= TRIES
+            if ranks.world_size == 1 or not save:
+                self._is_due |= is_worth_it
+                return self._in_a_row
+            try:
+                own = f"holdfast-retry/{save}"
+                store = dist.PrefixStore(own, self._default_store())  # type: ignore[attr-defined]
+                agreement = _Agreement(store, ranks, self._calls, self._patience_s, self._closed)
+                agreement.start(is_worth_it=is_worth_it)
+            except (RuntimeError, ValueError) as error:  # the group or the interpreter ends
+                _logger.debug("there is no agreement about another try: %s", error)
+            else:
+                self._open.append(agreement)
+            return self._in_a_row
+
+    def succeeded(self) -> None:
+        """Record that a save has become durable."""
+        with self._lock:
+            self._in_a_row = 0
+
+    def close(self) -> None:
+        """End the threads; wait only a few seconds for each, since the store may not answer."""
+        self._closed.set()
+        with self._lock:
+            agreements = tuple(self._open)
+        for agreement in agreements:
+            agreement.finish(_CLOSING_S)
+
+
+class _Agreement:
+    """The agreement of all ranks about one failed save."""
+
+    def __init__(
+        self, store: Any, ranks: Ranks, call: int, patience_s: float, closed: threading.Event
+    ) -> None:
+        self._store = store
+        self._ranks = ranks
+        self._call = call
+        self._patience_s = patience_s
+        self._closed = closed
+        self._agreed: str | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, *, is_worth_it: bool) -> None:
+        """Record this rank's call in a thread; the thread of rank 0 decides once all ranks have recorded theirs.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        run = functools.partial(self._run, is_worth_it=is_worth_it)
+        self._thread = threading.Thread(target=run, name="holdfast-retry", daemon=True)
+        self._thread.start()
+
+    def finish(self, limit_s: float) -> None:
+        """Wait for the end of the thread, up to `limit_s`."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
+
+    def result(self) -> int | None:
+        """Wait for the agreement; return the call that all ranks save in, or None if there is none."""
+        if self._agreed is None:
+            with job_link().section("save"):
+                self._agreed = self._await()
+        return None if self._agreed == _NEVER else int(self._agreed)
+
+    def _run(self, *, is_worth_it: bool) -> None:
+        try:
+            self._store.set(str(self._ranks.rank), str(self._call))
+            if self._ranks.rank == 0:
+                self._decide(is_worth_it=is_worth_it)
+        except Exception as error:  # the store is gone, and with it the job
+            _logger.debug("this rank's call was not recorded: %s", error)
+
+    def _decide(self, *, is_worth_it: bool) -> None:
+        keys = [str(rank) for rank in range(self._ranks.world_size)]
+        pause_s = _LOOK_EVERY_S
+        while is_worth_it and not self._store.check(keys):
+            if self._store.check(["agreed"]) or self._closed.wait(pause_s):
+                return
+            pause_s = min(pause_s * 1.5, _LOOK_SELDOM_S)
+        call = str(1 + max(int(self._store.get(key)) for key in keys)) if is_worth_it else _NEVER
+        self._store.compare_set("agreed", "", call)
+
+    def _await(self) -> str:
+        until_s, pause_s = time.monotonic() + self._patience_s, _LOOK_EVERY_S
+        try:
+            while not self._store.check(["agreed"]):
+                if time.monotonic() > until_s:
+                    _logger.warning(
+                        "Some rank does not know yet that a save has failed: it is left to the next one."
+                    )
+                    return str(self._store.compare_set("agreed", "", _NEVER).decode())
+                time.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, _LOOK_SELDOM_S)
+            return str(self._store.get("agreed").decode())
+        except Exception as error:  # the store is gone, and with it the job
+            _logger.debug("there is no agreement about another try: %s", error)
+            return _NEVER
+
+
+def _default_store() -> Any:
+    with contextlib.suppress(AttributeError):
+        return dist.distributed_c10d._get_default_store()
+    raise RuntimeError("the process group has no store")

@@ -1,0 +1,33 @@
+"""Store and read one plain value in the form of PyTorch Distributed Checkpoint, without running code from it."""
+
+import io
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import CheckpointError
+
+
+def serialized(value: Any) -> bytes:
+    """A plain value as `torch.load` reads it, whatever follows it in its slot."""
+    written = io.BytesIO()
+    # Not the ZIP form, whose end is looked for at the end of the slot.
+    torch.save(value, written, _use_new_zipfile_serialization=False)
+    return written.getvalue()
+
+
+def load_plain(name: str, value: io.BytesIO) -> Any:
+    """Read a plain value as PyTorch stored it; nothing of it is run.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    try:
+        # Empty bytes are pickled as a call of `bytes`, which does no harm.
+        with torch.serialization.safe_globals([bytes]):
+            return torch.load(value, map_location="cpu", weights_only=True)
+    except Exception as error:  # whoever made it up may have made up anything
+        raise CheckpointError(
+            f"{name!r} is no plain value; reading it could run code from the file, so it was not read. "
+            "Leave its top-level entry out of the state to restore the rest."
+        ) from error

@@ -1,0 +1,48 @@
+"""Describe a rank's part of a durable checkpoint that is still in shared memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.checkpoint.format.rank_layout import Layout
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.shared_buffer import Arena, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A rank's part of a durable checkpoint, in memory; `blocks`: by file, the digests that its sidecar has too."""
+
+    order: Order
+    layout: Layout
+    arena: Arena
+    generation: int
+    blocks: Mapping[str, bytes]
+
+    def is_there(self) -> bool:
+        """Whether the arena still holds it."""
+        arena = self.arena
+        try:
+            return arena.generation == self.generation and arena.state is State.COMMITTED
+        except (AttributeError, ValueError):  # another thread has closed it
+            return False
+
+    def pack_notes(self) -> bytes:
+        """The layout, and the digests in the order of its files."""
+        layout = self.layout.pack()
+        digests = b"".join(self.blocks[shard.name] for shard in self.layout.shards)
+        return len(layout).to_bytes(_LENGTH_BYTES, "little") + layout + digests
+
+
+def unpack_notes(notes: bytes) -> tuple[Layout, bytes]:
+    """What `Snapshot.pack_notes` packed."""
+    end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
+    return Layout.unpack(notes[_LENGTH_BYTES:end]), notes[end:]
+
+
+def image_bytes(layout: Layout) -> int:
+    """How long an image of `layout` is."""
+    return max((shard.offset + shard.size_bytes for shard in layout.shards), default=0)
+
+
+_LENGTH_BYTES: Final = 8

@@ -1,0 +1,68 @@
+"""Describe one save to the writing processes of all ranks."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from holdfast.checkpoint.catalog.retention import Best, Retention
+from holdfast.checkpoint.format.manifest import Save
+from holdfast.checkpoint.format.paths import staging_path, step_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One save.
+
+    `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name,
+    what is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`;
+    the token is empty where there is no lease, and None where steps are no line of one training: then no step is
+    abandoned. `ancestors`: what was saved or restored before, newest first, of which some may have failed: the newest
+    that is there is the parent.
+    """
+
+    folder: Path
+    step: int
+    save: str
+    created_at_s: float
+    keep: Retention
+    damaged: tuple[Path, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    run: str = ""
+    lease: str | None = None
+    ancestors: tuple[Save, ...] = ()
+
+    @property
+    def session(self) -> str:
+        """What the `save` of all of one trainer's begins with, before a hyphen."""
+        return self.save.rpartition("-")[0]
+
+    @property
+    def staging(self) -> Path:
+        """The folder that it is written into."""
+        return staging_path(self.folder, self.step, self.save)
+
+    @property
+    def final(self) -> Path:
+        """The name that this folder gets."""
+        return step_path(self.folder, self.step)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a message."""
+        damaged = sorted(path.name for path in self.damaged)[-_DAMAGED:]
+        return {**asdict(self), "folder": str(self.folder), "damaged": damaged}
+
+    @classmethod
+    def of_json(cls, told: dict[str, Any]) -> Self:
+        """What `as_json` told."""
+        best = tuple(Best(**each) for each in told["keep"]["best"])
+        keep = Retention(**{**told["keep"], "best": best})
+        folder = Path(told["folder"])
+        damaged = tuple(folder / name for name in told["damaged"])
+        ancestors = tuple(Save(**each) for each in told["ancestors"])
+        return cls(
+            **{**told, "folder": folder, "keep": keep, "damaged": damaged, "ancestors": ancestors}
+        )
+
+
+_DAMAGED: Final = 1000
+"""Only the newest are told of: older ones go by no rule that a message could be too long for."""

@@ -1,0 +1,123 @@
+"""The ranks tell each other where they listen, and who holds whose snapshot."""
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import psutil
+
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.place import ENV_FAILURE_DOMAIN, ENV_NODE, Place, own_place
+from holdfast.checkpoint.memory.peer import Pairing
+from holdfast.checkpoint.memory.peer_protocol import TOKEN_BYTES
+from holdfast.checkpoint.memory.peer_sender import Peer
+from holdfast.checkpoint.memory.placement import partners
+
+_logger = logging.getLogger("holdfast")
+ENV_INTERFACES: Final = "GLOO_SOCKET_IFNAME"
+"""The network interfaces that gloo takes, of which the first that can be had is taken here."""
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class _Offer(NamedTuple):
+    place: Place
+    host: str
+    port: int
+    token: bytes
+
+
+def meet(ranks: Ranks) -> Pairing | None:
+    """Find this rank's peer; None, on all ranks, where there can be none, and rank 0 says why. Collective."""
+    listener: socket.socket | None = None
+    with contextlib.ExitStack() as undo:
+
+        def offer() -> _Offer:
+            nonlocal listener
+            listener = undo.enter_context(_listen())
+            host, port = listener.getsockname()[:2]
+            return _Offer(own_place(), host, port, secrets.token_bytes(TOKEN_BYTES))
+
+        try:
+            offers = ranks.together(offer)
+        except OSError as error:
+            if ranks.rank == 0:
+                _logger.warning("peer_memory: no snapshot is held on another node: %s", error)
+            return None
+        pairs = partners([each.place for each in offers])
+        partner = pairs[ranks.rank]
+        if ranks.rank == 0:
+            _say(offers, pairs)
+        if partner is None or listener is None:
+            return None
+        undo.pop_all()
+        _place, host, port, token = offers[partner]
+        return Pairing(
+            to=Peer(rank=partner, host=host, port=port, token=token),
+            listener=listener,
+            token=offers[ranks.rank].token,
+            ranks=tuple(rank for rank, holder in enumerate(pairs) if holder == ranks.rank),
+        )
+
+
+def _say(offers: list[_Offer], pairs: list[int | None]) -> None:
+    if None in pairs:
+        _logger.warning(
+            "peer_memory: all ranks are on one node, and no snapshot is held on another one. Where they are not, "
+            "give each node a name of its own in %s.",
+            ENV_NODE,
+        )
+        return
+    alike = sum(
+        bool(mine.place.domain) and mine.place.domain == offers[holder].place.domain
+        for mine, holder in zip(offers, pairs, strict=True)
+        if holder is not None
+    )
+    if alike:
+        _logger.warning(
+            "peer_memory: %d of %d ranks have their peer in their own failure domain, as more than half of the nodes "
+            "are in one (%s).",
+            *(alike, len(offers), ENV_FAILURE_DOMAIN),
+        )
+
+
+def _listen() -> socket.socket:
+    """A socket where gloo would have one: peers reach this node there, or the ranks' own group would not work either.
+
+    Raises:
+        OSError: this node has no such address.
+    """
+    failed: OSError | None = None
+    for family, host in _addresses():
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            listener.close()
+            failed = error
+        else:
+            return listener
+    raise OSError(
+        f"A rank has no address to listen at ({failed or 'no such interface'}). "
+        f"Name an interface of this node in {ENV_INTERFACES}."
+    )
+
+
+def _addresses() -> Iterator[tuple[int, str]]:
+    if names := os.environ.get(ENV_INTERFACES):
+        interfaces = psutil.net_if_addrs()
+        for name in names.split(","):
+            for address in interfaces.get(name.strip(), ()):
+                if (
+                    address.family in (socket.AF_INET, socket.AF_INET6)
+                    and "%" not in address.address
+                ):
+                    yield address.family, address.address
+        return
+    with contextlib.suppress(OSError):  # nobody knows the name
+        for found in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            yield found[0], str(found[4][0])
+    yield socket.AF_INET, _LOOPBACK

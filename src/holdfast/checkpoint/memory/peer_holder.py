@@ -1,0 +1,290 @@
+"""The newest durable snapshot of each rank that this one is the peer of, held in memory.
+
+Whoever knows the token, and is one of these ranks, may put one there. It is received beside the one before, each block
+compared with its digest, and takes its place once it is whole; where the memory is too short for both, the one before,
+which is the older of two durable ones by then, is given back first. No torch here.
+"""
+
+import contextlib
+import hmac
+import logging
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.checkpoint.format.checksums import BLOCK_BYTES, DIGEST_BYTES, digests_of
+from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Layout
+from holdfast.checkpoint.ipc.durable_snapshot import image_bytes, unpack_notes
+from holdfast.checkpoint.ipc.memory_reservation import reserved
+from holdfast.checkpoint.memory.peer_protocol import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    MAGIC,
+    PATIENCE_S,
+    TOKEN_BYTES,
+    Refused,
+    answer,
+    digest_of_notes,
+    read_announcement,
+    read_bytes,
+    read_into,
+)
+from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, Image, Told, notes_file
+from holdfast.core.memory import available_memory_bytes
+from holdfast.core.sockets import readable
+
+_logger = logging.getLogger("holdfast")
+_GREETING_S: Final = 5.0
+"""Whoever has not shown the token by then is turned away."""
+_SPARE_LINES: Final = 4
+"""So many more than there are ranks to hold for may be connected at once: strangers, and what has not ended yet."""
+_LOOK_EVERY_S: Final = 0.5
+_PAUSE_S: Final = 0.05
+_PATIENCE_S: Final = 30.0
+"""With others that take memory: a sender waits for an answer twice as long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held(Image):
+    """An image that is given back to the node once nobody uses this object any more; `arrival`: the order of these."""
+
+    arrival: int
+
+    def __del__(self) -> None:
+        for fd in (self.fd, self.notes):
+            os.close(fd)
+
+
+class Holder:
+    """Holds what the ranks of peer nodes send to this one."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: bytes,
+        ranks: Collection[int],
+        *,
+        max_bytes: float | None = None,
+        own_bytes: Callable[[], int] = lambda: 0,
+        free_bytes: Callable[[], int] = available_memory_bytes,
+    ) -> None:
+        """Listen, in threads that end with the process.
+
+        Args:
+            listener: a bound socket.
+            token: what a sender has to know.
+            ranks: whose snapshots are held.
+            max_bytes: what these and `own_bytes` may take together; None: as much as the node has.
+            own_bytes: what this process has taken otherwise.
+            free_bytes: how much memory the node has left; where it is less than `LEAST_FREE_BYTES`, nothing is held.
+        """
+        self._listener = listener
+        self._token = token
+        self._ranks = frozenset(ranks)
+        self._max_bytes = max_bytes
+        self._own_bytes = own_bytes
+        self._free_bytes = free_bytes
+        self._held: dict[int, Held] = {}
+        self._coming_bytes = 0
+        self._arrivals = 0
+        self._changing = threading.Lock()
+        self._lines = threading.BoundedSemaphore(len(self._ranks) + _SPARE_LINES)
+        listener.listen()
+        listener.setblocking(False)
+        threading.Thread(target=self._listen, name="holdfast-holder", daemon=True).start()
+
+    def images(self) -> list[Image]:
+        """All that is held; see `keeping.Others`."""
+        with self._changing:
+            return list(self._held.values())
+
+    def give_back(self) -> None:
+        """Let go of all that is held."""
+        with self._changing:
+            self._held.clear()
+
+    def _listen(self) -> None:
+        while True:
+            ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
+            if self._held and self._free_bytes() < LEAST_FREE_BYTES:
+                _logger.warning(
+                    "What is held for ranks of peer nodes is given back: this node is short of memory."
+                )
+                self.give_back()
+            if not ready:
+                continue
+            try:
+                line, _address = self._listener.accept()
+            except OSError:  # it has gone away; or no descriptor is left, which a moment may change
+                time.sleep(_PAUSE_S)
+                continue
+            if not self._lines.acquire(blocking=False):
+                line.close()
+                continue
+            try:
+                threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+            except RuntimeError as error:  # no thread is left
+                _logger.warning("A rank of a peer node is turned away: %s", error)
+                self._lines.release()
+                line.close()
+
+    def _serve(self, line: socket.socket) -> None:
+        try:
+            with line, contextlib.suppress(OSError):
+                self._greet(line)
+        finally:
+            self._lines.release()
+
+    def _greet(self, line: socket.socket) -> None:
+        head = read_bytes(line, HEAD_BYTES, within_s=_GREETING_S)
+        token = head[len(MAGIC) : len(MAGIC) + TOKEN_BYTES]
+        if not head.startswith(MAGIC) or not hmac.compare_digest(token, self._token):
+            return
+        line.settimeout(PATIENCE_S)
+        try:
+            self._take(
+                line,
+                read_announcement(line, int.from_bytes(head[len(MAGIC) + TOKEN_BYTES :], "big")),
+            )
+        except Refused as refused:
+            answer(line, str(refused))
+        except (ValueError, LookupError, TypeError) as error:
+            answer(line, f"it is none that can be understood ({error!r})")
+
+    def _take(self, line: socket.socket, announced: dict[str, Any]) -> None:
+        told = _told(announced)
+        if told.rank not in self._ranks:
+            raise Refused(f"this is not the peer of rank {told.rank}")
+        with self._room_for(told) as arrival, _memory(told) as fd:
+            answer(line)
+            notes = read_bytes(
+                line, told.notes_bytes, within_s=PATIENCE_S + told.notes_bytes / CHUNK_BYTES
+            )
+            if digest_of_notes(notes) != announced["notes"]:
+                raise Refused("the notes differ from what was announced")
+            layout, digests = unpack_notes(notes)
+            _check_notes(told, layout, digests)
+            _fill(fd, told, layout, digests, line)
+            held = Held(told=told, notes=notes_file(notes), fd=os.dup(fd), arrival=arrival)
+            with self._changing:
+                before = self._held.get(told.rank)
+                if before is None or before.arrival < arrival:
+                    self._held[told.rank] = held
+            del held, before
+        answer(line)
+
+    @contextlib.contextmanager
+    def _room_for(self, told: Told) -> Iterator[int]:
+        """Until it is there, nobody else takes the memory that it needs; the number of its arrival."""
+        needed = PAGE_BYTES + told.image_bytes + told.notes_bytes
+        with self._changing:
+            if self._left_bytes() < needed:
+                self._held.pop(told.rank, None)
+            if (left := self._left_bytes()) < needed:
+                raise Refused(
+                    f"it needs {needed:,} bytes of memory, and {max(left, 0):,} are left for it there"
+                )
+            self._coming_bytes += needed
+            self._arrivals += 1
+            arrival = self._arrivals
+        try:
+            yield arrival
+        finally:
+            with self._changing:
+                self._coming_bytes -= needed
+
+    def _left_bytes(self) -> int:
+        # What is coming has not taken all of its memory yet, and is counted as if it had none.
+        left = self._free_bytes() - LEAST_FREE_BYTES - self._coming_bytes
+        if self._max_bytes is not None:
+            held = sum(
+                PAGE_BYTES + each.told.image_bytes + each.told.notes_bytes
+                for each in self._held.values()
+            )
+            left = min(left, int(self._max_bytes) - self._own_bytes() - held - self._coming_bytes)
+        return left
+
+
+def _told(announced: dict[str, Any]) -> Told:
+    """What is announced, if it can be.
+
+    Raises:
+        Refused, LookupError, TypeError: it cannot.
+    """
+    told = Told(**{name: announced[name] for name in Told._fields})
+    numbers = (told.rank, told.world_size, told.step, told.image_bytes, told.notes_bytes)
+    if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(
+        told.save, str
+    ):
+        raise Refused("its announcement is none")
+    return told
+
+
+def _check_notes(told: Told, layout: Layout, digests: bytes) -> None:
+    """Whether all that follows has its place.
+
+    Raises:
+        Refused: it has not.
+    """
+    blocks = sum(-(-shard.size_bytes // BLOCK_BYTES) for shard in layout.shards)
+    within = all(shard.offset >= 0 and shard.size_bytes >= 0 for shard in layout.shards)
+    is_announced = (layout.rank, layout.world_size) == (told.rank, told.world_size)
+    if not (
+        within
+        and is_announced
+        and image_bytes(layout) == told.image_bytes
+        and len(digests) == blocks * DIGEST_BYTES
+    ):
+        raise Refused("the notes are not those of what was announced")
+
+
+@contextlib.contextmanager
+def _memory(told: Told) -> Iterator[int]:
+    """The descriptor of memory for an image.
+
+    Raises:
+        Refused: there is none.
+    """
+    needed = PAGE_BYTES + told.image_bytes
+    fd = os.memfd_create("holdfast-peer", os.MFD_CLOEXEC)
+    try:
+        try:
+            # The holders of this node's ranks are all asked at once.
+            with reserved(needed + LEAST_FREE_BYTES, patience_s=_PATIENCE_S) as free_bytes:
+                if needed + LEAST_FREE_BYTES > free_bytes:
+                    raise Refused(
+                        f"it needs {needed:,} bytes of memory, and others there take what is left"
+                    )
+                os.posix_fallocate(fd, 0, needed)
+        except OSError as error:
+            raise Refused(f"there is no memory for it there ({error.strerror})") from error
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _fill(fd: int, told: Told, layout: Layout, digests: bytes, line: socket.socket) -> None:
+    """Receive the files of the image, each block as its digest says.
+
+    Raises:
+        Refused: one is not.
+        OSError: they do not come.
+    """
+    memory = memoryview(mmap.mmap(fd, PAGE_BYTES + told.image_bytes))[PAGE_BYTES:]
+    at = 0
+    for shard in layout.shards:
+        file = memory[shard.offset : shard.offset + shard.size_bytes]
+        for begin in range(0, len(file), CHUNK_BYTES):
+            chunk = file[begin : begin + CHUNK_BYTES]
+            read_into(line, chunk)
+            found = digests_of(chunk)
+            if found != digests[at : at + len(found)]:
+                raise Refused(
+                    f"{shard.name} does not match its digests, in bytes {begin:,} to {begin + len(chunk):,}"
+                )
+            at += len(found)

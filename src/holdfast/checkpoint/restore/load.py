@@ -1,0 +1,208 @@
+"""A checkpoint into a state that fits it, and each rank's own part of one."""
+
+import functools
+import logging
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.restore.open import OpenCheckpoint, failing
+from holdfast.checkpoint.restore.state_part import Part
+from holdfast.checkpoint.state import random_state
+from holdfast.checkpoint.state.capture import OPTIMIZERS, rank_optimizers
+from holdfast.checkpoint.state.compatibility import ABSENT, Fit, fill
+from holdfast.checkpoint.state.parameter_names import parameter_names
+from holdfast.checkpoint.state.tensors import local
+from holdfast.core.errors import StateMismatch
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.state.renaming import Rename, Renaming
+
+_logger = logging.getLogger("holdfast")
+
+
+@dataclass
+class Terms:
+    """How to restore, see `Checkpointer.restore`, and what came of it.
+
+    Attributes:
+        strict: whether state and checkpoint must have the same names and types.
+        rng: whether the random generators are restored.
+        renaming: of the tensors of `state`.
+        missing: names that the checkpoint lacks.
+        unexpected: names that the state lacks.
+    """
+
+    strict: bool = True
+    rng: bool = True
+    renaming: "Renaming | None" = None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+
+    def rename_by(self, rename: "Rename | None") -> None:
+        """Read the name map, if one is given.
+
+        Raises:
+            BadUse: `rename` is no name map.
+        """
+        if rename is not None:
+            from holdfast.checkpoint.state.renaming import (
+                Renaming,  # few need it, and its regular expressions
+            )
+
+            self.renaming = Renaming(rename)
+
+
+def restore_into(
+    ranks: Ranks,
+    checkpoint: OpenCheckpoint,
+    state: MutableMapping[str, Any],
+    per_rank: MutableMapping[str, Any] | None,
+    terms: Terms | None = None,
+) -> str:
+    """Put a checkpoint into `state`, `per_rank` and this process's random generators. Collective.
+
+    Returns:
+        Nothing, or what of it is damaged: then tensors of `state` may hold parts of it.
+
+    Raises:
+        BadUse: `state` or `per_rank` is no dict of named entries, or a name map fits nothing.
+        StateMismatch: they do not fit the checkpoint; nothing was changed on any rank, unless it says so.
+        CheckpointError: it holds what must not be read.
+    """
+    same_world = checkpoint.manifest.world_size == ranks.world_size
+    parts: list[Part] = []
+    terms = terms or Terms()
+    saved, renaming = checkpoint.metadata.state_dict_metadata, terms.renaming
+    fit = Fit(saved, strict=terms.strict, transposed=renaming.transposed if renaming else ())
+    rng_skeleton: dict[str, Any] = {}
+    known: dict[str, Any] = {}
+
+    def begin() -> str:
+        nonlocal rng_skeleton
+        own = checkpoint.own(ranks.rank) if same_world else None
+        shared = checkpoint.shared
+        if renaming is not None:
+            shared = renaming.skeleton(shared, lambda leaf: not fit.has_plain(leaf))
+        parts.append(Part(state, shared, OPTIMIZERS, lost_empty=not checkpoint.has_structure))
+        if per_rank is not None:
+            if not same_world:
+                raise _another_world(ranks, checkpoint)
+            parts.append(Part(per_rank, own["user"] if own else {}, rank_optimizers(ranks.rank)))
+        rng_skeleton = own["rng"] if own and terms.rng else {}
+        leaves = [leaf for part in parts for leaf in part.plain_leaves() if fit.has_plain(leaf)]
+        return failing(lambda: known.update(checkpoint.read(dict.fromkeys(leaves))))
+
+    def look() -> None:
+        names = parameter_names(*((part.entries, part.targets) for part in parts))
+        for part, each in zip(parts, names, strict=True):
+            part.arrange(fit, known, each, renaming.name if renaming else str)
+            part.look(fit)
+        for part in parts:
+            part.adopt(fit)
+        if rng_skeleton:
+            fit.fit("rng", ABSENT, rng_skeleton)
+        _check_fits(fit, checkpoint)
+
+    if any(reasons := ranks.together(begin)):
+        return next(filter(None, reasons))
+    ranks.together(look)
+    loaded: dict[str, Any] = {}
+
+    def read(*, plain: bool) -> str:
+        wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
+        return failing(lambda: loaded.update(checkpoint.read(wanted)))
+
+    # Plain values first: they are what may be refused, and until then no tensor has changed.
+    for plain in (True, False):
+        reasons = ranks.together(functools.partial(read, plain=plain))
+        if any(reasons):
+            return next(filter(None, reasons))
+        if plain and rng_skeleton:
+            ranks.together(functools.partial(random_state.check, rng_skeleton, loaded))
+
+    def put() -> None:
+        fit.convert(loaded)
+        _check_same(fit, loaded)
+        for part in parts:
+            part.put(fit, loaded)
+        if rng_skeleton:
+            random_state.put_back(fill(ABSENT, rng_skeleton, loaded))
+
+    ranks.together(put)
+    terms.missing, terms.unexpected = tuple(fit.missing), tuple(fit.unexpected)
+    if not rng_skeleton and terms.rng and ranks.rank == 0:
+        _tell_of_generators(ranks, checkpoint)
+    return ""
+
+
+def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
+    """What every rank had saved under `per_rank`, by rank; tensors on the CPU. Not collective.
+
+    Raises:
+        CheckpointError: something could not be read.
+    """
+    states = []
+    for rank in range(checkpoint.manifest.world_size):
+        own = checkpoint.own(rank)
+        fit = Fit(checkpoint.metadata.state_dict_metadata)
+        skeleton = own["user"] if own else {}
+        fit.fit("per_rank", ABSENT, skeleton)
+        states.append(fill({}, skeleton, checkpoint.read(fit.wanted)))
+    return states
+
+
+def _check_fits(fit: Fit, checkpoint: OpenCheckpoint) -> None:
+    if fit.problems:
+        more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
+        raise StateMismatch(
+            f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
+            "Build it with the same model and optimizer, or leave that entry out to restore the rest."
+        )
+
+
+def _tell_of_generators(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
+    why = "Checkpointer.save has not saved it"
+    if checkpoint.manifest.world_size != ranks.world_size:
+        why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
+    _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
+
+
+def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:
+    """What is one tensor in the state, as tied weights are, is one in the checkpoint.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    for (name, flat), (other, beside) in fit.same:
+        if not torch.equal(_bits(loaded[flat]), _bits(loaded[beside])):
+            raise StateMismatch(
+                f"{name!r} and {other!r} are one tensor in the state, and two that differ in the checkpoint. Untie "
+                "them, as they were when it was saved; tensors of the state hold parts of it."
+            )
+        loaded[beside] = loaded[flat]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return (
+        local(tensor)
+        .detach()
+        .resolve_conj()
+        .resolve_neg()
+        .cpu()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+    )
+
+
+def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:
+    step, saved_by = checkpoint.manifest.step, checkpoint.manifest.world_size
+    return StateMismatch(
+        f"{checkpoint.path} was saved by {saved_by} ranks and is restored by {ranks.world_size}, "
+        "so per_rank has no one to go to. Restore without per_rank, take what each of them had from "
+        f"Checkpointer.per_rank_states({step}), and share it out."
+    )

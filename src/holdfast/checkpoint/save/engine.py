@@ -1,0 +1,238 @@
+"""One rank's saves from the call until they are durable.
+
+What happens where:
+
+| in the call | in a thread, while forward and backward run | in the writing process |
+|---|---|---|
+| take stock, copy what may change, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
+"""
+
+import contextlib
+import gc
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.catalog.retention import Retention
+from holdfast.checkpoint.config import Options
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.meeting import Meeting
+from holdfast.checkpoint.distributed.one_folder import check_shared
+from holdfast.checkpoint.format.manifest import Save
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.memory import client as kept
+from holdfast.checkpoint.memory.peer_discovery import meet
+from holdfast.checkpoint.save.optimizer_fence import Fence
+from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.save_job import SaveJob
+from holdfast.checkpoint.save.saved_event import Saved
+from holdfast.checkpoint.save.staging_thread import SaveThread, failed
+from holdfast.checkpoint.snapshot.buffer_pool import Seats
+from holdfast.checkpoint.snapshot.gpu.devices import current_streams
+from holdfast.checkpoint.snapshot.ownership import OptimizerTensors
+from holdfast.checkpoint.state.capture import collect
+from holdfast.checkpoint.state.parameter_names import ParameterNames
+from holdfast.checkpoint.writer.client import Writer
+from holdfast.core.errors import BadUse, SaveFailed
+
+_logger = logging.getLogger("holdfast")
+_UNFENCED: Final = (
+    "No optimizer of torch has made a step since the first save: save() returns when the state is copied. To train on "
+    "meanwhile, call ckpt.before_update() before the state changes."
+)
+_RECENT: Final = 16
+"""Saves of which the newest that became durable is the parent of the next."""
+
+
+class Engine:
+    """Saves the state of one rank, with those of the others."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        """Nothing is started before the first save."""
+        self._folder = folder
+        self._options = options
+        self._writer = Writer(
+            timeout_s=options.timeout_s,
+            max_write_bytes_s=options.max_write_bytes_s,
+            keep_s=options.keep_s,
+        )
+        self._seats = Seats(
+            self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0
+        )
+        self.optimizers = OptimizerTensors()
+        self._shape = Shape(options, self._writer, self._seats, self.optimizers)
+        self._training: Ranks | None = None  # `_ranks` are the same with a group of their own
+        self._ranks: Ranks | None = None
+        self._session = ""
+        self._named = ParameterNames()
+        self._saves = 0
+        self.run = self.lease = ""
+        """The run, and the token of the writer's lease, where there is one."""
+        self.hold: Callable[[Ranks], None] = lambda _ranks: None
+        """Called with the ranks before the first save, collective: it takes the lease."""
+        self._restored: Save | None = None
+        self._recent = deque[Save](maxlen=_RECENT)
+        self.fence = Fence(self._shape)
+        self.meeting = Meeting(options.process_group)
+        self.thread = SaveThread(
+            self._shape,
+            self._seats,
+            self._writer,
+            self.meeting,
+            when_busy=options.when_busy,
+            replicas=options.replicas,
+        )
+
+    def descends_from(self, restored: Save) -> None:
+        """Let the next save be of the state that was restored from there."""
+        self._recent.clear()
+        self._restored = restored
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        per_rank: Mapping[str, Any] | None,
+        *,
+        now_s: float,
+        keep: Retention,
+        damaged: Collection[Path],
+        must: bool,
+        metrics: Mapping[str, Any],
+    ) -> Future[Saved | None]:
+        """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
+
+        Returns:
+            What was saved, once it is durable; None: it was skipped; SaveFailed or BadUse otherwise.
+
+        Raises:
+            BadUse: the first save, or the state has another shape, and it cannot be saved.
+            SaveFailed: likewise, where it could not be staged, or nothing can be begun.
+        """
+        began_s = time.monotonic()
+        self.fence.await_copy()
+        self.fence.forget()
+        ranks = self._begin(step) if self._ranks is None else self._ranks
+        self._saves += 1
+        if self._saves == 2 and not self.fence.was_passed and ranks.rank == 0:
+            _logger.warning(_UNFENCED)
+        order = Order(
+            folder=self._folder,
+            step=step,
+            save=self.last_save,
+            created_at_s=now_s,
+            keep=keep,
+            damaged=tuple(damaged),
+            run=self.run,
+            lease=self.lease,
+            ancestors=(*self._recent, *([] if self._restored is None else [self._restored])),
+        )
+        self._recent.appendleft(Save(step=step, save=order.save))
+        job = SaveJob(order, began_s, must, metrics)
+        with _no_collection():
+            self._take_stock(job, ranks, state, per_rank)
+            self.fence.stage(job)
+            staging = self.thread.stage(job, ranks)
+        if job.blocking:
+            staging.result()
+            if (job.failure is not None or job.outcome.done()) and (
+                error := job.outcome.exception()
+            ) is not None:
+                raise error
+            if job.devices:
+                job.devices.goes_on(job.taken)
+            if job.seat is not None:
+                self.fence.learn_from(job)
+        job.call_s = time.monotonic() - began_s
+        return job.outcome
+
+    @property
+    def last_save(self) -> str:
+        """What all ranks call the save that was begun last; empty where none has come so far that it has a name."""
+        return f"{self._session}-{self._saves}" if self._ranks is not None else ""
+
+    def _take_stock(
+        self,
+        job: SaveJob,
+        ranks: Ranks,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        per_rank: Mapping[str, Any] | None,
+    ) -> None:
+        try:
+            job.contents = collect(ranks.rank, state, per_rank, self._named)
+            job.snapshot = self._shape.snapshot(job.contents)
+            # After what the snapshot has copied early on these streams: it is copied on from there.
+            job.began_on(current_streams(job.contents.tensors))
+            # What must be saved is not skipped for want of a plan.
+            must_wait = (
+                (job.must and self._shape.is_on_gpus)
+                or not self.fence.was_passed
+                or job.snapshot.must_block
+            )
+            job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
+        except Exception as error:  # the other ranks are to know
+            job.error, job.blocking = error, True
+        except BaseException:  # Ctrl-C, after which there may be another save
+            job.let_go()
+            raise
+
+    def close(self, *, in_good_order: bool = True) -> None:
+        """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
+        self.fence.close()
+        self.optimizers.close()
+        self.thread.wait()
+        self.meeting.close()  # only now: a save that others still wait with would end for them
+        self.thread.close()
+        self._shape.close(in_good_order=in_good_order)
+        self._writer.close(in_good_order=in_good_order)
+        if self._training is not None and self._ranks is not None:
+            self._training.let_go(self._ranks.group)
+
+    def _begin(self, step: int) -> Ranks:
+        """What the first save needs. Collective.
+
+        Raises:
+            SaveFailed: `step` cannot be saved; the next save tries again.
+        """
+        # A group of its own: its collectives run in a thread, beside those of the training.
+        self.meeting.await_all("save", step)
+        training = self._training = Ranks(self._options.process_group)
+        ranks = Ranks(training.new_group()) if training.distributed else training
+        try:
+            self._begin_with(ranks)
+        except Exception as error:
+            if training.distributed:
+                training.let_go(ranks.group)
+            if isinstance(error, BadUse | SaveFailed):
+                raise
+            raise failed(step, error) from error
+        self._ranks = ranks
+        return ranks
+
+    def _begin_with(self, ranks: Ranks) -> None:
+        ranks.together(self.thread.start)  # all hear where it cannot be
+        check_shared(ranks, self._folder)
+        self.hold(ranks)
+        # Where nothing was restored: the memory is needed.
+        ranks.together(lambda: kept.end(self._folder, ranks.rank))
+        self._session = ranks.first(lambda: secrets.token_hex(4))
+        if self._options.peer_memory and (pairing := meet(ranks)) is not None:
+            self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
+        self.fence.install()
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python looks for garbage after so many new objects: a tenth of a second that all ranks would wait for."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,106 @@
+"""The fence: an update of the state waits until the save that was begun last is copied.
+
+Each step of an optimizer of torch comes by it, and so does `Checkpointer.before_update`. What else has written to the
+state by then is learnt here, too.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.save_job import SaveJob
+from holdfast.checkpoint.state.tensors import local
+from holdfast.core.link import job_link
+
+_BUFFERS_SHARE: Final = 8
+"""Buffers that change before an update are less than such a part of a state."""
+
+
+class Fence:
+    """Of one rank's saves. `waited_s`: how long updates have waited for copies so far, in all.
+
+    `was_passed`: whether what updates the state has ever come by here: else nothing would wait for a copy.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        """Nothing passes it by itself before it is installed."""
+        self._shape = shape
+        self._staging: SaveJob | None = None
+        self._blocked: SaveJob | None = None
+        """The save that was begun last, if it has blocked and no update has come since."""
+        self._pid = 0
+        self._unhook: Callable[[], None] = lambda: None
+        self.waited_s = 0.0
+        self.was_passed = False
+
+    def install(self) -> None:
+        """Have the steps of all optimizers in this process come by."""
+        self._pid = os.getpid()
+        self._unhook = register_optimizer_step_pre_hook(lambda *_: self._before_step()).remove
+
+    def close(self) -> None:
+        """They do no more."""
+        self._unhook()
+
+    def stage(self, job: SaveJob) -> None:
+        """From now on updates wait for `job`."""
+        self._staging = job
+
+    def learn_from(self, job: SaveJob) -> None:
+        """At the next update, of what was written to since `job`, a save that blocked."""
+        self._blocked = job
+
+    def forget(self) -> None:
+        """Nothing is learnt any more from the save before."""
+        self._blocked = None
+
+    def before_update(self) -> None:
+        """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
+        self.was_passed = True
+        self.await_copy()
+        self._learn()
+
+    def _learn(self) -> None:
+        """Of what forward or backward wrote to since a save that blocked: later saves copy it in the call.
+
+        Where that is much of the state, it is no buffers, somebody has loaded another state: nothing is learnt.
+        """
+        job, self._blocked = self._blocked, None
+        if job is None or os.getpid() != self._pid:
+            return
+        leaves, written = job.contents.leaves(None), self._shape.agreed.written
+        names = [name for name in job.changed() if name in written]
+        if names and _bytes(leaves[name] for name in names) * _BUFFERS_SHARE <= _bytes(
+            job.contents.tensors
+        ):
+            self._shape.copy_early(job.contents, names)
+
+    def _before_step(self) -> None:
+        # A step that is captured is none yet: whoever replays it calls `before_update`.
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
+            self.before_update()
+
+    def await_copy(self) -> None:
+        """Wait until the bytes of the save that was begun last are copied."""
+        job = self._staging
+        if (
+            job is None or os.getpid() != self._pid
+        ):  # forked: the thread that copies is another process's
+            return
+        began_s = time.monotonic()
+        with job_link().section("save"):
+            all_wait = job.pass_fence()
+        waited_s = time.monotonic() - began_s
+        job.fence_s += waited_s
+        self.waited_s += waited_s
+        if all_wait:  # else an update on another stream comes here again
+            self._staging = None
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local(tensor).nbytes for tensor in tensors)

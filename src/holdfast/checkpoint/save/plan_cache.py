@@ -1,0 +1,244 @@
+"""What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
+
+import functools
+import itertools
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.config import Options
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.format.file_image import slot_bytes
+from holdfast.checkpoint.format.plain_values import serialized
+from holdfast.checkpoint.save.save_job import SaveJob
+from holdfast.checkpoint.snapshot.buffer_pool import Seats
+from holdfast.checkpoint.snapshot.copy import Snapshot, live_digests, overlong, sources
+from holdfast.checkpoint.snapshot.early_copy import (
+    BUDGET_BYTES,
+    EarlyCopies,
+    changes_of,
+    choose_early,
+)
+from holdfast.checkpoint.snapshot.gpu.devices import Devices
+from holdfast.checkpoint.snapshot.gpu.memory import room_bytes
+from holdfast.checkpoint.snapshot.ownership import OptimizerTensors
+from holdfast.checkpoint.snapshot.plan import Plan, make_plan
+from holdfast.checkpoint.state.capture import Contents
+from holdfast.checkpoint.state.tensors import local
+from holdfast.checkpoint.state.tree import KIND, LiveTensors
+from holdfast.checkpoint.writer.client import Writer
+
+_logger = logging.getLogger("holdfast")
+
+
+class Shape:
+    """The plan that holds until the state changes its shape on some rank, and what was made for it."""
+
+    def __init__(
+        self, options: Options, writer: Writer, seats: Seats, optimizers: OptimizerTensors
+    ) -> None:
+        """There is no plan yet."""
+        self._options = options
+        self._writer = writer
+        self._seats = seats
+        self._plan: Plan | None = None
+        self._devices: Devices | None = None
+        self._optimizers = optimizers
+        self._early: tuple[list[int], bool] = [], False
+        self._chosen_with = 0
+        """How many optimizers there were then."""
+        self._early_copies = EarlyCopies()
+        self._unsteady: set[str] = set()
+        self._kinds: list[Any] = []
+        self._rooms: list[tuple[int, int]] = []
+        self.is_outdated = False
+        """Some rank's state has another shape: the next save plans anew."""
+        self.layout = 0
+        """The number that the writing process knows the plan's layout by."""
+
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether some of it is taken on GPUs."""
+        return bool(self._devices)
+
+    @property
+    def agreed(self) -> Plan:
+        """The plan, which all ranks have agreed on by now."""
+        assert self._plan is not None, "all have agreed on one"
+        return self._plan
+
+    def snapshot(self, contents: Contents) -> Snapshot:
+        """What tells of changes from now on; what may change before an update is copied, see `early`."""
+        tensors = contents.tensors
+        if self._plan is not None and len(self._optimizers) != self._chosen_with:
+            self._choose_early(contents)
+        places, must_block = self._early
+        try:
+            return Snapshot(
+                tensors, self._early_copies.take(tensors, places), must_block=must_block
+            )
+        except torch.cuda.OutOfMemoryError:
+            _logger.warning(
+                "A GPU has no memory for copies of what changes before an update: this save waits instead."
+            )
+            return Snapshot(tensors, {}, must_block=True)
+
+    def take(self, job: SaveJob, *, overlaps: bool) -> bool:
+        """Take what cannot be taken later; whether the state has the shape, as far as that is seen.
+
+        Args:
+            job: what to take it of.
+            overlaps: whether the training goes on while the rest is copied.
+        """
+        if self._plan is None or self.is_outdated:
+            return False
+        devices = job.devices = self._devices
+        tensors, copied = job.contents.tensors, job.snapshot.copied
+        if devices:
+            job.taken = devices.take(tensors, copied, job.streams, overlaps=overlaps)
+            if not job.taken:
+                return False
+        if self._options.attest and not (devices and devices.leaves_none(tensors, copied)):
+            if not self.fits(job):
+                return False
+            self.digest_rest(job)
+            return True
+        # On GPUs a save whose state turns out later not to fit is left out: what grows is looked at now. On the host it
+        # is planned for beside the training, which must not find that other tensors had to be copied in the call.
+        return self._has_room(job.contents) if devices else _kinds(tensors) == self._kinds
+
+    def fits(self, job: SaveJob) -> bool:
+        """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
+        plan = self._plan
+        if plan is None or self.is_outdated or not plan.fits(job.contents):
+            return False
+        job.sources = job.sources or self._sources(plan, job)
+        return not overlong(plan, job.sources) and (
+            not job.devices or job.devices.has_taken(job.taken, job.sources)
+        )
+
+    def digest_rest(self, job: SaveJob) -> None:
+        """Digest what GPUs do not, if that is wanted and not done yet."""
+        if self._options.attest and job.digests is None:
+            first = job.devices.first_digested_on_host if job.devices else 0
+            job.digests = live_digests(self.agreed, job.sources, first=first)
+
+    def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
+        """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
+        plan = make_plan(
+            ranks,
+            job.contents,
+            shard_bytes=self._options.shard_bytes,
+            room_bytes=self._room_bytes,
+            owned=functools.partial(self._owned, job.contents),
+            is_spread=self._options.replicas != "rank0",
+        )
+
+        def prepare() -> None:
+            self._let_go()
+            self.layout = self._writer.share_layout(plan.layout)
+            self._plan, self.is_outdated = plan, False
+            job.sources, job.digests = self._sources(plan, job), None
+            if plan.on_devices:
+                options = self._options
+                self._devices = Devices(
+                    plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes
+                )
+            self._kinds = _kinds(job.contents.tensors)
+            self._choose_early(job.contents)
+            self._rooms = [_room(value) for value in job.contents.tensors.values]
+            self.take(job, overlaps=False)
+
+        ranks.together(prepare)
+
+    def prepare(self) -> None:
+        """Take the memory that the next save needs, while the training goes on."""
+        if self._plan is not None:
+            self._seats.prepare(self._plan)
+
+    def copy_early(self, contents: Contents, names: Iterable[str]) -> None:
+        """From now on the tensors that `names` names are copied in the call."""
+        self._unsteady = self._unsteady.union(names)
+        self._choose_early(contents)
+
+    def close(self, *, in_good_order: bool) -> None:
+        """Let go of it; where the training does not end `in_good_order`, the writing process is to keep its part."""
+        if in_good_order:
+            self._let_go()
+            return
+        self._let_go_of_devices()
+        self._seats.forget()
+        self._plan = None
+
+    def _owned(self, contents: Contents) -> frozenset[str]:
+        self._optimizers.add(
+            each for each in contents.objects if isinstance(each, torch.optim.Optimizer)
+        )
+        leaves = contents.leaves(None)
+        names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+        return frozenset(
+            itertools.compress(names, self._optimizers.owned([leaves[name] for name in names]))
+        )
+
+    def _room_bytes(self, device: torch.device) -> float:
+        """For packing on a GPU, once what is packed there for the plan before is let go."""
+        room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
+        return (
+            room
+            if self._options.max_device_bytes is None
+            else min(room, self._options.max_device_bytes)
+        )
+
+    def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
+        return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
+
+    def _choose_early(self, contents: Contents) -> None:
+        changes = changes_of(contents, self._optimizers, self._unsteady)
+        self._chosen_with = len(self._optimizers)
+        # At once: a call in another thread may be going through the former.
+        self._early = choose_early(
+            contents.tensors,
+            changes,
+            attest=self._options.attest,
+            but_on=[*self._devices] if self._devices else (),
+            packed=self._devices.packed_places() if self._devices else (),
+            budget_bytes=BUDGET_BYTES,
+        )
+
+    def _has_room(self, contents: Contents) -> bool:
+        """Whether there are as many plain values as were planned, and what by its length has grown has room.
+
+        What has grown otherwise, such as a number or an item of a list, is seen in the thread.
+        """
+        values = contents.tensors.values
+        return len(values) == len(self._rooms) and all(
+            _length(value) <= length or len(serialized(value)) <= most_bytes
+            for value, (length, most_bytes) in zip(values, self._rooms, strict=True)
+        )
+
+    def _let_go(self) -> None:
+        self._let_go_of_devices()
+        numbers = self._seats.forget()
+        if self._plan is not None:
+            self._writer.forget(numbers, [self.layout])
+        self._plan = None
+
+    def _let_go_of_devices(self) -> None:
+        if self._devices is not None:
+            self._devices.close()
+        self._devices = None
+
+
+def _kinds(tensors: LiveTensors) -> list[Any]:
+    return list(map(KIND, tensors if tensors.are_plain else map(local, tensors)))
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple) else -1
+
+
+def _room(value: Any) -> tuple[int, int]:
+    """How long a value is, and how many bytes it, or what takes its place, may come to."""
+    return _length(value), slot_bytes(len(serialized(value)))

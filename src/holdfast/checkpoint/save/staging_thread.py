@@ -1,0 +1,394 @@
+"""The thread that stages saves beside the training: agreement of all ranks, the copy, the order to write it.
+
+It takes one save after another. The optimizer's step waits for it (the fence); nothing waits for the writing process
+but the save that finds no arena free, and whoever asks for the result.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from typing import Final
+
+import torch
+
+from holdfast.checkpoint.config import Busy, Replicas
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.distributed.meeting import Meeting
+from holdfast.checkpoint.format.checksums import DIGEST_BYTES
+from holdfast.checkpoint.ipc.shared_buffer import ArenaError, State
+from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.save_job import SaveJob
+from holdfast.checkpoint.save.saved_event import Saved
+from holdfast.checkpoint.save.turns import short_turns
+from holdfast.checkpoint.snapshot.buffer_pool import Seat, Seats
+from holdfast.checkpoint.snapshot.copy import copy_into, names_of
+from holdfast.checkpoint.snapshot.plan import Plan
+from holdfast.checkpoint.snapshot.replicas import digest_replicas
+from holdfast.checkpoint.state.metrics import read_metrics
+from holdfast.checkpoint.writer.client import NotAttestedError, Writer, Written
+from holdfast.checkpoint.writer.persist import abandon
+from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
+from holdfast.core.system_limits import advice_on, in_words
+
+_logger = logging.getLogger("holdfast")
+_COMPARE_EVERY: Final = 10
+_ADVICE: Final = (
+    "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
+    "first. From now on it is copied in the call."
+)
+
+
+class SaveThread:
+    """Of one rank's saves, each from its stocktaking until it has ended."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        seats: Seats,
+        writer: Writer,
+        meeting: Meeting,
+        *,
+        when_busy: Busy,
+        replicas: Replicas,
+    ) -> None:
+        """It begins with the first save."""
+        self._replicas = replicas
+        self._agreed = 0
+        self._meeting = meeting
+        self._shape = shape
+        self._seats = seats
+        self._writer = writer
+        self._when_busy = when_busy
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-stage")
+        self._in_flight: set[SaveJob] = set()
+        self._preparing: Future[None] | None = None
+        self._landed = threading.Condition()
+
+    def start(self) -> None:
+        """Begin now.
+
+        Raises:
+            RuntimeError: it cannot be started.
+        """
+        self._pool.submit(_nothing, 0).result()
+
+    def stage(self, job: SaveJob, ranks: Ranks) -> Future[None]:
+        """Have one save staged; what comes of it is told to `job`.
+
+        Raises:
+            SaveFailed: the thread is gone.
+        """
+        self._in_flight.add(job)
+        try:
+            staging = self._pool.submit(self._stage, job, ranks)
+        except RuntimeError as error:  # the interpreter ends, or no thread is left
+            job.let_go()
+            self._land(job)
+            raise SaveFailed(
+                f"Step {job.order.step} was not saved: {error}. Save before the script ends."
+            ) from error
+        self._preparing = self._pool.submit(self._shape.prepare)
+        return staging
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `wait` would wait."""
+        return bool(self._in_flight) or (self._preparing is not None and not self._preparing.done())
+
+    @property
+    def in_flight(self) -> int:
+        """How many saves have not ended yet."""
+        return len(self._in_flight)
+
+    def wait(self) -> None:
+        """Wait until every save has ended, well or not, and nothing is done for the next one either."""
+        with self._landed:
+            self._landed.wait_for(lambda: not self._in_flight)
+        if self._preparing is not None:
+            wait([self._preparing])
+
+    def close(self) -> None:
+        """Let it end, once nothing is in flight."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _stage(self, job: SaveJob, ranks: Ranks) -> None:
+        """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
+        seat: Seat | None = None
+        generation = 0
+        replicas = b""
+
+        def begin() -> None:
+            nonlocal seat, generation, replicas
+            plan = self._shape.agreed
+            self._shape.digest_rest(job)
+            seat = self._seats.take(plan)
+            generation = seat.arena.begin(job.order.step)
+            if job.digests is not None:  # those before them come from GPUs
+                end = len(plan.pieces) * DIGEST_BYTES
+                seat.arena.notes[end - len(job.digests) : end] = job.digests
+            replicas = self._digest_replicas(job)
+
+        ended: Future[Written] | None = None
+        try:
+            with short_turns:
+                if not self._agree(job, ranks):
+                    job.outcome.set_result(None)
+                    return
+                self._agreed += 1  # on all ranks alike
+                ranks.together(begin)
+                assert seat is not None, "it was taken"
+                if ranks.rank == 0:  # whose order names them
+                    job.order = replace(
+                        job.order, metrics=read_metrics(job.metrics, job.boundaries)
+                    )
+                ended = self._order(job, self._shape.agreed, seat, generation, replicas)
+                self._copy(job, self._shape.agreed, seat, generation)
+        except Exception as error:
+            failure = (
+                error if isinstance(error, BadUse | SaveFailed) else failed(job.order.step, error)
+            )
+            if ended is not None and not isinstance(
+                error, ArenaError
+            ):  # else the writing has failed, and says why
+                job.failure = failure
+            if seat is not None:
+                with contextlib.suppress(ArenaError):  # it is free already
+                    seat.arena.move(State.FREE, generation)
+            if ended is None:
+                if seat is not None:
+                    self._seats.free(seat)
+                job.outcome.set_exception(failure)
+        finally:
+            job.let_go()
+            if ended is None:
+                self._land(job)
+        if ended is not None and seat is not None:
+            plan = self._shape.agreed
+            # Only now: a save that has failed already ends in this very call.
+            ended.add_done_callback(lambda done: self._ended(job, seat, plan, done))
+
+    def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
+        """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+        self._meeting.await_all("save", job.order.step, group=ranks.group)
+        waiting = self._waiting()
+
+        def look() -> tuple[int, bool, bool, bool, bool, str]:
+            if job.error is not None:
+                raise job.error
+            job.await_boundary()
+            return (
+                job.order.step,
+                self._shape.fits(job),
+                job.blocking or not self._shape.is_on_gpus,
+                self._seats.has_free(),
+                job.must,
+                waiting.order.save if waiting else "",
+            )
+
+        steps, fits, may_plan, seats, musts, saves = zip(*ranks.together(look), strict=True)
+        if len(set(steps)) > 1:
+            raise BadUse(
+                f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all."
+            )
+        if self._when_busy == "skip" and not all(seats) and not any(musts):
+            _logger.warning(
+                "Step %d is not saved: the saves before it are not durable yet.", job.order.step
+            )
+            return False
+        if (
+            self._when_busy == "replace"
+            and not all(seats)
+            and waiting is not None
+            and len(set(saves)) == 1
+        ):
+            self._give_up(waiting, job)
+        if not all(fits) and not all(may_plan):
+            # The training goes on there, and what GPUs have to do may wait for a rank that waits for the plan.
+            _logger.warning(
+                "Step %d is not saved: the state has another shape on some rank.", job.order.step
+            )
+            self._shape.is_outdated = True
+            return False
+        if not all(fits):
+            with self._landed:
+                self._landed.wait_for(lambda: self._in_flight <= {job})
+            self._shape.plan_anew(job, ranks)
+        return True
+
+    def _waiting(self) -> SaveJob | None:
+        """The save that may be given up: staged, and its writing has not begun, as far as is known here."""
+        for job in list(self._in_flight):
+            if (
+                not job.must
+                and job.seat is not None
+                and self._writer.is_waiting(job.seat.number, job.generation)
+            ):
+                return job
+        return None
+
+    def _give_up(self, waiting: SaveJob, newer: SaveJob) -> None:
+        """All ranks have agreed to. Where its writing has begun after all, it fails for want of another rank's part."""
+        _logger.warning(
+            "Step %d is given up for step %d: its writing has not begun.",
+            waiting.order.step,
+            newer.order.step,
+        )
+        waiting.given_up = True
+        assert waiting.seat is not None, "it was staged"
+        if self._writer.take_back(waiting.seat.number, waiting.generation):
+            self._seats.free(waiting.seat)
+            waiting.outcome.set_result(None)
+            self._land(waiting)
+
+    def _copy(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> None:
+        """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
+
+        Raises:
+            ArenaError: the writing has failed meanwhile.
+            SaveFailed: something changed while it was copied.
+        """
+        arena, devices = seat.arena, job.devices
+        began_on = devices.first_on_host if devices else 0
+
+        def copied(count: int) -> None:
+            arena.advance(count, generation)
+
+        told = _nothing if began_on else copied
+
+        def copy_rest() -> None:
+            """What is on the host lies behind the rest in the image, and is copied while GPUs copy that."""
+            copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
+            self._check_unchanged(job, plan, job.changed())
+            if devices:  # else the state changes once it is sealed: a trainer that dies then leaves it to the writing
+                job.staged.set()
+
+        if devices:
+            devices.order(job.taken, seat, copied, copy_rest)
+            self._check_unchanged(job, plan, job.changed_until_now())
+        else:
+            copy_rest()
+        arena.move(State.SEALED, generation)
+
+    def _digest_replicas(self, job: SaveJob) -> bytes:
+        """Return the digests of what other ranks have as well, at each save that compares."""
+        plan = self._shape.agreed
+        if not plan.replicated or (
+            self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1
+        ):
+            return b""
+        try:
+            return digest_replicas(
+                plan.replicated,
+                job.contents.leaves(plan.structure),
+                job.snapshot.copied,
+                owned=plan.owned,
+                all_stand_still=job.blocking,
+            )
+        except torch.cuda.OutOfMemoryError:
+            _logger.warning(
+                "A GPU has no memory to compare the state of the ranks: step %d is not.",
+                job.order.step,
+            )
+            return b""
+
+    def _order(
+        self, job: SaveJob, plan: Plan, seat: Seat, generation: int, replicas: bytes
+    ) -> "Future[Written]":
+        job.seat, job.generation = seat, generation
+        try:
+            return self._writer.save(
+                job.order,
+                arena=seat.number,
+                generation=generation,
+                layout=self._shape.layout,
+                attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
+                replicas=replicas,
+                refuses=self._replicas == "check",
+            )
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # the other ranks' orders are given: they wait for this one's part
+            why = f"the process that writes it cannot be started ({in_words(error)})"
+            abandon(job.order, plan.layout, why, errno=getattr(error, "errno", None))
+            raise
+
+    def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
+        try:
+            self._settle(job, seat, plan, done)
+        except Exception as error:  # whoever waits is to hear of it
+            if not job.outcome.done():
+                job.outcome.set_exception(
+                    SaveFailed(
+                        f"Step {job.order.step}: nobody can tell whether it is saved: {error}"
+                    )
+                )
+        finally:
+            self._land(job)
+
+    def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
+        self._seats.free(
+            seat
+        )  # first: whoever hears that it has ended finds room for the next save
+        error = job.failure or done.exception()
+        if isinstance(error, NotAttestedError):
+            names = names_of(plan, error.pieces)
+            self._shape.copy_early(job.contents, names)
+            error = SaveFailed(
+                f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
+                f"was called. {_ADVICE}"
+            )
+        if error is not None and job.given_up:
+            job.outcome.set_result(None)
+        elif error is not None:
+            job.outcome.set_exception(error)
+        else:
+            job.forget()
+            job.outcome.set_result(
+                Saved(
+                    step=job.order.step,
+                    path=job.order.final,
+                    own_bytes=plan.layout.size_bytes,
+                    written=done.result(),
+                    call_s=job.call_s,
+                    fence_s=job.fence_seconds(),
+                    durable_s=time.monotonic() - job.began_s,
+                    attested=job.digests is not None,
+                )
+            )
+
+    def _land(self, job: SaveJob) -> None:
+        """Count it as ended: its outcome is known, and whoever asked to be told has been told."""
+        with self._landed:
+            self._in_flight.discard(job)
+            self._landed.notify_all()
+
+    def _check_unchanged(self, job: SaveJob, plan: Plan, changed: list[str]) -> None:
+        changed = [name for name in changed if name in plan.written]
+        if changed:
+            self._shape.copy_early(job.contents, changed)
+            raise SaveFailed(
+                f"Step {job.order.step} was not saved: {_some(changed)} changed while it was copied. {_ADVICE}"
+            )
+
+
+def failed(step: int, error: Exception) -> SaveFailed:
+    """In words what became of a save that could not be staged."""
+    advice = (
+        ""
+        if isinstance(error, HoldfastError)
+        else f". {advice_on(error) or 'Look at the log of this rank.'}"
+    )
+    return SaveFailed(f"Step {step} was not saved: {in_words(error)}{advice}")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _nothing(_: int) -> None:
+    """Nobody is told how far the copy is."""

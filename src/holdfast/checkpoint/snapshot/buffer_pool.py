@@ -1,0 +1,187 @@
+"""The arenas of one rank, as saves take turns in them."""
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from holdfast.checkpoint.format.checksums import DIGEST_BYTES
+from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State, arena_bytes
+from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES
+from holdfast.checkpoint.snapshot.pinning import pin, unpin
+from holdfast.checkpoint.snapshot.plan import Plan
+from holdfast.checkpoint.writer.client import Writer
+from holdfast.core.errors import SaveFailed
+from holdfast.core.memory import available_memory_bytes
+
+_logger = logging.getLogger("holdfast")
+_ARENAS: Final = 2
+"""One is written while the next step is copied into the other."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """An arena laid out by a plan; `number` is what the writing process calls it, `views` the image's tensors."""
+
+    arena: Arena
+    number: int
+    views: list[torch.Tensor | None]
+    is_pinned: bool = False
+    used: bool = False
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The bytes of the image. Who holds it keeps the arena mapped."""
+        return torch.frombuffer(self.arena.image, dtype=torch.uint8)
+
+    @property
+    def notes(self) -> torch.Tensor:
+        """The bytes beside it, likewise."""
+        return torch.frombuffer(self.arena.notes, dtype=torch.uint8)
+
+
+class Seats:
+    """As many arenas as are allowed, each made when first it is needed, or all at once."""
+
+    def __init__(
+        self, writer: Writer, *, max_bytes: float | None = None, spares_newest: bool = False
+    ) -> None:
+        """No arena is made yet.
+
+        Args:
+            writer: gets to know each.
+            max_bytes: what all of them may take together; where that is too little for two, there is one.
+            spares_newest: the snapshot that became durable last stays while the next one is made, where there are two.
+        """
+        self._writer = writer
+        self._spares_newest = spares_newest
+        self._max_bytes = max_bytes
+        self._most = _ARENAS
+        self._seats: list[Seat] = []
+        self._lacked_bytes = 0
+        """That another one takes and the node did not have: only `prepare` makes it then; 0: it was not lacking."""
+        self._has_told = False
+        self._freed = threading.Condition()
+
+    def has_free(self) -> bool:
+        """Whether `take` would not wait; True also while a second arena may be made that was not tried yet."""
+        with self._freed:
+            return self._may_make() or any(not seat.used for seat in self._seats)
+
+    def take(self, plan: Plan) -> Seat:
+        """One that may be copied into, once there is one.
+
+        Raises:
+            ArenaError: this node has no memory left for it.
+            SaveFailed: it is larger than is allowed.
+            OSError: likewise.
+        """
+        with self._freed:
+            while True:
+                seat = self._unused(plan)
+                if seat is not None:
+                    seat.used = True
+                    return seat
+                self._freed.wait()
+
+    def free(self, seat: Seat) -> None:
+        """Its save has ended, well or not."""
+        with self._freed:
+            seat.used = False
+            self._seats.remove(seat)
+            self._seats.append(seat)  # so that the oldest is used first
+            self._freed.notify_all()
+
+    def forget(self) -> list[int]:
+        """Let go of all of them, none of which is in use; their numbers."""
+        numbers = []
+        for seat in self._seats:
+            seat.views.clear()
+            if seat.is_pinned:
+                unpin(torch.frombuffer(seat.arena.contents, dtype=torch.uint8))
+            numbers.append(seat.number)
+        self._seats.clear()
+        self._most = _ARENAS
+        self._lacked_bytes = 0
+        return numbers
+
+    def prepare(self, plan: Plan) -> None:
+        """Make the one that spares the newest snapshot, or was lacking, where the node has the memory."""
+        if len(self._seats) >= self._most or not (self._spares_newest or self._lacked_bytes):
+            return
+        if self._seats and available_memory_bytes() < self._lacked_bytes:
+            return
+        try:
+            seat = self._make(plan)
+        except (
+            ArenaError,
+            OSError,
+        ) as error:  # one does; where there is none, the next save tries again and says so
+            self._lacks(plan, error)
+            return
+        with self._freed:
+            self._seats.append(seat)
+            self._lacked_bytes = 0
+            self._freed.notify_all()
+
+    def _unused(self, plan: Plan) -> Seat | None:
+        unused = [seat for seat in self._seats if not seat.used]
+        if not unused and self._may_make():
+            try:
+                self._seats.append(self._make(plan))
+            except (ArenaError, OSError) as error:
+                if not self._seats:
+                    raise
+                self._lacks(plan, error)
+                return None
+            return self._seats[-1]
+        return min(unused, key=lambda seat: seat.arena.state is State.COMMITTED, default=None)
+
+    def _may_make(self) -> bool:
+        """Whether a save may make another one: where the node lacked the memory, nobody is to wait for a try."""
+        return len(self._seats) < self._most and not (self._seats and self._lacked_bytes)
+
+    def _lacks(self, plan: Plan, error: Exception) -> None:
+        self._lacked_bytes = _needed_bytes(plan) + LEAST_FREE_BYTES
+        if self._seats and not self._has_told:
+            self._has_told = True
+            _logger.warning(
+                "There is no memory for a second snapshot: each save waits until the last is durable, as long as that "
+                "is so. %s",
+                error,
+            )
+
+    def _make(self, plan: Plan) -> Seat:
+        notes_bytes = DIGEST_BYTES * len(plan.pieces)
+        if self._max_bytes is not None:
+            self._most = self._allowed(_needed_bytes(plan), self._max_bytes)
+        # One it must have; another is worth less than what the job may need next.
+        leave_bytes = LEAST_FREE_BYTES if self._seats else 0
+        arena = Arena.make(plan.image.size_bytes, notes_bytes, leave_bytes=leave_bytes)
+        plan.image.write_frames(arena.image)
+        seat = Seat(arena, self._writer.share_arena(arena), [])
+        seat.views = plan.image.views(seat.memory)
+        seat.is_pinned = bool(plan.on_devices) and pin(
+            torch.frombuffer(arena.contents, dtype=torch.uint8)
+        )
+        return seat
+
+    def _allowed(self, each_bytes: int, max_bytes: float) -> int:
+        count = min(_ARENAS, int(max_bytes // each_bytes))
+        if count == 0:
+            raise SaveFailed(
+                f"A snapshot needs {each_bytes:,} bytes of memory, and max_memory_gib allows {int(max_bytes):,}. "
+                "Allow more, or save less of the state on this rank."
+            )
+        if count < _ARENAS and not self._seats:
+            _logger.warning(
+                "max_memory_gib allows one snapshot of %s bytes, not two: each save waits until the last is durable.",
+                f"{each_bytes:,}",
+            )
+        return count
+
+
+def _needed_bytes(plan: Plan) -> int:
+    return arena_bytes(plan.image.size_bytes, DIGEST_BYTES * len(plan.pieces))

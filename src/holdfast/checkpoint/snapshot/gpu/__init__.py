@@ -1,0 +1,1 @@
+"""Copy and digest tensors on GPUs without stopping the training stream."""

@@ -1,0 +1,338 @@
+"""What of a snapshot lies on one GPU, and its way into an arena: beside the training, in an order that the GPU keeps.
+
+| when | on the stream of the training | on a stream of its own |
+|---|---|---|
+| the call | small tensors packed, digests of all, what the copy has no time for staged | |
+| forward, backward | | the packed ones as one copy, the large ones each |
+| the fence | waits for those that are not staged | |
+| the next steps | | the staged ones |
+
+The CPU waits for nothing of it but in the thread that tells how far the copy is.
+"""
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+
+from holdfast.checkpoint.format.checksums import DIGEST_BYTES
+from holdfast.checkpoint.snapshot.buffer_pool import Seat
+from holdfast.checkpoint.snapshot.gpu.live import LiveDigests
+from holdfast.checkpoint.snapshot.gpu.memory import Packed, Staging, room_bytes
+from holdfast.checkpoint.snapshot.gpu.staging import first_staged, in_time_bytes
+from holdfast.checkpoint.snapshot.plan import OnDevice, Plan
+from holdfast.checkpoint.state.tensors import is_in_a_row
+
+_logger = logging.getLogger("holdfast")
+_MARK_BYTES: Final = 32 << 20
+_MARK_COPIES: Final = 64
+_AHEAD: Final = 8
+"""Marks that the copy has not reached, at most: a stream holds about a thousand commands, and who gives it one more
+holds up all others that give commands to that GPU."""
+_LATELY: Final = 5
+
+
+def _event(*, timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=timing, blocking=blocking)  # type: ignore[no-untyped-call]
+
+
+def _timed() -> torch.cuda.Event:
+    return _event(timing=True)
+
+
+def _between_s(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(begin.elapsed_time(end)) / 1000
+
+
+@dataclass(eq=False)
+class Taken:
+    """One save's tensors on one GPU from the call on, and the events that they pass, in their order.
+
+    `sources`: of the blobs from the device's first on; `staged`: the first blob that is copied on the GPU first.
+    """
+
+    sources: list[torch.Tensor]
+    staged: int
+    digests: torch.Tensor | None
+    boundary: torch.cuda.Event = field(default_factory=_event)
+    went_on: torch.cuda.Event = field(default_factory=_timed)
+    began: torch.cuda.Event = field(default_factory=_timed)
+    unstaged: torch.cuda.Event = field(default_factory=_timed)
+    reached: torch.cuda.Event = field(default_factory=_timed)
+    passed: torch.cuda.Event = field(default_factory=_timed)
+    drained: torch.cuda.Event = field(default_factory=_event)
+    fenced: list[torch.cuda.Stream] = field(default_factory=list)
+    """Those that wait for it."""
+    ordered: threading.Event = field(default_factory=threading.Event)
+    """All its copies are on their way, or will never be."""
+
+    def let_go(self) -> None:
+        """Nothing of it is copied any more."""
+        self.sources.clear()
+        self.ordered.set()
+
+    @property
+    def fence_s(self) -> float:
+        """How long the training's stream waited at the fence; 0 where it is not past it, or the GPU has failed."""
+        with contextlib.suppress(RuntimeError):
+            return _between_s(self.reached, self.passed) if self._is_past else 0.0
+        return 0.0
+
+    @property
+    def window_s(self) -> float | None:
+        """From the end of the call to the fence, as that stream saw it; None where it has not been there."""
+        return _between_s(self.went_on, self.reached) if self._is_past else None
+
+    @property
+    def _is_past(self) -> bool:
+        return bool(self.fenced) and bool(self.passed.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def is_unstaged(self) -> bool:
+        """Whether there is nothing left that an update would have to wait for."""
+        return self.ordered.is_set() and bool(self.unstaged.query())  # type: ignore[no-untyped-call]
+
+
+class _Marks:
+    """How far a stream of copies is."""
+
+    def __init__(self, copied: Callable[[int], None]) -> None:
+        self._copied = copied
+        self._ahead: deque[tuple[torch.cuda.Event, int]] = deque()
+        self._since = (0, 0)
+
+    def passed(self, end: int, size_bytes: int) -> None:
+        """A copy of so many bytes was ordered, after which the image is there up to `end`."""
+        copies, count = self._since[0] + 1, self._since[1] + size_bytes
+        self._since = copies, count
+        if copies < _MARK_COPIES and count < _MARK_BYTES:
+            return
+        self._since = 0, 0
+        event = _event(blocking=True)
+        event.record()
+        self._ahead.append((event, end))
+        if len(self._ahead) > _AHEAD:
+            self._wait()
+
+    def finish(self) -> None:
+        """Wait until all of them are over."""
+        while self._ahead:
+            self._wait()
+        torch.cuda.current_stream().synchronize()
+
+    def _wait(self) -> None:
+        event, end = self._ahead.popleft()
+        event.synchronize()
+        self._copied(end)
+
+
+class DeviceCopy:
+    """Takes the snapshots of a plan's tensors on one GPU."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        part: OnDevice,
+        sources: Sequence[torch.Tensor],
+        *,
+        attest: bool,
+        max_bytes: float | None,
+    ) -> None:
+        """Take the memory on the GPU that all snapshots need.
+
+        Args:
+            plan: of the image.
+            part: its blobs on this GPU.
+            sources: what they are of now.
+            attest: whether to digest them.
+            max_bytes: of the GPU's memory for staging; None: what is free, but for a reserve.
+
+        Raises:
+            torch.cuda.OutOfMemoryError: the GPU has no memory left for the small tensors.
+        """
+        self.device = part.device
+        self.part = part
+        self._blobs = plan.image.blobs
+        self._max_bytes = max_bytes
+        self._packed = (
+            Packed(plan.image, part, sources[: part.direct - part.first])
+            if part.first < part.direct
+            else None
+        )
+        self._digests = LiveDigests(plan, part, self._packed) if attest else None
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._staging: Staging | None = None
+        self._last: Taken | None = None
+        self._window_s: deque[float] = deque(maxlen=_LATELY)
+        self._bytes_per_s: float | None = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """Of the GPU's memory, for what is packed."""
+        return 0 if self._packed is None else self._packed.memory.nbytes
+
+    def suits(self, sources: Sequence[torch.Tensor]) -> bool:
+        """Whether the tensors that are copied each by itself lie in a row, as they did when it was planned."""
+        return all(map(is_in_a_row, sources[self.part.direct - self.part.first :]))
+
+    @torch.inference_mode(
+        mode=False
+    )  # what is made in it, and kept, could not be written to outside
+    def take(
+        self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool
+    ) -> Taken:
+        """Take what is there now, by the order of `stream`, which the training runs on.
+
+        Args:
+            sources: of the blobs of this GPU.
+            stream: as said.
+            overlaps: whether the training goes on while they are copied; else nothing need be staged.
+        """
+        part = self.part
+        with torch.cuda.stream(stream), torch.no_grad():
+            self._await_last(stream)
+            if self._packed is not None:
+                self._packed.fill(sources)
+            digests = None if self._digests is None else self._digests.take(sources)
+            staged = self._stage(sources) if overlaps else part.end
+            taken = Taken(sources, staged, digests)
+            taken.boundary.record(stream)
+            taken.went_on.record(stream)
+        self._last = taken
+        return taken
+
+    def goes_on(self, taken: Taken) -> None:
+        """The call returns, after it has waited for the copy; forward begins only now."""
+        taken.went_on.record(torch.cuda.current_stream(self.device))
+
+    def order(self, taken: Taken, seat: Seat, copied: Callable[[int], None]) -> Iterator[None]:
+        """Order the copies, in a thread of their own: first those that the fence waits for, then the others.
+
+        It goes on once the first are ordered, and comes to its end once all of them are over.
+
+        Args:
+            taken: what to copy.
+            seat: where to.
+            copied: told how many bytes of the image are there, counted from its begin.
+        """
+        part = self.part
+        marks = _Marks(copied)
+        with self._own_stream():
+            self._stream.wait_event(taken.boundary)
+            taken.began.record()
+            if taken.digests is not None and self._digests is not None:
+                begin = self._digests.first_piece * DIGEST_BYTES
+                notes = seat.notes[begin : begin + taken.digests.nbytes]
+                notes.copy_(taken.digests.view(torch.uint8), non_blocking=True)
+            if self._packed is not None:
+                end = self._packed.offset + self._packed.memory.nbytes
+                seat.memory[self._packed.offset : end].copy_(self._packed.memory, non_blocking=True)
+                marks.passed(end, self._packed.memory.nbytes)
+            for number in range(part.direct, taken.staged):
+                self._order_one(number, taken.sources[number - part.first], seat, marks)
+            taken.unstaged.record()
+        yield
+        again, ended = _timed(), _timed()
+        with self._own_stream():
+            again.record()
+            if self._staging is not None:
+                for number in range(taken.staged, part.end):
+                    self._order_one(number, self._staging.view(number), seat, marks)
+            ended.record()
+            taken.drained.record()
+            taken.ordered.set()
+            marks.finish()
+        # Between the two the thread has other things to do: the larger one tells.
+        first_bytes, rest_bytes = (
+            self._bytes(part.first, taken.staged),
+            self._bytes(taken.staged, part.end),
+        )
+        if first_bytes >= rest_bytes:
+            self._bytes_per_s = first_bytes / max(_between_s(taken.began, taken.unstaged), 1e-9)
+        else:
+            self._bytes_per_s = rest_bytes / max(_between_s(again, ended), 1e-9)
+
+    def pass_fence(self, taken: Taken) -> None:
+        """What the current stream does from now on waits until all that is not staged is copied."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream in taken.fenced:
+            return
+        if not taken.fenced:
+            taken.reached.record(stream)
+        stream.wait_event(taken.unstaged)
+        if not taken.fenced:
+            taken.passed.record(stream)
+        taken.fenced.append(stream)
+
+    def close(self) -> None:
+        """Nothing of it goes on into memory that is not there any more."""
+        with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing goes on
+            if self._last is not None:
+                self._last.boundary.synchronize()  # what packs and digests
+            self._stream.synchronize()
+
+    @contextlib.contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            yield
+
+    def _bytes(self, first: int, end: int) -> int:
+        """Of these blobs."""
+        if first == end:
+            return 0
+        last = self._blobs[end - 1]
+        return last.offset + last.length - self._blobs[first].offset
+
+    def _order_one(self, number: int, source: torch.Tensor, seat: Seat, marks: _Marks) -> None:
+        blob, view = self._blobs[number], seat.views[number]
+        assert view is not None, "what is on a GPU is a tensor"
+        view.copy_(source, non_blocking=True)
+        marks.passed(blob.offset + blob.length, blob.data_bytes)
+
+    def _await_last(self, stream: torch.cuda.Stream) -> None:
+        """Nothing is packed or staged over what is still to be copied."""
+        if self._last is None:
+            return
+        self._last.ordered.wait()
+        stream.wait_event(self._last.drained)
+        window_s = self._last.window_s
+        if window_s is not None:
+            self._window_s.append(window_s)
+
+    def _stage(self, sources: Sequence[torch.Tensor]) -> int:
+        """Copy on the GPU what the copy to the host has no time for; the first blob of it."""
+        part = self.part
+        sizes_bytes = [blob.data_bytes for blob in self._blobs[part.direct : part.end]]
+        window_s = min(self._window_s) if self._window_s else None
+        in_time = in_time_bytes(window_s, self._bytes_per_s) - self.packed_bytes
+        room = self._room_bytes() if sum(sizes_bytes) > in_time else 0.0
+        first = part.direct + first_staged(sizes_bytes, in_time_bytes=in_time, room_bytes=room)
+        if first == part.end:
+            if (
+                self._staging is not None and room_bytes(self.device) < 0
+            ):  # it was given to others meanwhile
+                self._staging = None
+            return first
+        if self._staging is None or first < self._staging.first:
+            self._staging = None
+            try:
+                self._staging = Staging(self._blobs, first, part.end, self.device, self._stream)
+            except torch.cuda.OutOfMemoryError:
+                return part.end
+        self._staging.fill(first, sources[first - part.first :])
+        return first
+
+    def _room_bytes(self) -> float:
+        held_bytes = 0 if self._staging is None else self._staging.memory.nbytes
+        room = room_bytes(self.device) + held_bytes
+        # What is packed for want of a row in memory was counted when it was planned.
+        return (
+            room
+            if self._max_bytes is None
+            else min(room, max(self._max_bytes - self.packed_bytes, 0))
+        )

@@ -1,0 +1,246 @@
+"""The GPUs that a plan's tensors lie on, each with its part of a snapshot."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.snapshot.buffer_pool import Seat
+from holdfast.checkpoint.snapshot.gpu import xxh3_kernel
+from holdfast.checkpoint.snapshot.gpu.copy import DeviceCopy, Taken
+from holdfast.checkpoint.snapshot.plan import Plan
+from holdfast.checkpoint.state.capture import Contents
+from holdfast.checkpoint.state.tensors import local
+from holdfast.checkpoint.state.tree import KIND, PLAIN_TENSORS
+
+_logger = logging.getLogger("holdfast")
+Streams = Mapping[torch.device, torch.cuda.Stream]
+
+
+class Devices:
+    """Takes snapshots of what lies on GPUs; blobs from `first_on_host` on are the CPU's to copy and to digest.
+
+    Without Triton the CPU digests all of them.
+    """
+
+    def __init__(
+        self, plan: Plan, contents: Contents, *, attest: bool, max_bytes: float | None
+    ) -> None:
+        """Take the memory that all snapshots need, or leave all to the CPU where there is none.
+
+        Args:
+            plan: of the image.
+            contents: what it is of now.
+            attest: whether to digest it.
+            max_bytes: of each GPU's memory for staging; None: what is free, but for a reserve.
+        """
+        leaves = contents.leaves(plan.structure)
+        places = {id(tensor): place for place, tensor in enumerate(contents.tensors)}
+        end = plan.on_devices[-1].end if plan.on_devices else 0
+        # In the call they are found by their place: to name thousands of tensors takes milliseconds.
+        self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
+        on_host = [id(leaves[index.fqn]) for index in plan.items[end:]]
+        self._host_places = [places[each] for each in on_host if each in places]
+        self._count = len(contents.tensors)
+        live = self._live(contents.tensors, {})
+        self._kinds = list(map(KIND, live))
+        self._plan = plan
+
+        def copies(*, attest: bool) -> list[DeviceCopy]:
+            try:
+                return [
+                    DeviceCopy(
+                        plan, part, live[part.first : part.end], attest=attest, max_bytes=max_bytes
+                    )
+                    for part in plan.on_devices
+                ]
+            except torch.cuda.OutOfMemoryError:
+                if attest:  # the digests need some, too
+                    raise
+                _logger.warning(
+                    "The GPU has no memory left to pack small tensors: snapshots of it are slow."
+                )
+                return []
+
+        digests = attest and xxh3_kernel.available()
+        try:
+            self._copies = copies(attest=digests)
+        except Exception as error:
+            if not digests:
+                raise
+            _logger.warning("The GPU cannot digest its memory: %s", error)
+            digests = False
+            self._copies = copies(attest=False)
+        self.first_on_host = plan.on_devices[-1].end if self._copies else 0
+        self._digests = digests
+        self.first_digested_on_host = self.first_on_host if digests else 0
+        if attest and self._copies and not digests:
+            _logger.warning(
+                "Each save reads the GPU's memory through the CPU to digest it, in the call. See that Triton is "
+                "installed and works, or give Checkpointer attest=False."
+            )
+
+    def packed_places(self) -> set[int]:
+        """Return the places of the tensors that a GPU packs in the call."""
+        return {
+            place
+            for part in self._plan.on_devices
+            for place in self._places[part.first : part.direct]
+        }
+
+    def packed_bytes(self, device: torch.device) -> int:
+        """Of a GPU's memory, for what is packed there."""
+        return sum(copy.packed_bytes for copy in self._copies if copy.device == device)
+
+    def leaves_none(
+        self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
+    ) -> bool:
+        """Whether the CPU has none to digest in the call: it has copied all that are not digested here.
+
+        Nor is there another tensor than when it was planned, of which nothing is known.
+        """
+        if not self._digests or len(tensors) != self._count:
+            return False
+        copies = [copied.get(id(tensors[place])) for place in self._host_places]
+        return all(one is not None and one.is_cpu for one in copies)
+
+    def __bool__(self) -> bool:
+        return bool(self._copies)
+
+    def __iter__(self) -> Iterator[torch.device]:
+        return (copy.device for copy in self._copies)
+
+    def take(
+        self,
+        tensors: Sequence[torch.Tensor],
+        copied: Mapping[int, torch.Tensor],
+        streams: Streams,
+        *,
+        overlaps: bool,
+    ) -> list[Taken]:
+        """Take what is there now; see `DeviceCopy.take`.
+
+        Args:
+            tensors: of the state.
+            copied: what to take instead of some, by their `id`.
+            streams: what the training runs on.
+            overlaps: whether the training goes on while it is copied.
+
+        Returns:
+            One for each GPU; none, where the tensors are not where or what they were when it was planned.
+        """
+        live = self._live(tensors, copied)
+        if list(map(KIND, live)) != self._kinds:
+            return []
+        parts = [live[copy.part.first : copy.part.end] for copy in self._copies]
+        if self._digests and not all(map(DeviceCopy.suits, self._copies, parts)):
+            return []
+        taken: list[Taken] = []
+        try:
+            for copy, part in zip(self._copies, parts, strict=True):
+                taken.append(copy.take(part, streams[copy.device], overlaps=overlaps))
+        except BaseException:
+            for one in taken:
+                one.let_go()
+            raise
+        return taken
+
+    def has_taken(self, taken: Sequence[Taken], sources: Sequence[Any]) -> bool:
+        """Whether what was taken is what the plan names, as it was: a state may have them in another order by now."""
+        return len(taken) == len(self._copies) and all(
+            copy.suits(each.sources)
+            and all(
+                one is source or one.data_ptr() == source.data_ptr()
+                for one, source in zip(
+                    each.sources, sources[copy.part.first : copy.part.end], strict=True
+                )
+            )
+            for copy, each in zip(self._copies, taken, strict=True)
+        )
+
+    def goes_on(self, taken: Sequence[Taken]) -> None:
+        """The call returns, after it has waited for the copy."""
+        for copy, one in zip(self._copies, taken, strict=False):
+            copy.goes_on(one)
+
+    def pass_fence(self, taken: Sequence[Taken]) -> None:
+        """What follows on the current streams waits, on the GPUs, until all is copied or staged."""
+        for copy, one in zip(self._copies, taken, strict=False):
+            copy.pass_fence(one)
+
+    def order(
+        self,
+        taken: Sequence[Taken],
+        seat: Seat,
+        copied: Callable[[int], None],
+        ordered: Callable[[], None],
+    ) -> None:
+        """Copy it, in a thread of its own; returns once all is there.
+
+        Args:
+            taken: what to copy.
+            seat: where to.
+            copied: told how many bytes of the image are there, counted from its begin.
+            ordered: called once all copies are ordered that the fence waits for.
+        """
+        # Of several, the later ones say how far they are once those before are there.
+        running = [
+            copy.order(one, seat, copied if number == 0 else _nothing)
+            for number, (copy, one) in enumerate(zip(self._copies, taken, strict=True))
+        ]
+        try:
+            for each in running:
+                next(each)
+            ordered()
+            for each, copy in zip(running, self._copies, strict=True):
+                next(each, None)
+                copied(self._end(copy))
+        except BaseException:  # what is on its way reads what is let go of next
+            for copy in self._copies:
+                copy.close()
+            raise
+
+    def settled(self, taken: Sequence[Taken]) -> set[str]:
+        """The names of the tensors whose bytes were taken at once: they may have changed since."""
+        names: set[str] = set()
+        for copy, one in zip(self._copies, taken, strict=False):
+            numbers = (*range(copy.part.first, copy.part.direct), *range(one.staged, copy.part.end))
+            names.update(self._plan.items[number].fqn for number in numbers)
+        return names
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        for copy in self._copies:
+            copy.close()
+        self._copies.clear()
+
+    def _live(
+        self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Those that are on GPUs, blob by blob; nothing where there are fewer."""
+        try:
+            found = [tensors[place] for place in self._places]
+        except IndexError:
+            return []
+        if any(one.device in self for one in copied.values()):
+            found = [copied.get(id(tensor), tensor) for tensor in found]
+        return found if set(map(type, found)) <= PLAIN_TENSORS else list(map(local, found))
+
+    def _end(self, copy: DeviceCopy) -> int:
+        last = self._plan.image.blobs[copy.part.end - 1]
+        return last.offset + last.length
+
+
+def current_streams(tensors: Sequence[torch.Tensor]) -> Streams:
+    """What this thread's work runs on, on each GPU that has some of `tensors`."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return {}
+    devices = {tensor.device for tensor in tensors}
+    return {
+        device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"
+    }
+
+
+def _nothing(_: int) -> None:
+    """Nobody is told."""

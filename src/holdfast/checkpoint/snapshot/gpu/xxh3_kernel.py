@@ -1,0 +1,405 @@
+"""Digests of a GPU's memory, taken on the GPU: XXH3-64, the same that the writing process takes of what it writes.
+
+XXH3 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) adds up what it makes of the 64-byte stripes of a block of
+1,024 bytes, and scrambles the sums before it goes on to the next block. Within a block the order does not matter, so
+all blocks of all pieces are summed at once, at the speed of memory. What is left is a chain through each piece's sums,
+a sixteenth of the bytes: all pieces' chains run beside each other.
+
+Both are one kernel. The pieces go through it in groups whose sums fit the scratch memory, and while one group's blocks
+are summed, the chains of the group before run: they wait most of the time, and would leave the GPU idle by themselves.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy
+import torch
+
+from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES
+
+try:
+    jit: Callable[..., Callable[[Callable[..., Any]], Any]] = import_module("triton").jit
+    tl: Any = import_module("triton.language")
+except ImportError:  # the kernel below is then never called
+
+    def jit(**_: Any) -> Callable[[Callable[..., Any]], Any]:
+        """Nothing to compile with."""
+        return lambda function: function
+
+    tl = None
+
+if TYPE_CHECKING:
+    tensor = Any
+    constexpr = Any
+else:  # Triton reads annotations, and knows a constant by the name of its type
+    tensor, constexpr = getattr(tl, "tensor", None), getattr(tl, "constexpr", None)
+
+LEAST_BYTES: Final = 241
+"""XXH3 has other ways for fewer."""
+_BLOCK_BYTES: Final = 1024
+_SUMS_BYTES: Final = 64
+"""Of a block: eight sums."""
+_SECRET: Final = bytes.fromhex(
+    "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
+    "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
+    "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
+    "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
+)
+"""The specification's default."""
+_PRIMES_32: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
+_PRIMES_64: Final = (
+    0x9E3779B185EBCA87,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63,
+    0x27D4EB2F165667C5,
+)
+_INITIAL: Final = (_PRIMES_32[2], *_PRIMES_64[:4], _PRIMES_32[1], _PRIMES_64[4], _PRIMES_32[0])
+_CONSTANTS: Final = (
+    _SECRET
+    + _SECRET[121:185]
+    + _SECRET[11:75]
+    + b"".join(word.to_bytes(8, "little") for word in _INITIAL)
+)
+"""48 words. From 0 on the secret, of which a stripe's part begins at its number, the scramble's at 16; from 24 on the
+last stripe's part, from 32 on the merge's, from 40 on what the sums begin with."""
+
+
+class Tuning(NamedTuple):
+    """How the kernel is cut. `blocks`: summed by one program; `ahead`: of a chain's blocks, read before their turn."""
+
+    blocks: int = 8
+    warps: int = 1
+    ahead: int = 48
+
+    @property
+    def pieces(self) -> int:
+        """How many chains one program follows: a thread each of their eight lanes."""
+        return 4 * self.warps
+
+
+_BEST: Final = Tuning()
+
+
+class _Group(NamedTuple):
+    """Pieces whose sums are in the scratch memory at the same time, and the tiles of blocks that they are cut into."""
+
+    first_piece: int
+    end_piece: int
+    first_tile: int
+    end_tile: int
+
+
+_NO_GROUP: Final = _Group(0, 0, 0, 0)
+
+
+def available() -> bool:
+    """Whether this process has a GPU that digests can be taken on, and what compiles the kernel for it."""
+    can_compile = hasattr(tl, "tuple")  # Triton 3.3
+    return can_compile and torch.version.cuda is not None and torch.cuda.is_available()
+
+
+class DeviceDigests:
+    """Digests of pieces of one GPU's memory, by kernels in the current stream.
+
+    Keep it until the work of its last call is done: its tables and its scratch memory are read until then.
+    """
+
+    def __init__(
+        self,
+        pieces_bytes: Sequence[int],
+        device: torch.device,
+        scratch_bytes: int = 256 << 20,
+        tuning: Tuning = _BEST,
+    ) -> None:
+        """Make the tables, and compile the kernel: seconds, where Triton has not kept it from an earlier run.
+
+        Args:
+            pieces_bytes: the length of each piece, 241 bytes to 16 MiB.
+            device: that the pieces are on; the CPU with Triton's interpreter.
+            scratch_bytes: memory to take on the device, at most; as much as there is to read in 16 times as many bytes.
+            tuning: how the work is cut.
+
+        Raises:
+            ValueError: a length is not within the bounds, or half of `scratch_bytes` does not hold one piece's sums.
+        """
+        for size_bytes in pieces_bytes:
+            if not LEAST_BYTES <= size_bytes <= CHUNK_BYTES:
+                raise ValueError(
+                    f"A piece has {LEAST_BYTES} to {CHUNK_BYTES:,} bytes, not {size_bytes:,}."
+                )
+        self._tuning = tuning
+        counts = [
+            (size_bytes - 1) // _BLOCK_BYTES for size_bytes in pieces_bytes
+        ]  # the last block is never scrambled
+        tiles = [-(-count // tuning.blocks) for count in counts]
+        half = (
+            scratch_bytes // 2 // _SUMS_BYTES
+        )  # one group's sums are read while the next one's are written
+        if max(counts, default=0) > half:
+            raise ValueError(
+                f"Scratch memory of {scratch_bytes:,} bytes is too small for these pieces: give 2 MiB."
+            )
+        self._groups, rows = _grouped(counts, tiles, half)
+        ends = [row + count for row, count in zip(rows, counts, strict=True)]
+        tile_pieces = torch.arange(len(tiles), dtype=torch.int32, device=device).repeat_interleave(
+            torch.tensor(tiles, dtype=torch.int64, device=device)
+        )
+        self._tables = (
+            torch.tensor(pieces_bytes, dtype=torch.int64, device=device),
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor([0, *tiles], device=device).cumsum(0)[:-1],
+            tile_pieces,
+            torch.empty(max(ends, default=0) * 8, dtype=torch.uint64, device=device),
+            torch.frombuffer(bytearray(_CONSTANTS), dtype=torch.uint64).to(device),
+        )
+        self._given = torch.zeros(len(pieces_bytes), dtype=torch.int64, device="cpu")
+        self._addresses = torch.zeros_like(self._given, device=device)
+        self._device = self._addresses.device
+        self._upload()  # so that there is pinned memory for it
+        self._launch(
+            1, _NO_GROUP, _NO_GROUP, torch.empty(1, dtype=torch.int64, device=self._device)
+        )
+        self._idle = (
+            None
+            if self._device.type == "cpu"
+            else torch.cuda.current_stream(self._device).record_event()
+        )
+
+    def enqueue(self, addresses: Sequence[int], out: torch.Tensor) -> None:
+        """Digest the pieces in the current stream; the host waits for nothing.
+
+        Args:
+            addresses: of each piece's first byte on the device, divisible by 8. The memory stays as it is until the
+                stream is past this.
+            out: int64, one for each piece, contiguous, on the device: gets XXH3-64 of each, as the machine's integer.
+
+        Raises:
+            ValueError: an address, or `out`, is not such.
+        """
+        given = torch.from_numpy(
+            numpy.array(addresses, dtype=numpy.int64)
+        )  # torch.tensor takes ten times as long
+        if given.shape != self._given.shape or bool((given & 7).any()):
+            raise ValueError(
+                f"Digests of {len(self._given):,} pieces need an address divisible by 8 for each."
+            )
+        if (out.dtype, out.shape, out.device) != (torch.int64, given.shape, self._device) or (
+            not out.is_contiguous()
+        ):
+            raise ValueError(
+                f"Digests of {len(given):,} pieces need as many int64 on {self._device}, in a row."
+            )
+        if self._idle is not None:  # the call before may have been in another stream
+            self._idle.wait(torch.cuda.current_stream(self._device))
+        if not torch.equal(given, self._given):
+            self._given = given
+            self._upload()
+        before = _NO_GROUP
+        for group in (*self._groups, _NO_GROUP):
+            chains = -(-(before.end_piece - before.first_piece) // self._tuning.pieces)
+            self._launch(chains, before, group, out)
+            before = group
+        if self._idle is not None:
+            self._idle.record(torch.cuda.current_stream(self._device))
+
+    def _upload(self) -> None:
+        """Let the device know the addresses.
+
+        PyTorch gives pinned memory to nobody else before a copy that was made from it is over.
+        """
+        pinned = torch.empty_like(self._given, pin_memory=self._device.type != "cpu")
+        self._addresses.copy_(pinned.copy_(self._given), non_blocking=True)
+
+    def _launch(self, chains: int, before: _Group, group: _Group, out: torch.Tensor) -> None:
+        """`chains` programs for the pieces whose blocks are summed, the others sum those of `group`."""
+        programs = chains + group.end_tile - group.first_tile
+        if not programs:
+            return
+        with torch.cuda.device(
+            self._addresses.get_device()
+        ):  # where there is none, it does nothing
+            _digest[(programs,)](
+                self._addresses,
+                *self._tables,
+                out,
+                chains,
+                before.first_piece,
+                before.end_piece,
+                group.first_tile,
+                blocks=self._tuning.blocks,
+                pieces=self._tuning.pieces,
+                ahead=self._tuning.ahead,
+                num_warps=self._tuning.warps,
+            )
+
+
+def _grouped(
+    counts: Sequence[int], tiles: Sequence[int], half: int
+) -> tuple[list[_Group], list[int]]:
+    """The groups, and where in the scratch memory each piece's sums begin; neighbours use different halves of it."""
+    groups: list[_Group] = []
+    rows: list[int] = []
+    first_piece = first_tile = end_tile = used = 0
+    for piece, (count, own) in enumerate(zip(counts, tiles, strict=True)):
+        if used + count > half:
+            groups.append(_Group(first_piece, piece, first_tile, end_tile))
+            first_piece, first_tile, used = piece, end_tile, 0
+        rows.append(len(groups) % 2 * half + used)
+        used += count
+        end_tile += own
+    if counts:
+        groups.append(_Group(first_piece, len(counts), first_tile, end_tile))
+    return groups, rows
+
+
+@jit(
+    do_not_specialize=("out", "chains", "first_piece", "end_piece", "first_tile")
+)  # else each is compiled for
+def _digest(
+    addresses: tensor,
+    sizes: tensor,
+    rows: tensor,
+    first_tiles: tensor,
+    tile_pieces: tensor,
+    scratch: tensor,
+    constants: tensor,
+    out: tensor,
+    chains: tensor,
+    first_piece: tensor,
+    end_piece: tensor,
+    first_tile: tensor,
+    blocks: constexpr,
+    pieces: constexpr,
+    ahead: constexpr,
+) -> None:
+    """One program: the chains of `pieces` pieces, or the sums of `blocks` blocks of one."""
+    program = tl.program_id(0)
+    if program < chains:
+        piece = first_piece + program * pieces + tl.arange(0, pieces)
+        _follow(
+            addresses, sizes, rows, scratch, constants, out, piece, piece < end_piece, pieces, ahead
+        )
+    else:
+        tile = first_tile + program - chains
+        _sum_up(addresses, sizes, rows, first_tiles, tile_pieces, scratch, constants, tile, blocks)
+
+
+@jit()
+def _sum_up(
+    addresses: tensor,
+    sizes: tensor,
+    rows: tensor,
+    first_tiles: tensor,
+    tile_pieces: tensor,
+    scratch: tensor,
+    constants: tensor,
+    tile: tensor,
+    blocks: constexpr,
+) -> None:
+    """What each block of a tile adds to its piece's eight sums."""
+    piece = tl.load(tile_pieces + tile)
+    block = (tile - tl.load(first_tiles + piece).to(tl.int32)) * blocks + tl.arange(0, blocks)
+    there = block < (tl.load(sizes + piece).to(tl.int32) - 1) // 1024
+    data = tl.load(addresses + piece).to(tl.pointer_type(tl.uint64))
+    sums = scratch + tl.load(rows + piece) * 8
+    word = tl.arange(0, 128)[None, :]  # of a block; a warp reads 256 bytes in a row
+    words = tl.load(
+        data + block[:, None] * 128 + word,
+        mask=there[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
+    products = _products(words, tl.load(constants + word // 8 + word % 8))
+    added = tl.sum(tl.reshape(products, (blocks, 16, 8)), axis=1)
+    added += _swapped(tl.sum(tl.reshape(words, (blocks, 16, 8)), axis=1), blocks)
+    tl.store(sums + block[:, None] * 8 + tl.arange(0, 8)[None, :], added, mask=there[:, None])
+
+
+@jit()
+def _follow(
+    addresses: tensor,
+    sizes: tensor,
+    rows: tensor,
+    scratch: tensor,
+    constants: tensor,
+    out: tensor,
+    piece: tensor,
+    there: tensor,
+    pieces: constexpr,
+    ahead: constexpr,
+) -> None:
+    """The chains through the sums of some pieces, their last blocks, and what is made of it."""
+    size = tl.load(sizes + piece, mask=there, other=1)
+    count = ((size - 1) // 1024).to(tl.int32)
+    data = tl.load(addresses + piece, mask=there, other=0)
+    row = tl.load(rows + piece, mask=there, other=0)
+    lane = tl.arange(0, 8)[None, :]
+    sums = scratch + row[:, None] * 8 + lane
+    acc = tl.load(constants + 40 + lane) + tl.zeros((pieces, 8), dtype=tl.uint64)
+
+    scramble = tl.load(constants + 16 + lane)
+    queue: tensor = ()
+    for turn in tl.static_range(ahead):
+        queue += (tl.load(sums + turn * 8, mask=(turn < count)[:, None], other=0),)
+    longest = tl.max(count, axis=0)
+    begin = 0
+    while begin < longest:  # no range: Triton's interpreter makes none of a tensor with NumPy 2.4
+        refilled: tensor = ()
+        for turn in tl.static_range(ahead):
+            scrambled = acc + queue[turn]
+            scrambled = (scrambled ^ (scrambled >> 47) ^ scramble) * 0x9E3779B1
+            acc = tl.where((begin + turn < count)[:, None], scrambled, acc)
+            later = begin + turn + ahead
+            refilled += (tl.load(sums + later * 8, mask=(later < count)[:, None], other=0),)
+        queue = refilled
+        begin += ahead
+
+    rest = (data + count.to(tl.int64) * 1024).to(tl.pointer_type(tl.uint64))[:, None] + lane
+    stripes = ((size - 1) % 1024 // 64).to(tl.int32)
+    plain = tl.zeros((pieces, 8), dtype=tl.uint64)
+    most = tl.max(stripes, axis=0)
+    stripe = 0
+    while stripe < most:
+        words = tl.load(rest + stripe * 8, mask=(there & (stripe < stripes))[:, None], other=0)
+        mixed = _products(words, tl.load(constants + stripe + lane))
+        acc += tl.where((stripe < stripes)[:, None], mixed, tl.zeros_like(mixed))
+        plain += words
+        stripe += 1
+    # The last stripe may begin anywhere, so it is read by the byte.
+    byte = tl.arange(0, 8)[None, None, :]
+    last = (
+        (data + size - 64).to(tl.pointer_type(tl.uint8))[:, None, None]
+        + lane[:, :, None] * 8
+        + byte
+    )
+    words = tl.load(last, mask=there[:, None, None], other=0).to(tl.uint64) << (byte * 8).to(
+        tl.uint64
+    )
+    words = tl.sum(words, axis=2)
+    acc += _products(words, tl.load(constants + 24 + lane)) + _swapped(plain + words, pieces)
+
+    even, odd = tl.split(tl.reshape(acc ^ tl.load(constants + 32 + lane), (pieces, 4, 2)))
+    merged = (
+        tl.sum((even * odd) ^ tl.umulhi(even, odd), axis=1)
+        + size.to(tl.uint64) * 0x9E3779B185EBCA87
+    )
+    merged = (merged ^ (merged >> 37)) * 0x165667919E3779F9
+    tl.store(out + piece, (merged ^ (merged >> 32)).to(tl.int64), mask=there)
+
+
+@jit()
+def _products(words: tensor, secret: tensor) -> tensor:
+    """What a lane adds to its own sum: the halves of its mixed word, multiplied."""
+    mixed = words ^ secret
+    return (mixed & 0xFFFFFFFF) * (mixed >> 32)
+
+
+@jit()
+def _swapped(words: tensor, count: constexpr) -> tensor:
+    """Each lane's word in its neighbour's place, which is where it is added as it is."""
+    pairs = tl.reshape(words, (count, 4, 2))
+    return tl.reshape(
+        tl.sum(pairs, axis=2, keep_dims=True) - pairs, (count, 8)
+    )  # a pair's sum without one's own

@@ -1,0 +1,89 @@
+"""Find the tensors that only an optimizer's step changes: parameters of optimizers, and the state of optimizers.
+
+Forward or backward may write all other tensors (buffers of modules, averages, metrics). These tensors may differ
+between ranks that hold replicas of one model.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.checkpoint.state.tensors import local
+
+_Place = tuple[torch.device, int]
+
+
+class OptimizerTensors:
+    """Record of the optimizers of this process that have stepped, which does not keep the optimizers alive."""
+
+    def __init__(self) -> None:
+        """Watch every optimizer's step from now on, until `close`."""
+        seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        # Another thread may iterate over the optimizers while one is added.
+        lock = threading.Lock()
+        self._seen, self._lock = seen, lock
+
+        def record(optimizer: torch.optim.Optimizer) -> None:
+            if optimizer not in seen:
+                with lock:
+                    seen.add(optimizer)
+
+        self._unhook = register_optimizer_step_pre_hook(
+            lambda optimizer, *_: record(optimizer)
+        ).remove
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._unhook()
+
+    def add(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Record optimizers that may not have stepped yet, such as optimizers of a state to be saved."""
+        with self._lock:
+            self._seen.update(optimizers)
+
+    def owned(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Return for each tensor whether it shares memory with a parameter or a state tensor of an optimizer.
+
+        A tensor is matched by the address of its storage, so the detached tensors of a state dict match too. A tensor
+        without memory of its own matches none.
+        """
+        return sharing_memory(tensors, self._tensors())
+
+    def __len__(self) -> int:
+        """Return the number of optimizers that were recorded."""
+        return len(self._seen)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        with self._lock:
+            optimizers = list(self._seen)
+        # Iterate over lists, because an optimizer may make its state meanwhile.
+        for optimizer in optimizers:
+            for group in list(optimizer.param_groups):
+                yield from list(group["params"])
+            for state in list(optimizer.state.values()):
+                if isinstance(state, dict):
+                    yield from (
+                        value for value in list(state.values()) if isinstance(value, torch.Tensor)
+                    )
+
+
+def sharing_memory(tensors: Sequence[torch.Tensor], others: Iterable[torch.Tensor]) -> list[bool]:
+    """Return for each tensor whether its storage is also the storage of one of `others`."""
+    places = {place for each in others if (place := _place(each)) is not None}
+    return [_place(each) in places for each in tensors]
+
+
+def _place(tensor: torch.Tensor) -> _Place | None:
+    try:
+        own = local(tensor)
+        address = own.untyped_storage().data_ptr()
+    except (
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+    ):  # uninitialized, sparse, or a wrapper without storage
+        return None
+    return (own.device, address) if address else None

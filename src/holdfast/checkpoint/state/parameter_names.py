@@ -1,0 +1,114 @@
+"""Find the names of the parameters that the numbers in an optimizer's state stand for, in the models beside it."""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from holdfast.checkpoint.state.tree import PLAIN_TENSORS, without_wrappers
+
+Names = list[list[str | None]]
+"""The names by group and place; None if no entry of the state has the parameter."""
+Parts = tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
+"""For the state and for `per_rank`: the entries as the user gives them, and the entries with their `state_dict()`s."""
+
+
+class ParameterNames:
+    """The parameter names of the optimizers of a repeatedly saved state, found again when the optimizers change."""
+
+    def __init__(self) -> None:
+        """Begin without names."""
+        self._seen: list[Any] = []
+        self._found: tuple[dict[str, Names], ...] = ()
+
+    def of(
+        self, *parts: tuple[Mapping[str, Any], Mapping[str, Any]]
+    ) -> tuple[dict[str, Names], ...]:
+        """Return, for each of `parts`, the names of each optimizer's parameters.
+
+        While the optimizers do not change, the returned objects are the same.
+        """
+        # Python reuses the ids of dead objects, so the optimizers themselves are compared as well.
+        seen = [
+            (
+                list(entries),
+                name,
+                weakref.ref(entry),
+                [list(map(id, group["params"])) for group in entry.param_groups],
+            )
+            for entries, _ in parts
+            for name, entry in entries.items()
+            if isinstance(entry, torch.optim.Optimizer)
+        ]
+        if seen != self._seen or not self._found:
+            self._seen, self._found = seen, parameter_names(*parts)
+        return self._found
+
+
+def parameter_names(
+    *parts: tuple[Mapping[str, Any], Mapping[str, Any]],
+) -> tuple[dict[str, Names], ...]:
+    """Find the names of the parameters of each optimizer: ENTRY.NAME, without the parts that wrappers add.
+
+    Of several names, as tied weights have, the first in the order of text is chosen. An optimizer without any names is
+    left out.
+    """
+    optimizers = [
+        {name: entry for name, entry in entries.items() if isinstance(entry, torch.optim.Optimizer)}
+        for entries, _ in parts
+    ]
+    if not any(optimizers):
+        return tuple({} for _ in parts)
+    known: dict[Any, str] = {}
+    for key, name in _named(parts):
+        name = without_wrappers(name)  # noqa: PLW2901 - the same name
+        known[key] = min(known.get(key, name), name)
+
+    def name_of(parameter: Any) -> str | None:
+        return known.get(id(parameter)) or known.get(_place(parameter))
+
+    def names_of(optimizer: torch.optim.Optimizer) -> Names:
+        return [
+            [name_of(parameter) for parameter in group["params"]]
+            for group in optimizer.param_groups
+        ]
+
+    found = [{name: names_of(entry) for name, entry in each.items()} for each in optimizers]
+    return tuple(
+        {name: names for name, names in each.items() if any(map(any, names))} for each in found
+    )
+
+
+def _named(parts: Parts) -> Iterator[tuple[Any, str]]:
+    for entries, states in parts:
+        for name, entry in entries.items():
+            if isinstance(entry, torch.nn.Module):
+                for path, parameter in entry.named_parameters(remove_duplicate=False):
+                    yield id(parameter), f"{name}.{path}"
+            elif not isinstance(entry, torch.optim.Optimizer):
+                yield from _tensors(name, states[name])
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the place and name of each tensor in a state dict, which shares the memory of the parameters."""
+    if isinstance(value, torch.Tensor):
+        if (place := _place(value)) is not None:
+            yield place, name
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(f"{name}.{key}", item)
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    """Return the place of a tensor in memory; None if the place identifies no tensor, as for a wrapper of others."""
+    own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if (
+        type(own) not in PLAIN_TENSORS
+        or own.layout is not torch.strided
+        or not own.numel()
+        or not own.data_ptr()
+    ):
+        return None
+    return own.device, own.data_ptr(), own.dtype, own.size(), own.stride()

@@ -1,0 +1,119 @@
+"""Rename the tensors of a checkpoint to the names that the state has: `rename` of `Checkpointer.restore`."""
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint.state.name_map import NameMap, read_name_map, without_wrapper_parts
+from holdfast.checkpoint.state.optimizer_order import has_groups
+from holdfast.checkpoint.state.tree import Skeleton
+from holdfast.core.errors import BadUse
+
+Rename = Mapping[str, Any] | str | os.PathLike[str]
+"""Names in the checkpoint to names in the state, a whole name map as `names` describes it, or a file with a map."""
+
+
+class Renaming:
+    """A name map in use.
+
+    Names in the map may be whole, with the entry of the state, or come after the entry.
+
+    Attributes:
+        transposed: flat names of the tensors that were stored transposed.
+    """
+
+    def __init__(self, rename: Rename) -> None:
+        """Read the name map.
+
+        Raises:
+            BadUse: `rename` is no name map.
+        """
+        if isinstance(rename, Mapping):
+            are_names = all(isinstance(each, str) for each in rename.values())
+            self._map = NameMap(
+                {"names": dict(rename)} if are_names else dict(rename), where="rename"
+            )
+        else:
+            self._map = read_name_map(Path(rename))
+        self.transposed: set[str] = set()
+
+    def name(self, name: str) -> str | None:
+        """Return the name here of the checkpoint's tensor `name`, with its entry; None: the tensor is dropped.
+
+        Raises:
+            BadUse: two rules contradict each other for the tensor.
+        """
+        return self._name(name)[0]
+
+    def skeleton(
+        self, skeleton: Mapping[Any, Any], is_tensor: Callable[[str], bool]
+    ) -> dict[Any, Any]:
+        """Return a skeleton with each tensor where the state has it; leave the skeletons of optimizers unchanged.
+
+        Raises:
+            BadUse: two tensors get one name, or an entry of the map fits none.
+        """
+        self._map.used.clear()
+        renamed: dict[Any, Any] = copy.deepcopy(dict(skeleton))
+        moved = self._take_out(renamed, "", is_tensor)
+        for nodes, new, leaf in moved:
+            _place(nodes, new, leaf, renamed, self._map.where)
+        if unused := self._map.unused():
+            raise BadUse(
+                f"{self._map.where} names what is not in the checkpoint: {', '.join(map(repr, unused))}. Correct it."
+            )
+        return renamed
+
+    def _take_out(
+        self, node: dict[Any, Any], prefix: str, is_tensor: Callable[[str], bool]
+    ) -> list[tuple[tuple[dict[Any, Any], str], str, str]]:
+        """Remove the tensors with another name here from `node`; return each one's place, name and leaf."""
+        moved = []
+        for key, part in list(node.items()):
+            name = f"{prefix}{key}"
+            if isinstance(part, dict) and not has_groups(part):
+                moved += self._take_out(part, f"{name}.", is_tensor)
+            elif isinstance(part, str) and is_tensor(part):
+                new, is_transposed = self._name(name)
+                if is_transposed:
+                    self.transposed.add(part)
+                if new != name:
+                    del node[key]
+                    if new is not None:
+                        moved.append(((node, prefix), new, part))
+        return moved
+
+    def _name(self, name: str) -> tuple[str | None, bool]:
+        """Return the name here, and whether the tensor was stored transposed."""
+        entry, _, rest = name.partition(".")
+        prefix = self._map.prefix
+        for before, old in (
+            ((f"{entry}.", rest), ("", name)) if prefix is None else ((f"{entry}.", name),)
+        ):
+            old = without_wrapper_parts(old)  # noqa: PLW2901 - the same name
+            if prefix is not None:
+                if not old.startswith(prefix):
+                    break
+                old = old.removeprefix(prefix)  # noqa: PLW2901
+            new, is_transposed = self._map.new_name(old), self._map.is_transposed(old)
+            if new != old or is_transposed:
+                return name if new == old else new and before + new, is_transposed
+        return name, False
+
+
+def _place(
+    node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: dict[Any, Any], where: str
+) -> None:
+    """Put a leaf beside its former neighbors, or into another entry."""
+    place, prefix = node
+    key = name.removeprefix(prefix)
+    if not prefix or key == name:
+        entry, _, key = name.partition(".")
+        place, key = (root.setdefault(entry, {}), key) if key else (root, entry)
+    if not isinstance(place, dict) or key in place:
+        raise BadUse(
+            f"{where} has two tensors of the checkpoint become {name!r}. Name one under `drop`."
+        )
+    place[key] = leaf

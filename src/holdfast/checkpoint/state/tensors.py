@@ -1,0 +1,34 @@
+"""Find the part of a tensor that is in this process, and whether its bytes can be copied in a row."""
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it is in this process's memory."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
+    """The part of a tensor that this rank writes."""
+    if isinstance(leaf, DTensor):
+        local: torch.Tensor = leaf.to_local()
+        return local
+    found: torch.Tensor = find_state_dict_object({index.fqn: leaf}, index)
+    return found
+
+
+def is_in_a_row(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are as they lie in memory, at an address at which 64-bit words are read."""
+    address = tensor.data_ptr()  # none of a tensor that wraps others
+    return (
+        address != 0
+        and address % 8 == 0
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )

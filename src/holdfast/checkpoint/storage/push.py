@@ -1,0 +1,209 @@
+"""Pushing one local checkpoint into object storage: verified while it is read, its manifest last, then tidied up."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from holdfast.checkpoint.format.checksums import (
+    BLOCK_BYTES,
+    checksum_of_digests,
+    digests_of,
+    whole_checksum,
+)
+from holdfast.checkpoint.format.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    check_sizes,
+    parse_manifest,
+    unread,
+)
+from holdfast.checkpoint.format.paths import parse_name
+from holdfast.checkpoint.storage.catalog import (
+    RemoteCheckpoint,
+    inspect_remote,
+    parse_remote_name,
+    remote_name,
+    scan_remote,
+)
+from holdfast.checkpoint.storage.object_store import Objects, in_parallel
+from holdfast.checkpoint.storage.ranges import by_blocks, sidecar_of
+from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, StorageFailed
+from holdfast.core.rate_limit import Pace
+
+ABANDONED_AFTER_S: Final = 24 * 3600.0
+"""What is superfluous for so long is deleted: by then nobody writes or reads it any more."""
+FILES_AT_ONCE: Final = 4
+_CHUNK_BYTES: Final = 64 * BLOCK_BYTES
+_ROUNDS: Final = 3
+_DATE_S: Final = 1.0
+"""How finely S3 dates its objects."""
+_logger = logging.getLogger("holdfast")
+
+
+def push(
+    objects: Objects, folder: Path, *, pace: Pace, now_s: float, sleep: Callable[[float], None]
+) -> RemoteCheckpoint:
+    """See `Remote.push`."""
+    name = parse_name(folder.name)
+    if name is None or not folder.is_dir():
+        raise BadUse(f"{folder} is not a checkpoint. Give a folder of the name step-NUMBER.")
+    step = name[0]
+    try:
+        content = (folder / MANIFEST_NAME).read_bytes()
+    except OSError as error:
+        raise BadUse(
+            f"{folder} has no manifest to read ({error.strerror}). Push what was saved whole."
+        ) from error
+    target = remote_name(step, content)
+    try:
+        manifest = parse_manifest(content, step=step)
+        check_sizes(folder, manifest.files)
+        _send_files(objects, folder, target, manifest, pace, now_s)
+    except ManifestError as error:
+        raise DamagedCheckpoint(
+            f"{folder} is damaged and was not pushed: {error}. Save that step again."
+        ) from error
+    pushed = _commit(objects, target, step, content, sleep)
+    try:
+        tidy(objects, pushed)
+    except CheckpointError as error:
+        _logger.warning(
+            "Step %d is pushed, but what is superfluous there was not deleted: %s", step, error
+        )
+    return pushed
+
+
+def _send_files(
+    objects: Objects, folder: Path, target: str, manifest: Manifest, pace: Pace, now_s: float
+) -> None:
+    """Send what is not there; the last look is taken after the last file."""
+
+    def send(entry: FileEntry) -> None:
+        digests = bytearray()
+        objects.write(
+            f"{target}/{entry.path}",
+            lambda: _verified(folder, entry, pace, digests),
+            entry.size_bytes,
+        )
+        if (sidecar := sidecar_of(entry)) is not None:
+            objects.write(f"{target}/{sidecar[0]}", lambda: iter([bytes(digests)]), sidecar[1])
+
+    for attempt in range(_ROUNDS):
+        there = objects.list(target)
+        if attempt or MANIFEST_NAME in there:
+            trusted_since_s = 0.0
+        elif objects.folder is not None:
+            trusted_since_s = now_s  # on a disk a size may be there before its bytes are
+        else:
+            trusted_since_s = (
+                now_s - ABANDONED_AFTER_S / 2
+            )  # what is older may be tidied up at any moment
+        right = {
+            (path, each.size_bytes)
+            for path, each in there.items()
+            if each.modified_at_s >= trusted_since_s
+        }
+        missing = [
+            entry
+            for entry in manifest.files
+            if not {
+                (entry.path, entry.size_bytes),
+                sidecar_of(entry) or (entry.path, entry.size_bytes),
+            }
+            <= right
+        ]
+        if not missing:
+            return
+        missing.sort(key=lambda entry: -entry.size_bytes)
+        in_parallel(send, missing, threads=FILES_AT_ONCE)
+    raise StorageFailed(
+        f"What is written to {objects.url}/{target} does not stay there ({missing[0].path}). See who else writes or "
+        "deletes there, then push again."
+    )
+
+
+def _verified(folder: Path, entry: FileEntry, pace: Pace, digests: bytearray) -> Iterator[bytes]:
+    """The bytes of a file. It ends only if all of them were right, so that no object is made of others.
+
+    `digests` becomes those of its blocks, if its checksum is made of them.
+
+    Raises:
+        ManifestError: they are not what the manifest says, or cannot be read.
+    """
+    digests.clear()
+    blocks, whole = by_blocks(entry), xxhash.xxh3_128()
+    try:
+        with (folder / entry.path).open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                if blocks:
+                    digests += digests_of(memoryview(chunk))
+                else:
+                    whole.update(chunk)
+                pace.wait(len(chunk))
+                yield chunk
+    except OSError as error:
+        raise unread(entry.path, error) from error
+    if entry.checksum != (
+        checksum_of_digests(bytes(digests)) if blocks else whole_checksum(whole.hexdigest())
+    ):
+        raise ManifestError(f"{entry.path} does not match its checksum")
+
+
+def _commit(
+    objects: Objects, target: str, step: int, content: bytes, sleep: Callable[[float], None]
+) -> RemoteCheckpoint:
+    """Make a folder with all of its files the checkpoint of its step, also where it was that before another save."""
+    for attempt in range(_ROUNDS):
+        newest = scan_remote(objects, step)[:1]
+        if newest and newest[0].name == target and newest[0].state == "written":
+            return newest[0]
+        if attempt:
+            sleep(_DATE_S)
+        objects.write(f"{target}/{MANIFEST_NAME}", lambda: iter([content]), len(content))
+    pushed = inspect_remote(objects, target, objects.list(target))
+    if pushed is None or pushed.state != "written":
+        raise StorageFailed(
+            f"{objects.url}/{target} was deleted while it was pushed. Push it again."
+        )
+    return pushed
+
+
+def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
+    """Delete what was superfluous for a day already: saves replaced by whole ones, leftovers of pushes and deletions.
+
+    All dates are the storage's own, so that no machine's clock matters; and after a day nobody is at work there.
+
+    Raises:
+        NotFound, StorageFailed: see `Objects`.
+    """
+    before_s = pushed.committed_at_s - ABANDONED_AFTER_S
+    folders = {
+        name: objects.list(name)
+        for name in objects.folders()
+        if parse_remote_name(name) is not None
+    }
+    committed_at_s = {
+        name: there[MANIFEST_NAME].modified_at_s
+        for name, there in folders.items()
+        if MANIFEST_NAME in there
+    }
+
+    def is_replaced(name: str) -> bool:
+        after_s = committed_at_s[name]
+        return any(
+            after_s < at_s < before_s
+            and parse_remote_name(other) == parse_remote_name(name)
+            and (found := inspect_remote(objects, other, folders[other])) is not None
+            and found.state == "written"
+            for other, at_s in committed_at_s.items()
+        )
+
+    for name, there in folders.items():
+        newest_s = max((each.modified_at_s for each in there.values()), default=before_s)
+        if is_replaced(name) if name in committed_at_s else newest_s < before_s:
+            objects.delete_folder(name, there, first=MANIFEST_NAME)

@@ -1,0 +1,345 @@
+"""The trainer's side of the process that pushes checkpoints to object storage, and what is fetched from there."""
+
+import contextlib
+import functools
+import json
+import logging
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo, scan
+from holdfast.checkpoint.catalog.lineage import Dated, is_abandoned, left_by_newest
+from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
+from holdfast.checkpoint.distributed.collectives import Ranks
+from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.storage.catalog import RemoteCheckpoint
+from holdfast.checkpoint.storage.object_store import Patience
+from holdfast.checkpoint.storage.pushed import pushed_names
+from holdfast.checkpoint.storage.remote import Remote
+from holdfast.core.errors import (
+    BadUse,
+    CheckpointError,
+    DamagedCheckpoint,
+    NotFound,
+    NoVerifiedCheckpoint,
+)
+from holdfast.core.link import job_link
+from holdfast.core.processes import module_command
+
+PUSHING_MODULE: Final = "holdfast.checkpoint.storage.upload_process"
+_LOOK_EVERY_S: Final = 5.0
+_SILENT_S: Final = 600.0
+_HURRIED: Final = Patience(request_timeout_s=20.0, retry_timeout_s=20.0, tries=5, attempts=2)
+"""With storage that may have something newer, where there is something to go on from."""
+_logger = logging.getLogger("holdfast")
+
+
+class Pusher:
+    """Keeps storage in step with a folder from `start` to `close`; one a job."""
+
+    def __init__(
+        self, folder: Path, url: str, *, keep: int | None, told: Callable[[dict[str, Any]], None]
+    ) -> None:
+        """Nothing is started before `start`, and nothing looked at.
+
+        Args:
+            folder: of the checkpoints.
+            url: see `Remote`.
+            keep: how many stay there; None: all.
+            told: hears of every push, see `pushing_process`.
+
+        Raises:
+            BadUse, NotFound: see `Remote`.
+        """
+        self._url = url
+        self.remote = Remote(url)
+        keeping = [] if keep is None else ["--keep", str(keep)]
+        self._arguments = [str(folder), url, *keeping]
+        self._told = told
+        self._is_needed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+        self._heard = threading.Event()
+
+    def start(self) -> None:
+        """Start the process, or another where it has died. Where none can be started it is said, and training goes on.
+
+        Call it again, then, at the next save.
+        """
+        self._is_needed = True
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            _logger.warning("The process that pushes checkpoints is started again: it died.")
+            self._let_go(self._process)
+            self._process = None
+        command, environment = module_command(PUSHING_MODULE)
+        try:
+            with contextlib.ExitStack() as undo:
+                process = undo.enter_context(
+                    subprocess.Popen(
+                        [*command, str(os.getpid()), *self._arguments],
+                        env=environment,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        start_new_session=True,  # what ends the trainer's group must not end it
+                    )
+                )
+                undo.callback(process.kill)
+                listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+                listener.start()
+                undo.pop_all()
+        except (OSError, RuntimeError) as error:  # of the process, of the thread
+            _logger.warning(
+                "The process that pushes checkpoints could not be started (%s). The next save tries again.",
+                error,
+            )
+            return
+        self._process, self._listener = process, listener
+
+    def close(self, *, wait: bool) -> None:
+        """End the process once the newest checkpoint is there, or could not be pushed for ten minutes.
+
+        Without `wait` that is left to it, and so it is where nothing was heard of it for ten minutes. For as long as it
+        gets on, the time of the job's section begins anew.
+        """
+        if not self._is_needed:
+            return
+        self.start()  # what died may have left something
+        self._is_needed = False
+        if self._process is not None:
+            self._let_go(self._process)
+            if not wait:
+                return
+        if self._process is None or self._wait(self._process) != 0:
+            _logger.error(
+                "The newest checkpoint is not in %s. Push it by hand, see docs/checkpoints.md.",
+                self._url,
+            )
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> int | None:
+        """The exit status; None where it does not get on."""
+        heard_at_s = time.monotonic()
+        while time.monotonic() - heard_at_s <= _SILENT_S:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_LOOK_EVERY_S)
+                assert self._listener is not None, "it is started with the process"
+                self._listener.join()
+                return code
+            if self._heard.is_set():
+                self._heard.clear()
+                heard_at_s = time.monotonic()
+                with job_link().section("save"):
+                    pass
+        return None
+
+    @staticmethod
+    def _let_go(process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdin is not None, "it is a pipe"
+        with contextlib.suppress(OSError, ValueError):  # it has died, and it was let go
+            process.stdin.write(
+                b"\n"
+            )  # its end alone is not seen where a child that was forked holds it open
+            process.stdin.close()
+
+    def _listen(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None, "it is a pipe"
+        for line in process.stdout:
+            told = json.loads(line)
+            self._heard.set()
+            if "warning" in told:
+                _logger.warning("%s", told["warning"])
+            elif "failed" in told:
+                _logger.warning("Step %d is not pushed yet: %s", told["step"], told["failed"])
+            if "step" in told:
+                self._told(told)
+        process.stdout.close()
+        self._let_go(process)  # it has ended
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whose checkpoints may be fetched.
+
+    Attributes:
+        run: the name of this run. Where it has one, those of a run with another name are not fetched.
+        is_fresh: those without a name are not fetched either.
+        newer: what is newer is fetched. Else one step is asked for, which may be of any line.
+    """
+
+    run: str = ""
+    is_fresh: bool = False
+    newer: bool = True
+
+    def offers(self, there: RemoteCheckpoint) -> bool:
+        """Return whether it may be fetched."""
+        of = "" if there.manifest is None else there.manifest.run
+        return of == self.run or not (self.is_fresh or (of and self.run))
+
+
+_ANY: Final = Asked()
+
+
+def has_any(pusher: Pusher | None, asked: Asked) -> bool:
+    """Return whether storage has something that `restore` takes or refuses.
+
+    Raises:
+        NotFound, StorageFailed: storage cannot be reached.
+    """
+    if pusher is None or (asked.is_fresh and not asked.run):
+        return False
+    return any(asked.offers(each) or not asked.is_fresh for each in pusher.remote.scan())
+
+
+def fetch_together(
+    ranks: Ranks, remote: Remote, folder: Path, asked: Asked
+) -> Callable[[int, int], int | None]:
+    """Fetch what is newer, if that is asked; return `fetch_instead` for all ranks. Both are collective."""
+    at_length = functools.partial(
+        ranks.first_at_length, signs=lambda: remote.signs, section="restore"
+    )
+    if asked.newer:
+        at_length(functools.partial(fetch_newer, remote, folder, asked))
+
+    def instead(damaged: int, above: int) -> int | None:
+        return at_length(functools.partial(fetch_instead, remote, folder, damaged, above, asked))
+
+    return instead
+
+
+def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
+    """Fetch the newest whole checkpoint of the line in storage, where `folder` has none as new.
+
+    Where the folder has a checkpoint, what was pushed from there and is not there any more was taken away, and does not
+    come back: it is said. Where fetching is not possible, a checkpoint of the folder is good enough; that is said, too.
+
+    Raises:
+        BadUse: storage has checkpoints of another run alone, and there is nothing else.
+        NotFound, StorageFailed: storage cannot be reached, and there is nothing else.
+        CheckpointError: there is no room for it, and nothing else.
+        NoVerifiedCheckpoint: storage has checkpoints, none of which is whole, and there is nothing else.
+    """
+    here = scan(folder)
+    newest = next(
+        (info.step for info in here if info.state == "written" and not info.abandoned), -1
+    )
+    passed_over: list[str] = []
+    try:
+        found = remote.scan(above=newest, patience=_HURRIED if newest >= 0 else None)
+        offered = _offered(found, asked)
+        if found and not (offered or here or asked.is_fresh):
+            raise BadUse(_of_another_run(remote, folder, found[0], asked.run))
+        for there in _not_taken_away(remote, folder, here, offered, above=newest):
+            reason = there.reason or _fetch(remote, folder, there)
+            if not reason:
+                return
+            _logger.warning(
+                "Passed over the checkpoint of step %d in storage: %s", there.step, reason
+            )
+            passed_over.append(f"step {there.step}: {reason}")
+    except (NotFound, CheckpointError) as error:
+        if newest < 0:
+            raise
+        _logger.warning(
+            "What storage has was not fetched, step %d of %s is taken: %s", newest, folder, error
+        )
+    if passed_over and not here:
+        raise NoVerifiedCheckpoint(
+            f"No checkpoint in storage verifies ({'; '.join(passed_over)}), and {folder} has none. Put a good copy "
+            "there, or give another push_to to start over."
+        )
+
+
+def fetch_instead(
+    remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY
+) -> int | None:
+    """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
+
+    One of a step up to `above`, which `folder` has, too, is not fetched. Between them a policy may have deleted what
+    storage has, so nobody can tell what a person took away, and it is fetched, too. What training has left behind is
+    fetched where its step is asked for. Returns the step; None where there is none, or it cannot be had.
+    """
+    try:
+        found = remote.scan(above=above, patience=_HURRIED if above >= 0 else None)
+        offered = _offered(found, asked)
+        left = left_by_newest(each.manifest for each in offered if each.manifest and asked.newer)
+        for there in offered:
+            if there.step <= step and not (there.manifest and is_abandoned(there.manifest, left)):
+                reason = there.reason or _fetch(remote, folder, there)
+                if not reason:
+                    return there.step
+                _logger.warning(
+                    "Step %d was not to be had from storage either: %s", there.step, reason
+                )
+    except (NotFound, CheckpointError) as error:  # an older one is better than none
+        _logger.warning("Step %d was not to be had from storage either: %s", step, error)
+    return None
+
+
+def _not_taken_away(
+    remote: Remote,
+    folder: Path,
+    here: Sequence[CheckpointInfo],
+    offered: Sequence[RemoteCheckpoint],
+    *,
+    above: int,
+) -> Iterator[RemoteCheckpoint]:
+    """Yield what storage has beyond `above`, the folder's newest step (-1: it has none), and training goes on from.
+
+    What was taken away is left out, and what training has left behind. Of a step whose newest save was taken away, the
+    saves that it replaced are none to go on from either.
+    """
+    present = {info.step for info in here}
+    abandoned = {info.step for info in here if info.abandoned}
+    pushed = pushed_names(folder, remote.url) if above >= 0 else []
+    taken_away: set[int] = set()
+    line: list[Dated] = [info for info in here if not info.abandoned]
+    left = left_by_newest([*line, *(each.manifest for each in offered if each.manifest)])
+    for there in offered:
+        if there.name in pushed and there.step not in present:
+            if not taken_away:
+                _logger.warning(
+                    "Step %d is in storage and was taken away from %s, so it is not fetched. "
+                    "To go on from it: Remote(%r).fetch(%d, %r).",
+                    *(there.step, folder, remote.url, there.step, str(folder)),
+                )
+            taken_away.add(there.step)
+        if there.step not in taken_away | abandoned and not (
+            there.manifest and is_abandoned(there.manifest, left)
+        ):
+            yield there
+
+
+def _offered(found: Sequence[RemoteCheckpoint], asked: Asked) -> list[RemoteCheckpoint]:
+    """Leave out what is of another run."""
+    offered = [each for each in found if asked.offers(each)]
+    if others := sorted({each.step for each in found} - {each.step for each in offered}):
+        _logger.info("Not fetched from storage, as they are of another run: steps %s.", others)
+    return offered
+
+
+def _of_another_run(remote: Remote, folder: Path, there: RemoteCheckpoint, run: str) -> str:
+    of = "" if there.manifest is None else there.manifest.run
+    return (
+        f"{remote.url} has checkpoints of another run alone (run {of!r}, step {there.step}), and this is run {run!r}. "
+        f"Go on with that run (`holdfast run --resume {of}`, or run={of!r}), or give this one another push_to, or "
+        "begin anew with Checkpointer(fresh=True) or `holdfast run --fresh`, which leave them there. To go on from "
+        f"them as run {run!r}: Remote({remote.url!r}).fetch({there.step}, {str(folder)!r})."
+    )
+
+
+def _fetch(remote: Remote, folder: Path, there: RemoteCheckpoint) -> str:
+    """What is wrong with it there, or nothing: it is here."""
+    remove_leftovers(folder)
+    try:
+        remote.fetch(there, folder)
+    except DamagedCheckpoint as error:
+        return str(error)
+    _logger.info("Fetched %s.", step_path(folder, there.step))
+    return ""

@@ -1,0 +1,319 @@
+"""How the ranks' files become one checkpoint: through the checkpoint folder alone, whoever of the trainers still lives.
+
+Each rank's writing process puts its files into the same hidden folder, and beside them a note of what they are. That of
+rank 0 waits for all notes, checks them against the files, writes metadata and manifest, and gives the folder its name.
+The others wait for that, or for the reason why not. Nothing here needs torch.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from holdfast.checkpoint.catalog.annotations import note_metrics
+from holdfast.checkpoint.catalog.catalog import scan
+from holdfast.checkpoint.catalog.lineage import left_behind, note_abandoned, read_abandoned
+from holdfast.checkpoint.catalog.staging_dir import Staging
+from holdfast.checkpoint.catalog.writer_lease import read_holder
+from holdfast.checkpoint.format.manifest import (
+    FileEntry,
+    Manifest,
+    ManifestError,
+    Save,
+    check_sizes,
+    describe_file,
+    read_manifest,
+    write_manifest,
+)
+from holdfast.checkpoint.format.paths import METADATA_NAME, failure_path, parse_name, step_path
+from holdfast.checkpoint.format.replica_digests import Differing, compare
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.core.atomic import write_atomic
+from holdfast.core.system_limits import in_words
+
+_PER_RANK: Final = (
+    "Put what differs by rank under per_rank, or make it the same on all ranks before the save."
+)
+
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""How the system says that a disk is full, or the user's share of it."""
+_NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno.ENOSPC}
+"""What an empty file tells, for which a full disk has room."""
+
+
+class RankFailed(Exception):
+    """A rank could not write its part.
+
+    `errno` where the system said why, `advice`: what to do, where that is known. `is_final`: another save would fail
+    for the same reason.
+    """
+
+    def __init__(
+        self, reason: str, errno: int | None = None, advice: str = "", *, is_final: bool = False
+    ) -> None:
+        super().__init__(reason)
+        self.errno = errno
+        self.advice = advice
+        self.is_final = is_final
+
+
+def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: bytes = b"") -> None:
+    """Say that this rank's files are durable, and what they are; `replicas`: see `replica_notes.pack`.
+
+    Raises:
+        OSError: it cannot be said.
+    """
+    told: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
+    if replicas:
+        # A file of its own: of ranks with the same digest, only one such file is read.
+        _replicas(order, rank).write_bytes(replicas)
+        told["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
+    write_atomic(_note(order, rank), json.dumps(told).encode())
+
+
+def leave_failure(order: Order, rank: int, world_size: int, error: Exception) -> None:
+    """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
+    told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
+    if advice := getattr(error, "advice", ""):
+        told["advice"] = advice
+    if getattr(error, "is_final", False):
+        told["is_final"] = True
+    path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
+    if world_size == 1:
+        return
+    try:
+        write_atomic(path, json.dumps(told).encode())
+    except OSError as failed:
+        with suppress(OSError):
+            if failed.errno in FULL:
+                path.touch()
+            elif failed.errno == errno.EFBIG:  # a limit that a few words are below
+                write_atomic(
+                    path,
+                    json.dumps({"failed": os.strerror(errno.EFBIG), "errno": errno.EFBIG}).encode(),
+                )
+
+
+def is_committed(order: Order) -> bool:
+    """Whether this very save has its name."""
+    try:
+        return read_manifest(order.final, step=order.step).save == order.save
+    except (ManifestError, OSError):
+        return False
+
+
+def await_commit(order: Order, wait: Callable[[], None]) -> None:
+    """Wait until rank 0 has made a checkpoint of this save.
+
+    Raises:
+        RankFailed: it could not.
+    """
+    while not is_committed(order):
+        check_not_failed(order)
+        wait()
+
+
+def commit(
+    order: Order,
+    staging: Staging,
+    *,
+    world_size: int,
+    torch: str,
+    metadata: bytes,
+    wait: Callable[[], None],
+    replicated: Sequence[str] = (),
+    refuses: bool = False,
+) -> Differing:
+    """Make one checkpoint of what all ranks have written.
+
+    Args:
+        order: the save.
+        staging: its folder, which this process holds.
+        world_size: how many notes there will be.
+        torch: the version of torch that the state comes from.
+        metadata: the content of `.metadata`.
+        wait: called between two looks for notes; raises where there has been enough waiting.
+        replicated: the names of the entries that several ranks have.
+        refuses: no checkpoint is made where such entries differ.
+
+    Returns:
+        Those that differ, as far as ranks have compared them.
+
+    Raises:
+        RankFailed: a rank could not write its part, or replicas differ and that is refused.
+        ManifestError: what a rank says is not what its files are.
+        OSError: it is not durable.
+    """
+    differing = Differing()
+    if not _is_prepared(order):
+        notes = _await_notes(order, world_size, wait)
+        differing = _compare(order, notes, replicated)
+        if differing.count and refuses:
+            raise RankFailed(
+                f"the state differs by rank: {differing}", advice=_PER_RANK, is_final=True
+            )
+        _prepare(order, notes, torch=torch, metadata=metadata)
+    # Only now: whoever takes this up after a crash finds the notes or the manifest.
+    for rank in range(world_size):
+        _note(order, rank).unlink(missing_ok=True)
+    for unfinished in order.staging.glob(".*.tmp"):
+        unfinished.unlink()
+    if order.metrics:  # now, so that what is deleted after this save is judged by them
+        note_metrics(order.staging, order.metrics, now_s=order.created_at_s)
+    if order.lease is not None:
+        check_lease(order)
+        _leave_behind(order, _parent(order))
+    staging.commit(final_is_damaged=order.final in order.damaged)
+    return differing
+
+
+def check_lease(order: Order) -> None:
+    """Check that this process still has the right to write into the folder.
+
+    Raises:
+        RankFailed: another process has taken over the folder.
+    """
+    holder = read_holder(order.folder) if order.lease else None
+    if holder is not None and holder.token != order.lease:
+        raise RankFailed(
+            f"{order.folder} has been taken over by {holder}. This process is to end", is_final=True
+        )
+
+
+def has_left_note(order: Order, rank: int) -> bool:
+    """Whether this rank's files are durable, and rank 0 knows or knew of it."""
+    told = _read(_note(order, rank))
+    return (told is not None and "failed" not in told) or _is_prepared(order)
+
+
+def check_not_failed(order: Order) -> None:
+    """Whether there is still a point in writing.
+
+    Raises:
+        RankFailed: rank 0 has given the save up.
+    """
+    if (told := _read(failure_path(order.folder, order.step, order.save))) is not None:
+        raise _failed(told)
+
+
+def retract(order: Order, rank: int, names: Sequence[str]) -> None:
+    """Take back what this rank has written of a save that rank 0 has given up; of any other rank 0 takes care."""
+    try:
+        check_not_failed(order)
+    except RankFailed:
+        with suppress(OSError):
+            own = (_note(order, rank), _replicas(order, rank))
+            for path in (*(order.staging / name for name in names), *own):
+                path.unlink(missing_ok=True)
+            order.staging.rmdir()
+
+
+def _await_notes(order: Order, world_size: int, wait: Callable[[], None]) -> list[dict[str, Any]]:
+    """Wait for the notes of all ranks, and return them in the order of ranks."""
+    notes: dict[int, dict[str, Any]] = {}
+    while True:
+        for rank in range(world_size):
+            if rank in notes or (told := _read(_note(order, rank))) is None:
+                continue
+            if "failed" in told:
+                raise _failed(told, f"rank {rank}: ")
+            notes[rank] = told
+        if len(notes) == world_size:
+            return [notes[rank] for rank in range(world_size)]
+        wait()
+
+
+def _compare(order: Order, notes: Sequence[dict[str, Any]], names: Sequence[str]) -> Differing:
+    alike: dict[str, list[int]] = {}
+    for rank, told in enumerate(notes):
+        if "replicas" in told:
+            alike.setdefault(told["replicas"], []).append(rank)
+    if len(alike) < 2:
+        return Differing()
+    return compare(
+        [(ranks, _replicas(order, ranks[0]).read_bytes()) for ranks in alike.values()], names
+    )
+
+
+def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes) -> None:
+    """Check the notes of all ranks against the files, and write what makes a checkpoint of these."""
+    files = [FileEntry(**entry) for told in notes for entry in told["files"]]
+    check_sizes(order.staging, files)
+    write_atomic(order.staging / METADATA_NAME, metadata)
+    files.append(describe_file(order.staging, METADATA_NAME))
+    manifest = Manifest(
+        step=order.step,
+        world_size=len(notes),
+        created_at_s=order.created_at_s,
+        torch=torch,
+        save=order.save,
+        run=order.run,
+        parent=_parent(order),
+        files=tuple(sorted(files, key=lambda entry: entry.path)),
+    )
+    write_manifest(order.staging, manifest)
+
+
+def _parent(order: Order) -> Save | None:
+    """Return the newest ancestor that is there, else the oldest: it was restored, and may be deleted since."""
+    earlier = [each for each in order.ancestors if each.step < order.step]
+    for each in earlier:
+        with suppress(ManifestError, OSError):
+            if read_manifest(step_path(order.folder, each.step), step=each.step).save == each.save:
+                return each
+    return earlier[-1] if earlier else None
+
+
+def _failed(told: dict[str, Any], of: str = "") -> RankFailed:
+    final = told.get("is_final", False)
+    return RankFailed(of + told["failed"], told["errno"], told.get("advice", ""), is_final=final)
+
+
+def _leave_behind(order: Order, parent: Save | None) -> None:
+    """List what this save leaves behind as abandoned, before it has its name.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    abandoned = read_abandoned(order.folder)
+    beyond = order.step - 1 if parent is None else parent.step
+    steps = (name[0] for path in order.folder.iterdir() if (name := parse_name(path.name)))
+    if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
+        return
+    left = left_behind(scan(order.folder), abandoned, step=order.step, parent=parent)
+    left -= {
+        each for each in order.ancestors if each.step == order.step
+    }  # the state was saved or restored there
+    if left != abandoned:
+        note_abandoned(order.folder, left)
+
+
+def _is_prepared(order: Order) -> bool:
+    try:
+        return read_manifest(order.staging, step=order.step).save == order.save
+    except (ManifestError, OSError):
+        return False
+
+
+def _note(order: Order, rank: int) -> Path:
+    return order.staging / f"rank-{rank}.note"
+
+
+def _replicas(order: Order, rank: int) -> Path:
+    # Named as what was not finished, so that it goes with that.
+    return order.staging / f".rank-{rank}.replicas.tmp"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    told: dict[str, Any] = json.loads(data) if data else _NO_ROOM_TO_SAY
+    return told

@@ -1,0 +1,386 @@
+"""The process that writes one rank's checkpoints. It needs no torch, and goes on when the trainer dies.
+
+Started by `Writer` with the number of a socket, the trainer's process id, and how long it is to keep the newest
+snapshot for a successor. It takes orders one after another, and once the trainer is gone it ends those that it has,
+keeps what it is to keep, and then ends itself.
+"""
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.format.rank_layout import Layout
+from holdfast.checkpoint.format.replica_digests import Differing
+from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
+from holdfast.checkpoint.ipc.messages import receive, send
+from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
+from holdfast.checkpoint.memory.peer import PeerMemory
+from holdfast.checkpoint.memory.server import ENV_SUPERVISOR, PROCESS_NAME, Keeper
+from holdfast.checkpoint.writer.commit import RankFailed, check_lease
+from holdfast.checkpoint.writer.explain_failure import explain
+from holdfast.checkpoint.writer.persist import (
+    NotAttested,
+    Part,
+    delete_leftovers,
+    delete_superfluous,
+    make_room,
+    persist,
+)
+from holdfast.core.rate_limit import Pace
+from holdfast.core.sockets import readable
+
+ALIVE_EVERY_S: Final = 0.5
+_LOOK_EVERY_S: Final = 0.01
+_LOOK_SELDOM_S: Final = 0.5
+"""For other ranks that take long: all of a large job look into one folder."""
+_FOLLOW_EVERY_S: Final = 0.001
+"""How often it looks how far the copy is: 16 MiB take a few milliseconds."""
+_PIECES: Final = 1000
+"""More are not named."""
+_TAKE_TURNS_S: Final = 0.0002
+"""How long a thread that is through with a write waits for one that hashes: Python's 5 ms are as long as a write."""
+_NICENESS: Final = 5
+"""Its threads wait for the disk most of the time; where the cores are short, the trainer goes first. Its reads and
+writes come after the trainer's as well: (5 + 20) / 5 is their priority, and that one's is 4 (ioprio_set(2))."""
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEFT_TO_TRAINER: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+"""A terminal's interrupt is the trainer's to act on, and so is what a scheduler sends to all processes of a job, to end
+them or to warn them that it will: what the trainer saves then is still to be written."""
+
+
+class Service:
+    """Its arenas and layouts, and what it does with them."""
+
+    def __init__(self, trainer: socket.socket, trainer_pid: int, keep_s: float) -> None:
+        self._trainer = trainer
+        self._trainer_pidfds = _pidfd(trainer_pid)
+        named = os.environ.get(ENV_SUPERVISOR)
+        supervisor = _pidfd(int(named)) if named else []
+        self._peer = PeerMemory(
+            own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step})
+        )
+        self._keeper = Keeper(
+            keep_s if supervisor or not named else 0.0,
+            trainer=trainer.fileno(),
+            trainer_pidfds=self._trainer_pidfds,
+            ends_with=supervisor,
+            others=self._peer,
+        )
+        self._in_good_order = self._has_tidied = False
+        self._arenas: dict[int, Arena] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._pace = Pace(None)
+        self._moves = 0
+        self._heard = queue.SimpleQueue[tuple[dict[str, Any], int | None] | None]()
+        self._saying = threading.Lock()
+
+    def serve(self) -> None:
+        """Take orders until the trainer is gone."""
+        self._say_alive()  # before an order: one that hangs while it writes has been heard
+        threading.Thread(target=self._keep_saying, daemon=True).start()
+        threading.Thread(target=self._hear, daemon=True).start()
+        while (received := self._heard.get()) is not None:
+            self._take(*received)
+
+    def _hear(self) -> None:
+        """Take what the trainer says, also while a save is written: it does not wait to be heard."""
+        try:
+            # Not the socket's end alone: a process that the trainer forked may hold the other side open.
+            while self._trainer.fileno() in readable(
+                [self._trainer.fileno(), *self._trainer_pidfds], None
+            ):
+                try:
+                    received = receive(self._trainer)
+                except (
+                    ConnectionResetError
+                ):  # it died with something unread, and what it ordered before is here yet
+                    continue
+                if received is None:
+                    break
+                self._heard.put(received)
+        except OSError:  # it is gone
+            pass
+        finally:
+            self._heard.put(None)
+
+    def _take(self, message: dict[str, Any], fd: int | None) -> None:
+        if "save" in message:
+            self._save(message, b"" if fd is None else _read_file(fd))
+        elif fd is not None and "arena" in message:
+            self._arenas[message["arena"]] = Arena(fd)
+        elif fd is not None and "peer" in message:
+            self._peer.paired(message["peer"], fd)
+        elif fd is not None:
+            self._layouts[message["layout"]] = Layout.unpack(_read_file(fd))
+        elif "forget" in message:
+            for number in message["forget"]["arenas"]:
+                self._keeper.forget(self._arenas[number])
+                self._arenas.pop(number).close()
+            for number in message["forget"]["layouts"]:
+                del self._layouts[number]
+        elif "closed" in message:
+            self._in_good_order = True
+
+    def keep(self) -> None:
+        """Keep what the trainer, which is gone, saved last, unless it ended in good order."""
+        if self._in_good_order or not self._keeper.has_any:
+            return
+        newest = self._keeper.newest
+        for arena in self._arenas.values():
+            if newest is None or arena is not newest.arena:
+                arena.close()
+        self._arenas.clear()
+        self._layouts.clear()
+        _let_go_of_stderr()
+        os.chdir("/")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(PROCESS_NAME)
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        self._keeper.keep()
+
+    def _save(self, message: dict[str, Any], replicas: bytes) -> None:
+        arena, generation = self._arenas[message["arena"]], message["generation"]
+        layout, order = self._layouts[message["layout"]], Order.of_json(message["save"])
+        ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
+        self._say({"began": ended})
+        began_s = time.monotonic()
+        if (arena.generation, arena.state) == (
+            generation,
+            State.COMMITTED,
+        ):  # by a process that died before it said so
+            self._say(
+                {"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank, Differing())}}
+            )
+            return
+        until_s = began_s + message["timeout_s"]
+        self._pace.max_bytes_s = message["max_write_bytes_s"]
+
+        def claim() -> None:
+            if arena.progress(generation).state is State.SEALED:
+                arena.move(State.WRITING, generation)
+
+        def await_copy(count: int | None) -> None:
+            while (now := arena.progress(generation)).state is State.COPYING and (
+                count is None or now.copied < count
+            ):
+                if self._is_trainer_gone():
+                    raise RankFailed("its trainer ended while the snapshot was copied")
+                if time.monotonic() > until_s:
+                    raise TimeoutError(
+                        f"the snapshot was not copied after {message['timeout_s']:g} s"
+                    )
+                self._moved(1)
+                time.sleep(_FOLLOW_EVERY_S)
+            if now.state is State.FREE:
+                raise RankFailed("its snapshot was given up")
+            if count is None:
+                claim()
+
+        blocks: dict[str, bytes] = {}
+        self._keeper.ordered(order, layout.rank)
+        live = arena.notes[: message["attested_bytes"]] if message["attested_bytes"] else None
+        try:
+            with contextlib.suppress(
+                ArenaError
+            ):  # taken back for a newer step: other ranks are to hear of it
+                claim()
+            if layout.rank == 0 and not self._has_tidied and _may_write(order):
+                delete_leftovers(order, self._moved)
+                self._has_tidied = True
+            differing = self._persist(
+                Part(
+                    order=order,
+                    layout=layout,
+                    image=arena.image,
+                    live=live,
+                    await_copy=await_copy,
+                    wait=self._waits(message["timeout_s"]),
+                    pace=self._pace,
+                    progress=self._moved,
+                    blocks=blocks,
+                    replicas=replicas,
+                    refuses=message["refuses"],
+                )
+            )
+        except Exception as error:
+            ended |= {
+                "failed": explain(order, layout.size_bytes, error),
+                "errno": getattr(error, "errno", None),
+                "is_final": getattr(error, "is_final", False),
+            }
+            if isinstance(error, NotAttested):
+                ended["pieces"] = error.pieces[:_PIECES]
+            with contextlib.suppress(ArenaError):  # the trainer has given it up
+                arena.move(State.FREE, generation)
+        else:
+            arena.move(State.COMMITTED, generation)
+            snapshot = Snapshot(
+                order=order, layout=layout, arena=arena, generation=generation, blocks=blocks
+            )
+            if self._keeper.committed(snapshot):
+                self._peer.offer(snapshot)
+            ended |= _committed(order, layout.rank, differing)
+        self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
+        if layout.rank == 0 and _may_write(order):
+            self._tidy(order, layout, ended)
+
+    def _tidy(self, order: Order, layout: Layout, ended: dict[str, Any]) -> None:
+        """Delete what may go after a save. A large one takes a while: nobody waits for it."""
+        if "failed" not in ended:
+            delete_superfluous(order, self._moved)
+        elif layout.world_size > 1:  # else that was tried before it failed
+            self._make_room(order, layout, ended["errno"])
+
+    def _persist(self, part: Part) -> Differing:
+        while True:
+            try:
+                return persist(part)
+            except OSError as error:
+                # Of several ranks some may be through with their parts: such a save has failed, and is made again.
+                if part.layout.world_size > 1 or not self._make_room(
+                    part.order, part.layout, error.errno
+                ):
+                    raise
+
+    def _make_room(self, order: Order, layout: Layout, code: int | None) -> bool:
+        if not _may_write(order):
+            return False
+        deleted = make_room(order, code, layout.size_bytes, self._moved)
+        if deleted is not None:
+            told = {
+                "folder": str(order.folder),
+                "deleted": str(deleted.path),
+                "size_bytes": deleted.size_bytes,
+            }
+            self._say({"made_room": told})
+        return deleted is not None
+
+    def _waits(self, timeout_s: float) -> Callable[[], None]:
+        """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
+        since_s: float | None = None
+
+        def wait() -> None:
+            nonlocal since_s
+            since_s = since_s or time.monotonic()
+            waited_s = time.monotonic() - since_s
+            if waited_s > timeout_s:
+                raise TimeoutError(f"the other ranks were not through after {timeout_s:g} s")
+            self._moved(1)
+            time.sleep(pause_s(waited_s))
+
+        return wait
+
+    def _arena_bytes(self) -> int:
+        return sum(arena.capacity_bytes for arena in list(self._arenas.values()))
+
+    def _is_trainer_gone(self) -> bool:
+        return bool(readable(self._trainer_pidfds, 0))
+
+    def _moved(self, count: int) -> None:
+        """It has written or deleted so much, or waits for others by itself: storage that hangs does not hold it."""
+        self._moves += count
+
+    def _say_alive(self) -> None:
+        self._say({"alive": self._moves}, may_drop=True)
+
+    def _keep_saying(self) -> None:
+        while True:
+            time.sleep(ALIVE_EVERY_S)
+            self._say_alive()
+
+    def _say(self, message: dict[str, Any], *, may_drop: bool = False) -> None:
+        with self._saying:
+            while True:
+                try:
+                    return send(self._trainer, message, may_wait=False)
+                except BlockingIOError:  # nobody reads
+                    if may_drop:
+                        return None
+                    # A child of a dead trainer may hold the line, and never will.
+                    if not self._is_trainer_gone():
+                        time.sleep(_LOOK_EVERY_S)
+                        continue
+                except OSError:
+                    pass
+                return (
+                    _let_go_of_stderr()
+                )  # the trainer is gone; what it ordered is done all the same
+
+
+def _may_write(order: Order) -> bool:
+    """Return whether no other process has taken over the folder, whose files this one must not delete."""
+    with contextlib.suppress(RankFailed):
+        check_lease(order)
+        return True
+    return False
+
+
+def _committed(order: Order, rank: int, differing: Differing) -> dict[str, Any]:
+    """What rank 0's trainer is told of the checkpoint. It reads nothing of it itself: storage may hang."""
+    if rank:
+        return {}
+    told = {"differing": differing.as_json()} if differing.count else {}
+    try:
+        manifest = read_manifest(order.final, step=order.step)
+    except (ManifestError, OSError):  # somebody has taken it away
+        return told
+    return told | {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
+
+
+def _read_file(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def pause_s(waited_s: float) -> float:
+    """Until the next look for other ranks, after `waited_s` of it: a tenth of that, within limits."""
+    return min(max(_LOOK_EVERY_S, waited_s / 10), _LOOK_SELDOM_S)
+
+
+def _let_go_of_stderr() -> None:
+    """Whoever reads what the trainer says there waits until nobody can write to it any more."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    os.close(nothing)
+
+
+def _pidfd(pid: int) -> list[int]:
+    try:
+        return [os.pidfd_open(pid)]
+    except OSError:  # gone already, or a kernel before 5.3
+        return []
+
+
+def main() -> None:
+    """Serve the trainer behind the socket that the arguments name."""
+    parser = argparse.ArgumentParser(prog=Path(__file__).stem)
+    parser.add_argument("socket", type=int)
+    parser.add_argument("trainer_pid", type=int)
+    parser.add_argument("keep_s", type=float)
+    arguments = parser.parse_args()
+    for number in _LEFT_TO_TRAINER:
+        signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(_TAKE_TURNS_S)
+    os.nice(_NICENESS)
+    service = Service(
+        socket.socket(fileno=arguments.socket), arguments.trainer_pid, arguments.keep_s
+    )
+    service.serve()
+    service.keep()
+
+
+if __name__ == "__main__":
+    main()
