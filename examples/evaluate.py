@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from holdfast.evaluate import EvaluateOptions, evaluate
-from holdfast.evaluate.engines.engine import EngineSpec
+from holdfast.evaluate.types.engine import EngineSpec
 
 WORDS = (
     "the", "a", "cat", "dog", "house", "tree", "river", "runs", "sleeps", "eats", "green", "old",

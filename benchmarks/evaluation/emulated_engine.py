@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.engines.simulated import SimulatedEngine
+from holdfast.evaluate.types.engine import EngineSpec
 
 ENV_BEGAN = "HOLDFAST_EMULATION_BEGAN"
 

@@ -24,15 +24,15 @@ from evaluation.storage import make_weights, serving
 from holdfast.core.atomic import write_atomic
 from holdfast.core.processes import kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
-from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
-from holdfast.evaluate.engines.engine import Curve, EngineSpec
 from holdfast.evaluate.engines.simulated import simulated_answer
-from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
 from holdfast.evaluate.policy.priors import TaskHistory, encode_history
-from holdfast.evaluate.report.timeline import Timeline, read_timeline
-from holdfast.evaluate.session import NodesWanted, Session
-from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.run.session import NodesWanted, Session
+from holdfast.evaluate.types.engine import Curve, EngineSpec
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
+from holdfast.evaluate.types.suite import Suite, TaskEntry
+from holdfast.evaluate.types.timeline import Timeline, read_timeline
 from holdfast.evaluate.weights.describe import describe
+from holdfast.evaluate.wire.messages import AddModel, Message, ModelOutcome, Status, TaskOutcome
 from holdfast.simulate.workload import SimCluster, Workload
 from holdfast.testing.harness import SyntheticHarness, synthetic_entry
 

@@ -29,8 +29,8 @@ from evaluation.emulated_engine import EmulatedEngine
 from evaluation.miniature import METRIC_JOBS, MODEL_BYTES, THIN, Miniature
 from evaluation.ours import engine_spec, entries_of
 from evaluation.storage import MIB, make_weights, serving
-from holdfast.evaluate.harness.harness import SampleRequests
-from holdfast.evaluate.requests import Answer, Request, encode_answer
+from holdfast.evaluate.types.harness import SampleRequests
+from holdfast.evaluate.types.requests import Answer, Request, encode_answer
 from holdfast.simulate.workload import SimCluster, SimTask, Workload
 from holdfast.testing.harness import synthetic_samples
 

@@ -12,10 +12,10 @@ from common.machine import Quiet
 from common.table import Must, Row
 from evaluation.storage import make_weights, serving
 from holdfast.core.clock import SystemClock
+from holdfast.evaluate.types.model_manifest import ModelManifest
 from holdfast.evaluate.weights.assign import assign
 from holdfast.evaluate.weights.describe import describe
 from holdfast.evaluate.weights.fetch import Fetched, NodeStore
-from holdfast.evaluate.weights.manifest import ModelManifest
 
 MODEL_BYTES = 64 * 1024 * 1024
 STORE_MIB_S = 64.0

@@ -17,7 +17,7 @@ from common.jobs import say
 from common.machine import Quiet
 from common.table import Must, Row
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.metrics.sandbox import Sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
 from holdfast.testing.hostile_programs import HOSTILE, TIME_LIMIT_S
 from holdfast.testing.hostile_trials import LIMITS, Outside, outside
 

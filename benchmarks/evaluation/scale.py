@@ -23,11 +23,11 @@ import psutil
 from common.jobs import DoesNotWork, say
 from common.machine import Quiet
 from common.table import Must, Row
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, encode_config
-from holdfast.evaluate.engines.engine import Curve, EngineSpec
-from holdfast.evaluate.requests import Answer, encode_answer, keyed
-from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.types.engine import Curve, EngineSpec
+from holdfast.evaluate.types.requests import Answer, encode_answer, keyed
+from holdfast.evaluate.types.suite import Suite
+from holdfast.evaluate.wire import messages
 from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimTask, Workload
 from holdfast.testing.harness import synthetic_entry, synthetic_samples
@@ -161,11 +161,13 @@ async def _play(pid: int, address: Path, config: CoordinatorConfig) -> dict[str,
     play = _Players(port, config)
     command = await play.dial("command", "command")
     node = await play.dial("node", "node-0", node=0)
-    node.write(wire.encode(wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="")))
+    node.write(
+        messages.encode(messages.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store=""))
+    )
     await play.dial("host", "host-0", node=0)
     for index in range(config.engines_per_node):
         await play.dial("engine", f"node-0/{index}", node=0)
-    command.write(wire.encode(wire.AddModel(model=0, name="model")))
+    command.write(messages.encode(messages.AddModel(model=0, name="model")))
     coordinator = psutil.Process(pid)
     await play.ready.wait()
     before, began_s = coordinator.cpu_times(), time.perf_counter()
@@ -190,7 +192,9 @@ class _Players:
         """Connect as somebody, and play them from then on."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
         writer.write(
-            wire.encode(wire.Hello(token="token", role=role, name=name, pid=os.getpid(), **more))
+            messages.encode(
+                messages.Hello(token="token", role=role, name=name, pid=os.getpid(), **more)
+            )
         )
         part = asyncio.create_task(self._play(reader, writer))
         self._parts.add(part)
@@ -214,45 +218,47 @@ class _Players:
         )
         number = 0
         while True:
-            message = await wire.read(reader)
+            message = await messages.read(reader)
             match message:
-                case wire.Prepare():
-                    writer.write(wire.encode(wire.Prepared(versions={"synthetic": "1"})))
-                case wire.RunTask():
+                case messages.Prepare():
+                    writer.write(messages.encode(messages.Prepared(versions={"synthetic": "1"})))
+                case messages.RunTask():
                     self._clients += 1
                     run = asyncio.create_task(self._client(message.task))
                     self._parts.add(run)
-                case wire.Serve():
+                case messages.Serve():
                     writer.write(
-                        wire.encode(
-                            wire.Serving(model=message.model, how="load", seconds=0.0, numerics="played",
+                        messages.encode(
+                            messages.Serving(model=message.model, how="load", seconds=0.0, numerics="played",
                                          max_length=4096, curve=curve, canary=[0.0])
                         )
                     )  # fmt: skip
-                case wire.AskEngine():
+                case messages.AskEngine():
                     now_s = time.monotonic()
                     number += 1
                     done = [
-                        wire.DoneRequest(
+                        messages.DoneRequest(
                             key=key, body=body, new_tokens=8, started_s=now_s, finished_s=now_s
                         )
                         for key, _ in message.requests
                     ]
                     writer.write(
-                        wire.encode(
-                            wire.Done(number=number, model=message.model, done=done, now_s=now_s)
+                        messages.encode(
+                            messages.Done(
+                                number=number, model=message.model, done=done, now_s=now_s
+                            )
                         )
                     )
-                case wire.Answers():
+                case messages.Answers():
                     self._left -= len(message.samples)
                     if self._left == 0:
                         self.done.set()
-                case wire.Stop() | wire.Refused():
+                case messages.Stop() | messages.Refused():
                     return
 
     async def _client(self, task: int) -> None:
         samples = [
-            wire.KeyedSample(
+            messages.KeyedSample(
                 sample=one.sample, requests=[keyed(request) for request in one.requests]
             )
             for one in synthetic_samples(self._suite.entries[task])
@@ -265,7 +271,9 @@ class _Players:
         await self.go.wait()
         for first in range(0, len(samples), 512):
             part = samples[first : first + 512]
-            writer.write(wire.encode(wire.Submit(samples=part, final=first + 512 >= len(samples))))
+            writer.write(
+                messages.encode(messages.Submit(samples=part, final=first + 512 >= len(samples)))
+            )
             await writer.drain()
 
 

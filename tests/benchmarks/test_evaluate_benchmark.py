@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.suite import load_suite
+from holdfast.evaluate.types.suite import load_suite
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -16,13 +16,13 @@ from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
 from holdfast.core.paths import EvaluationPaths, ledger_url
-from holdfast.evaluate import records
-from holdfast.evaluate.coordinator.wire import Status
-from holdfast.evaluate.evaluation import BoundTerm, Evaluation, write_evaluation
-from holdfast.evaluate.plan import Plan
 from holdfast.evaluate.policy import account
-from holdfast.evaluate.report.timeline import Begin, RequestSpan, timeline_of
-from holdfast.evaluate.scores import compact, scores_of
+from holdfast.evaluate.policy.plan import Plan
+from holdfast.evaluate.run import ledger as records
+from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, write_evaluation
+from holdfast.evaluate.types.scores import compact, scores_of
+from holdfast.evaluate.types.timeline import Begin, RequestSpan, timeline_of
+from holdfast.evaluate.wire.messages import Status
 
 STATUS = Status(
     now_s=0.0, samples=200, samples_done=0, requests=400, requests_done=0, reused=0, engines=8, engines_ready=0,
@@ -163,7 +163,7 @@ def test_run_says_what_was_given_and_leaves_the_rest(home, asked):
 
 
 def test_run_without_flags_is_the_librarys_default(home, asked):
-    from holdfast.evaluate.options import EvaluateOptions
+    from holdfast.evaluate.run.options import EvaluateOptions
 
     ran("eval", "run", "--suite", "gsm8k", "--model", "/m")
     assert asked.calls[0][2]["options"] == EvaluateOptions(home=home, ledger=ledger_url(home))
@@ -430,7 +430,7 @@ def test_no_progress_shows_none(home, asked):
         assert progress is None
         return evaluation()
 
-    sys.modules["holdfast.evaluate.run"].evaluate = refused
+    sys.modules["holdfast.evaluate.run.evaluate"].evaluate = refused
     for flag in ("--no-progress", "--json"):
         result = CliRunner().invoke(
             cli, ["eval", "run", "--suite", "a", "--model", "m", flag], standalone_mode=False

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.engines.simulated import SimulatedEngine
+from holdfast.evaluate.types.engine import EngineSpec
 
 
 class CopyingEngine(SimulatedEngine):

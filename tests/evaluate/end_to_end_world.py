@@ -20,8 +20,8 @@ import bench_world  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from holdfast.cli.main import cli  # noqa: E402
-from holdfast.evaluate.report.timeline import read_timeline  # noqa: E402
-from holdfast.evaluate.suite import TaskEntry  # noqa: E402
+from holdfast.evaluate.types.suite import TaskEntry  # noqa: E402
+from holdfast.evaluate.types.timeline import read_timeline  # noqa: E402
 from holdfast.testing.harness import synthetic_entry  # noqa: E402
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]

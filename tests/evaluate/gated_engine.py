@@ -14,8 +14,8 @@ import msgspec
 
 from holdfast.core.atomic import write_atomic
 from holdfast.evaluate.engines.choose import make_engine
-from holdfast.evaluate.engines.engine import EngineSpec, Finished
-from holdfast.evaluate.requests import Request, keyed
+from holdfast.evaluate.types.engine import EngineSpec, Finished
+from holdfast.evaluate.types.requests import Request, keyed
 from holdfast.testing.engine import Recorded, read_record
 
 _LOOK_S = 0.01

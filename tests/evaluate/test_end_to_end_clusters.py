@@ -70,7 +70,11 @@ def agents(folder: Path) -> dict[int, psutil.Process]:
     for process in psutil.process_iter():
         try:
             line = process.cmdline()
-            if "holdfast.evaluate.node" in line and str(folder) in line and "-m" in line[:3]:
+            if (
+                "holdfast.evaluate.run.node_agent" in line
+                and str(folder) in line
+                and "-m" in line[:3]
+            ):
                 found[int(process.environ()["HOLDFAST_PLACE"])] = process
         except (psutil.Error, KeyError):
             continue

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.options import EvaluateOptions, JudgeLimits, options_of
-from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits, options_of
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.suite import Suite, TaskEntry
 
 JUDGE = {"url": "http://judge/v1"}
 SUITE = Suite(

@@ -4,9 +4,9 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.options import EvaluateOptions
-from holdfast.evaluate.run import evaluate
+from holdfast.evaluate.run.evaluate import evaluate
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.types.engine import EngineSpec
 
 
 def options(home, **more) -> EvaluateOptions:

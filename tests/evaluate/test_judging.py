@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate.judging import judging
-from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
+from holdfast.evaluate.run.judging import judging
+from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.known_tasks import check_tasks
-from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.run.check_tasks import check_tasks
+from holdfast.evaluate.types.suite import Suite, TaskEntry
 
 HERE = f"{Path(__file__).stem}:Harness"
 

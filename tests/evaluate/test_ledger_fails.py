@@ -8,14 +8,15 @@ import pytest
 from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate import ending, run
 from holdfast.evaluate.coordinator.config import DONE
-from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import TaskResult
-from holdfast.evaluate.options import EvaluateOptions
-from holdfast.evaluate.report.timeline import Begin, TimelineWriter
+from holdfast.evaluate.run import ending
+from holdfast.evaluate.run import evaluate as run
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import TaskResult
+from holdfast.evaluate.types.timeline import Begin, TimelineWriter
+from holdfast.evaluate.wire.messages import ModelOutcome, TaskOutcome
 
 RESULTS = {"results": {"a": {"alias": "a", "acc,none": 0.5}}, "group_subtasks": {"a": []}}
 FULL = "The ledger cannot be written: database or disk is full. See that its disk has room."

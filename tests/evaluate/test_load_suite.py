@@ -1,7 +1,7 @@
 import pytest
 
 from holdfast.core.errors import BadUse, NotFound
-from holdfast.evaluate.suite import TaskEntry, load_suite
+from holdfast.evaluate.types.suite import TaskEntry, load_suite
 
 
 def test_names_with_limits_and_harnesses():

@@ -9,12 +9,12 @@ import pytest
 import xxhash
 
 from holdfast.checkpoint.format.checksums import whole_checksum
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.coordinator.connections import listen
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.node import Agent, NodeOptions
+from holdfast.evaluate.run.node_agent import Agent, NodeOptions
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.model_manifest import Chunk, ModelFile, ModelManifest
 from holdfast.evaluate.weights import store
-from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.server import listen
 
 TOKEN = "of the test"
 SIZE = 40_000
@@ -27,12 +27,12 @@ class Recorder:
         self.orders, self.heard_of, self.report = list(orders), [], None
 
     def joined(self, peer):
-        peer.send(wire.Welcome())
+        peer.send(messages.Welcome())
 
     def heard(self, peer, message):
-        if isinstance(message, wire.NodeReport):
+        if isinstance(message, messages.NodeReport):
             self.report = message
-        elif isinstance(message, wire.ModelFetched | wire.FetchFailed):
+        elif isinstance(message, messages.ModelFetched | messages.FetchFailed):
             self.heard_of.append(message)
         else:
             return
@@ -41,7 +41,7 @@ class Recorder:
             if order is None:  # until it says something of a model
                 return
             peer.send(order)
-        peer.send(wire.Stop())
+        peer.send(messages.Stop())
 
     def gone(self, peer):
         pass
@@ -61,7 +61,7 @@ def models(tmp_path):
 
 def fetch(
     models: Path, number: int, *, folder: str | None = None, digest: str = ""
-) -> wire.FetchModel:
+) -> messages.FetchModel:
     manifest = ModelManifest(
         source=str(models / (folder or str(number))),
         form="huggingface",
@@ -69,14 +69,14 @@ def fetch(
         chunks=[Chunk(file=0, offset=0, size_bytes=SIZE)],
         digests=[digest] if digest else [],
     )
-    return wire.FetchModel(model=number, manifest=manifest, owners=[0], peers={})
+    return messages.FetchModel(model=number, manifest=manifest, owners=[0], peers={})
 
 
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
     """Runs an agent through orders; returns its exit code and the coordinator."""
     monkeypatch.setattr(
-        "holdfast.evaluate.node.kill_descendants", lambda: None
+        "holdfast.evaluate.run.node_agent.kill_descendants", lambda: None
     )  # those of other tests
 
     def run(*orders, **options):
@@ -104,7 +104,7 @@ def test_a_model_that_does_not_fit_names_those_that_lie_there(agent, models):
         None,
         fetch(models, 1),
         None,
-        wire.ReleaseModel(model=0),
+        messages.ReleaseModel(model=0),
         fetch(models, 1),
         None,
     )
@@ -112,7 +112,7 @@ def test_a_model_that_does_not_fit_names_those_that_lie_there(agent, models):
     assert code == 0
     assert (has.model, full.model, full.beside, full.final) == (0, 1, [0], False)
     assert "is full" in full.why
-    assert isinstance(then, wire.ModelFetched), "it fits when the other was released"
+    assert isinstance(then, messages.ModelFetched), "it fits when the other was released"
     assert then.model == 1
 
 
@@ -171,7 +171,7 @@ def test_an_order_that_fails_while_a_later_one_goes_on_says_nothing(tmp_path, mo
         await asyncio.sleep(0)
         return heard
 
-    assert asyncio.run(scenario()) == [wire.FetchFailed(model=0, why="The second.")]
+    assert asyncio.run(scenario()) == [messages.FetchFailed(model=0, why="The second.")]
 
 
 def test_without_shared_memory_it_says_so_and_goes_on(agent, models, tmp_path, monkeypatch, caplog):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.options import EvaluateOptions
-from holdfast.evaluate.planned import Planned
-from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.run.plan import Planned
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.suite import Suite, TaskEntry
 
 SUITE = Suite(name="s", entries=(TaskEntry(name="t"),))
 OPENAI = {"kind": "openai", "url": "http://h:1/v1"}

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from holdfast.evaluate.engines.engine import Curve
-from holdfast.evaluate.options import JudgeLimits
 from holdfast.evaluate.policy.bound import lower_bound
-from holdfast.evaluate.realised import fetch_bytes_per_s, work_of
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.run.actual_cost import fetch_bytes_per_s, work_of
+from holdfast.evaluate.run.options import JudgeLimits
+from holdfast.evaluate.types.engine import Curve
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,

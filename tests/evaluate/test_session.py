@@ -9,11 +9,11 @@ import pytest
 
 from holdfast.cluster.placement import Place
 from holdfast.core.errors import BadUse
-from holdfast.evaluate import session as module
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.session import NodesWanted, Session
-from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.run import session as module
+from holdfast.evaluate.run.session import NodesWanted, Session
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.suite import Suite, TaskEntry
 
 
 def made(folder, *, rescore=False, **wanted) -> Session:

@@ -14,17 +14,17 @@ from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate import stream
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
-from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
-from holdfast.evaluate.evaluation import Evaluation, read_evaluation
-from holdfast.evaluate.marking import note_scores
-from holdfast.evaluate.options import EvaluateOptions
-from holdfast.evaluate.planned import describe_model
 from holdfast.evaluate.policy.priors import TaskHistory, encode_history
-from holdfast.evaluate.records import history_of, record_end
-from holdfast.evaluate.scores import Score
-from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.run import watch
+from holdfast.evaluate.run.checkpoint_annotations import note_scores
+from holdfast.evaluate.run.ledger import history_of, record_end
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.run.plan import describe_model
+from holdfast.evaluate.types.evaluation import Evaluation, read_evaluation
+from holdfast.evaluate.types.scores import Score
+from holdfast.evaluate.types.suite import Suite, TaskEntry
+from holdfast.evaluate.wire.messages import ModelOutcome, TaskOutcome
 
 
 class Fed:
@@ -35,7 +35,7 @@ class Fed:
         self.folder.mkdir()
         paths = EvaluationPaths(tmp_path / "home", "a-stream")
         suite = Suite(name="suite", entries=(TaskEntry(name="task"),))
-        self.stream = stream._Stream(
+        self.stream = watch._Stream(
             suite,
             self.folder,
             EvaluateOptions(home=tmp_path / "home", **options),
@@ -47,9 +47,9 @@ class Fed:
         session = SimpleNamespace(
             add=lambda added: self.steps.append(int(added.name.rsplit("-", 1)[1]))
         )
-        monkeypatch.setattr(stream._Stream, "_start", lambda _self, _first: session)
+        monkeypatch.setattr(watch._Stream, "_start", lambda _self, _first: session)
         self.wrong = {}
-        monkeypatch.setattr(stream, "describe_model", self.describe)
+        monkeypatch.setattr(watch, "describe_model", self.describe)
 
     def describe(self, model, _options):
         """Says what is `wrong` with a step, if anything is."""
@@ -190,7 +190,7 @@ def test_one_that_is_deleted_while_it_is_read_is_passed_over(fed, monkeypatch):
             (fed.folder / "checkpoint-2" / "trainer_state.json").unlink()
             raise BadUse("It lacks a file.")
 
-    monkeypatch.setattr(stream, "describe_model", delete)
+    monkeypatch.setattr(watch, "describe_model", delete)
     fed.commit(1, 2)
     assert fed.feed() == [1]
     assert fed.states() == {1: "running"}
@@ -200,7 +200,7 @@ def test_what_is_really_there_is_told_apart_from_what_the_command_should_have_gi
     fed, monkeypatch
 ):
     fed = fed()
-    monkeypatch.setattr(stream, "describe_model", describe_model)
+    monkeypatch.setattr(watch, "describe_model", describe_model)
     fed.commit(3)
     (fed.folder / "checkpoint-3" / "config.json").write_text("{}")
     (fed.folder / "checkpoint-3" / "model.safetensors.index.json").write_text('{"weight_m')
@@ -212,7 +212,7 @@ def test_what_is_really_there_is_told_apart_from_what_the_command_should_have_gi
     own.mkdir()
     (own / ".metadata").write_bytes(b"?")
     monkeypatch.setattr(
-        stream, "scan", lambda _folder: [SimpleNamespace(step=4, path=own, state="written")]
+        watch, "scan", lambda _folder: [SimpleNamespace(step=4, path=own, state="written")]
     )
     with pytest.raises(BadUse, match="by --hf-config"):
         fed.feed()
@@ -310,9 +310,9 @@ def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_th
         Score(task="c", alias="c", depth=1, filter="none", metric="acc", value=0.25),
         Score(task="d", alias="d", filter="none", metric="answer", value="a word"),
     )
-    summarize, known = stream.summarize, {"scores": scores, "started_at_s": time.time()}
+    summarize, known = watch.summarize, {"scores": scores, "started_at_s": time.time()}
     monkeypatch.setattr(
-        stream, "summarize", lambda *given, **named: replace(summarize(*given, **named), **known)
+        watch, "summarize", lambda *given, **named: replace(summarize(*given, **named), **known)
     )
     assert len(fed.ended(0)) == 1
     assert read_marks(path) == Marks(metrics={"a/acc": 0.5, "b/exact_match,strict": 1.0})

@@ -5,11 +5,13 @@ import pytest
 
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
-from holdfast.evaluate.engines.engine import Curve
-from holdfast.evaluate.metrics.judge_journal import JudgeJournal, journal_of
-from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
+from holdfast.evaluate.metrics.judge.journal import JudgeJournal, journal_of
 from holdfast.evaluate.policy import account
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
+from holdfast.evaluate.run.summary import summarize, write_slice
+from holdfast.evaluate.types.engine import Curve
+from holdfast.evaluate.types.suite import Suite, TaskEntry
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,
@@ -20,8 +22,6 @@ from holdfast.evaluate.report.timeline import (
     TimelineWriter,
     read_timeline,
 )
-from holdfast.evaluate.suite import Suite, TaskEntry
-from holdfast.evaluate.summary import summarize, write_slice
 
 SUITE = Suite(name="s", entries=(TaskEntry(name="t"),))
 CURVE = Curve(

@@ -13,16 +13,16 @@ from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.orders import Orders
-from holdfast.evaluate.coordinator.wire import NodeReport
-from holdfast.evaluate.engines.engine import Curve, EngineSpec
-from holdfast.evaluate.harness.harness import SampleRequests
-from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
-from holdfast.evaluate.planned import Planned
 from holdfast.evaluate.policy.priors import TaskHistory
-from holdfast.evaluate.report.timeline import EngineSpan, NodeSpan, TimelineWriter
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens
-from holdfast.evaluate.suite import Suite, TaskEntry
-from holdfast.evaluate.weights.manifest import ModelManifest
+from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
+from holdfast.evaluate.run.plan import Planned
+from holdfast.evaluate.types.engine import Curve, EngineSpec
+from holdfast.evaluate.types.harness import SampleRequests
+from holdfast.evaluate.types.model_manifest import ModelManifest
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
+from holdfast.evaluate.types.suite import Suite, TaskEntry
+from holdfast.evaluate.types.timeline import EngineSpan, NodeSpan, TimelineWriter
+from holdfast.evaluate.wire.messages import NodeReport
 from holdfast.simulate import plan as plan_module
 from holdfast.simulate.plan import _engines_per_node, _fit, _history_note, plan
 from holdfast.testing import FakeClock

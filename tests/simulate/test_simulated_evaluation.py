@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.account import CATEGORIES, account
+from holdfast.evaluate.types.engine import Curve
 from holdfast.simulate.engine_model import NEVER_S, VirtualEngine
 from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.load import policy_load

@@ -26,8 +26,8 @@ from holdfast.cli.output import print_json
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.evaluation import Evaluation
-    from holdfast.evaluate.plan import Plan
+    from holdfast.evaluate.policy.plan import Plan
+    from holdfast.evaluate.types.evaluation import Evaluation
 
 INCOMPLETE = 4
 """Exit code where a task has no scores."""
@@ -91,7 +91,7 @@ def run(
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
     holdfast eval run --suite nightly.toml --model ckpt/step-0000001000 --hf-config ./llama --on slurm --nodes 4
     """  # noqa: D301 - click wants the character itself
-    from holdfast.evaluate.run import evaluate
+    from holdfast.evaluate.run.evaluate import evaluate
 
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
         evaluation = evaluate(suite, model, options=options_from(place, how), progress=progress)
@@ -143,7 +143,7 @@ def resume(
 
     It keeps its options; where it runs and writes to may change.
     """
-    from holdfast.evaluate.run import resume as go_on
+    from holdfast.evaluate.run.evaluate import resume as go_on
 
     changes = {name: value for name, value in placing.items() if is_given(value)}
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
@@ -167,7 +167,7 @@ def watch(
     **how: Any,
 ) -> int:
     """Evaluate each checkpoint that appears in DIR, the newest first, on engines that stay warm."""
-    from holdfast.evaluate.stream import watch as follow
+    from holdfast.evaluate.run.watch import watch as follow
 
     codes = []
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
@@ -189,7 +189,7 @@ def watch(
 @click.pass_obj
 def rescore(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool) -> int:
     """Compute an evaluation's metrics again from its stored answers; no engine is started."""
-    from holdfast.evaluate.run import rescore as score_again
+    from holdfast.evaluate.run.evaluate import rescore as score_again
 
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
         evaluation = score_again(evaluation_id, home=place.home, progress=progress)

@@ -13,7 +13,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.evaluation import Evaluation
+    from holdfast.evaluate.types.evaluation import Evaluation
 
 SUITE = click.option("--suite", metavar="SUITE", help="Of this suite only.")
 RUN = click.option(
@@ -81,7 +81,7 @@ def _ratio(one: EvaluationRecord) -> str:
 
 def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
     """The record, with the state that it truly has."""
-    from holdfast.evaluate.records import state_of
+    from holdfast.evaluate.run.ledger import state_of
 
     if (
         state := state_of(one)
@@ -104,7 +104,7 @@ def _ended(one: EvaluationRecord) -> "Evaluation":
     Raises:
         NotFound: it has not ended.
     """
-    from holdfast.evaluate.evaluation import read_evaluation
+    from holdfast.evaluate.types.evaluation import read_evaluation
 
     if one.state == "running":
         raise NotFound(

@@ -4,30 +4,28 @@ What enters is a suite (benchmarks of lm-evaluation-harness or inspect-ai, by na
 `Evaluation`: the harness's own scores, what each engine-second went to, and the lower bound on the time it could
 have taken. The stages, in order:
 
-| module | one idea |
+| package | one idea |
 |---|---|
-| `suite` | which tasks, with which limits |
-| `harness/` | an unmodified harness on CPU builds every request and, from the answers, computes its metrics |
-| `requests` | what an engine is asked and what it answers, keyed by content |
-| `coordinator/` | one light process: workers dial in, the policy decides, the journal commits |
-| `policy/` | what to run where and when: a pure function; what a sample will cost; the lower bound |
-| `weights/` | read once per cluster, kept in each node's shared memory, swapped into warm engines |
-| `engines/` | what answers: transformers, vLLM, any OpenAI-compatible server, a simulated one |
-| `metrics/` | generated code in a sandbox, model-as-judge under a quota |
-| `report/` | scores as a table, as the harness's JSON and as a page |
-| `planned`, `folder`, `records`, `ending` | what an evaluation is, in its folder and in the ledger, until its end |
-| `session` | its processes, from the command's side (`node`: a node's agent; `known_tasks`: what is asked before) |
-| `run`, `stream` | from a suite and a model, or a stream of them, to an `Evaluation` (`summary`, `realised`) |
+| `run` | from a suite and a model, or a stream of models, to an `Evaluation` |
+| `report` | scores as a table, as the harness's JSON and as a page |
+| `harness` | an unmodified harness on CPU builds every request and, from the answers, computes its metrics |
+| `engines` | answer requests: transformers, vLLM, any OpenAI-compatible server, a simulated one |
+| `coordinator` | one light process: workers connect, the policy decides, the journal commits |
+| `metrics` | generated code in a sandbox, model-as-judge under a quota |
+| `weights` | read once per cluster, kept in each node's shared memory, swapped into warm engines |
+| `policy` | which work to run where and when: a pure function; the cost of a sample; the lower bound |
+| `wire` | messages between the coordinator and its workers, and the journal of answers |
+| `types` | the data that all of these exchange |
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.evaluation import Evaluation
-    from holdfast.evaluate.options import EvaluateOptions
-    from holdfast.evaluate.run import evaluate, rescore, resume
-    from holdfast.evaluate.stream import watch
-    from holdfast.evaluate.suite import Suite, load_suite
+    from holdfast.evaluate.run.evaluate import evaluate, rescore, resume
+    from holdfast.evaluate.run.options import EvaluateOptions
+    from holdfast.evaluate.run.watch import watch
+    from holdfast.evaluate.types.evaluation import Evaluation
+    from holdfast.evaluate.types.suite import Suite, load_suite
 
 __all__ = [
     "EvaluateOptions",
@@ -41,14 +39,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Evaluation": "evaluation",
-    "EvaluateOptions": "options",
-    "Suite": "suite",
-    "evaluate": "run",
-    "load_suite": "suite",
-    "rescore": "run",
-    "resume": "run",
-    "watch": "stream",
+    "Evaluation": "types.evaluation",
+    "EvaluateOptions": "run.options",
+    "Suite": "types.suite",
+    "evaluate": "run.evaluate",
+    "load_suite": "types.suite",
+    "rescore": "run.evaluate",
+    "resume": "run.evaluate",
+    "watch": "run.watch",
 }
 
 

@@ -34,7 +34,7 @@ from holdfast.evaluate.policy.events import (
 )
 from holdfast.evaluate.policy.priors import Priors, TaskHistory
 from holdfast.evaluate.policy.state import PolicyConfig, State
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,

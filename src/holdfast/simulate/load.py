@@ -5,7 +5,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.events import (
     Answered,
@@ -20,6 +19,7 @@ from holdfast.evaluate.policy.events import (
 )
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import PolicyConfig, State
+from holdfast.evaluate.types.engine import Curve
 
 _CHUNK = 4096
 _TASKS = 60

@@ -22,20 +22,20 @@ from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
-from holdfast.evaluate.engines.engine import Curve, engines_on, uses_gpus
 from holdfast.evaluate.engines.fit import fits
-from holdfast.evaluate.evaluation import BoundTerm, Evaluation
 from holdfast.evaluate.harness.counting import count_requests
-from holdfast.evaluate.harness.harness import ModelFacts, SampleRequests
-from holdfast.evaluate.node import gpu_count
-from holdfast.evaluate.options import EvaluateOptions
-from holdfast.evaluate.plan import Plan
-from holdfast.evaluate.planned import Planned, describe_model
+from holdfast.evaluate.policy.plan import Plan
 from holdfast.evaluate.policy.priors import Priors, TaskHistory
-from holdfast.evaluate.realised import fetch_bytes_per_s
-from holdfast.evaluate.records import history_of, opened_ledger
-from holdfast.evaluate.report.timeline import read_timeline
-from holdfast.evaluate.suite import Suite, load_suite
+from holdfast.evaluate.run.actual_cost import fetch_bytes_per_s
+from holdfast.evaluate.run.ledger import history_of, opened_ledger
+from holdfast.evaluate.run.node_agent import gpu_count
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.run.plan import Planned, describe_model
+from holdfast.evaluate.types.engine import Curve, engines_on, uses_gpus
+from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation
+from holdfast.evaluate.types.harness import ModelFacts, SampleRequests
+from holdfast.evaluate.types.suite import Suite, load_suite
+from holdfast.evaluate.types.timeline import read_timeline
 from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 

@@ -32,7 +32,7 @@ metrics on a few cores. Where `SimCluster` says nothing else the cluster is its 
 import math
 import random
 
-from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.types.engine import Curve
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 RANDOM_SUITES = 200

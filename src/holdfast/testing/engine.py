@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import EngineSpec, Finished
 from holdfast.evaluate.engines.simulated import SimulatedEngine
-from holdfast.evaluate.requests import Request, keyed
+from holdfast.evaluate.types.engine import EngineSpec, Finished
+from holdfast.evaluate.types.requests import Request, keyed
 
 NAME = "holdfast.testing.engine:RecordedEngine"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.harness.harness import EngineClient, ModelFacts, SampleRequests, TaskResult
-from holdfast.evaluate.requests import Answer, Request, Sampling, encode_answer, pack_tokens
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.harness import EngineClient, ModelFacts, SampleRequests, TaskResult
+from holdfast.evaluate.types.requests import Answer, Request, Sampling, encode_answer, pack_tokens
+from holdfast.evaluate.types.suite import TaskEntry
 
 NAME = "holdfast.testing.harness:SyntheticHarness"
 

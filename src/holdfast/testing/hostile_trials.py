@@ -14,7 +14,7 @@ from unittest import mock
 
 import psutil
 
-from holdfast.evaluate.metrics.sandbox import Limits, Sandbox, Verdict
+from holdfast.evaluate.metrics.sandbox.sandbox import Limits, Sandbox, Verdict
 from holdfast.testing.hostile_programs import Hostile
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20)

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import psutil
 
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate.coordinator.journal import keys_of
-from holdfast.evaluate.coordinator.wire import ENV_TOKEN
 from holdfast.evaluate.engines.simulated import simulated_answer
-from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
-from holdfast.evaluate.requests import Answer, Request
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
+from holdfast.evaluate.types.requests import Answer, Request
+from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.evaluate.wire.answer_journal import keys_of
+from holdfast.evaluate.wire.messages import ENV_TOKEN
 from holdfast.testing.engine import NAME, Recorded, read_record
 from holdfast.testing.harness import SyntheticHarness, measured_of, synthetic_entry
 
@@ -242,7 +242,7 @@ class StruckEvaluation:
                 return "command"
             case "holdfast.evaluate.coordinator.server":
                 return "coordinator"
-            case "holdfast.evaluate.node":
+            case "holdfast.evaluate.run.node_agent":
                 self._agents_seen.add(str(process.pid))
                 return "node"
             case "holdfast.evaluate.engines.worker":

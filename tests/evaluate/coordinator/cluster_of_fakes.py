@@ -13,21 +13,28 @@ from functools import partial
 import msgspec
 
 from holdfast.core.clock import SystemClock
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
-from holdfast.evaluate.coordinator.connections import listen
-from holdfast.evaluate.coordinator.dial import Line
 from holdfast.evaluate.coordinator.live import Live
-from holdfast.evaluate.engines.engine import Curve, EngineSpec
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import TaskResult
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import State
-from holdfast.evaluate.report.timeline import TimelineWriter
-from holdfast.evaluate.requests import Answer, Request, Sampling, encode_answer, keyed, pack_tokens
-from holdfast.evaluate.suite import Suite, TaskEntry
-from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
+from holdfast.evaluate.types.engine import Curve, EngineSpec
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import TaskResult
+from holdfast.evaluate.types.model_manifest import Chunk, ModelFile, ModelManifest
+from holdfast.evaluate.types.requests import (
+    Answer,
+    Request,
+    Sampling,
+    encode_answer,
+    keyed,
+    pack_tokens,
+)
+from holdfast.evaluate.types.suite import Suite, TaskEntry
+from holdfast.evaluate.types.timeline import TimelineWriter
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.client import Line
+from holdfast.evaluate.wire.server import listen
 
 TOKEN = "of the test"
 CURVE = Curve(
@@ -79,7 +86,7 @@ def samples_of(task: TaskEntry):
             requests.append(keyed(asked))
         key = hashlib.blake2b(f"{task.name} {number}".encode(), digest_size=16).digest()
         found.append(
-            wire.KeyedSample(
+            messages.KeyedSample(
                 sample=number, requests=requests, metric_key=key if task.options["metric"] else b""
             )
         )
@@ -104,9 +111,9 @@ class World:
         )  # (weights, key) that an engine saw acknowledged
         self.answered = Counter()
         self.measured = Counter()
-        self.outcomes: dict[tuple[int, int], wire.TaskOutcome] = {}
-        self.models: dict[int, wire.ModelOutcome] = {}
-        self.statuses: list[wire.Status] = []
+        self.outcomes: dict[tuple[int, int], messages.TaskOutcome] = {}
+        self.models: dict[int, messages.ModelOutcome] = {}
+        self.statuses: list[messages.Status] = []
         self.redone: list[bytes] = []
         self.pids = 1000
         self.running: set[asyncio.Task] = set()
@@ -208,7 +215,7 @@ class World:
 
     def line(self, role, name, serves=lambda: -1, **more):
         def hello():
-            return wire.Hello(token=TOKEN, role=role, name=name, **{"model": serves(), **more})
+            return messages.Hello(token=TOKEN, role=role, name=name, **{"model": serves(), **more})
 
         line = Line(f"127.0.0.1:{self.port}", hello, patience_s=30.0)
         self.lines.append(line)
@@ -220,16 +227,16 @@ class World:
         self.finishing = finish
         async for message in line.messages():
             match message:
-                case wire.Welcome():
+                case messages.Welcome():
                     for model in self.added:
                         line.send(model)
                     if self.finishing:
-                        line.send(wire.Finish())
-                case wire.TaskOutcome():
+                        line.send(messages.Finish())
+                case messages.TaskOutcome():
                     self.outcomes[message.model, message.task] = message
-                case wire.ModelOutcome():
+                case messages.ModelOutcome():
                     self.models[message.model] = message
-                case wire.Status():
+                case messages.Status():
                     self.statuses.append(message)
 
     def kill_node(self, place):
@@ -247,25 +254,25 @@ class World:
 
         def ended(name, engine):
             if started.get(name) is engine:
-                line.send(wire.ChildExited(role="engine", name=name, exit_code=-9))
+                line.send(messages.ChildExited(role="engine", name=name, exit_code=-9))
 
         async for message in line.messages():
             match message:
-                case wire.Welcome():
+                case messages.Welcome():
                     line.send(
-                        wire.NodeReport(
+                        messages.NodeReport(
                             host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"
                         )
                     )
                     for one in fetched.values():
                         line.send(one)
-                case wire.FetchModel(model=model) if (
+                case messages.FetchModel(model=model) if (
                     place in self.no_route and model in self.lost_models
                 ):
                     self.refused.append(place)
-                    line.send(wire.FetchFailed(model=model, why="There is no route."))
-                case wire.FetchModel(model=model):
-                    fetched[model] = wire.ModelFetched(
+                    line.send(messages.FetchFailed(model=model, why="There is no route."))
+                case messages.FetchModel(model=model):
+                    fetched[model] = messages.ModelFetched(
                         model=model,
                         folder=f"weights {model}",
                         digest=f"digest {model}",
@@ -274,18 +281,18 @@ class World:
                         seconds=0.0,
                     )
                     line.send(fetched[model])
-                case wire.ReleaseModel(model=model):
+                case messages.ReleaseModel(model=model):
                     fetched.pop(model, None)
-                case wire.StartEngine(name=name) if name in self.stillborn:
-                    line.send(wire.ChildExited(role="engine", name=name, exit_code=1))
-                case wire.StartEngine(name=name):
+                case messages.StartEngine(name=name) if name in self.stillborn:
+                    line.send(messages.ChildExited(role="engine", name=name, exit_code=1))
+                case messages.StartEngine(name=name):
                     if name not in started or started[name].done():
                         self.engines[name] = FakeEngine(self, name, place)
                         started[name] = self.engines[name].task = self.spawn(
                             self.engines[name].run()
                         )
                         started[name].add_done_callback(partial(ended, name))
-                case wire.StopEngine(name=name):
+                case messages.StopEngine(name=name):
                     if (
                         name in started
                     ):  # as the agent: of one that it was told to end it does not say so
@@ -321,10 +328,10 @@ class FakeEngine:
 
     def __init__(self, world: World, name: str, place: int) -> None:
         self.world, self.name, self.place = world, name, place
-        self.serving: wire.Serving | None = None
+        self.serving: messages.Serving | None = None
         self.folder = ""
         self.held: list[tuple[bytes, bytes]] = []
-        self.unacked: list[wire.Done] = []
+        self.unacked: list[messages.Done] = []
         self.number = 0
         self.gate = asyncio.Event()
         self.line = None
@@ -343,23 +350,23 @@ class FakeEngine:
 
     def heed(self, message):
         match message:
-            case wire.Welcome():
+            case messages.Welcome():
                 if self.serving:
                     self.line.send(self.serving)
                 for done in self.unacked:
                     self.line.send(done)
                 if self.serving:
-                    held = wire.Holding(
+                    held = messages.Holding(
                         model=self.serving.model, keys=[key for key, _ in self.held]
                     )
                     self.line.send(held)
-            case wire.Serve():
+            case messages.Serve():
                 how = "swap" if self.serving and not message.fresh else "load"
                 self.folder = message.folder
                 canary = float(message.model) + (
                     0.5 if how == "swap" and self.name in self.world.bad_swaps else 0.0
                 )
-                said = wire.Serving(
+                said = messages.Serving(
                     model=message.model,
                     how=how,
                     seconds=0.0,
@@ -370,22 +377,22 @@ class FakeEngine:
                 )
                 self.line.send(said)
                 self.serving = msgspec.structs.replace(said, kept=True)
-            case wire.AskEngine():
+            case messages.AskEngine():
                 if (
                     self.serving is None or message.model != self.serving.model
                 ):  # as the worker does
-                    self.line.send(wire.GivenBack(keys=[key for key, _ in message.requests]))
+                    self.line.send(messages.GivenBack(keys=[key for key, _ in message.requests]))
                     return
                 mine = {key for key, _ in self.held}
                 self.held += [one for one in message.requests if one[0] not in mine]
                 self.gate.set()
-            case wire.TakeBack() if self.name in self.world.silent:
+            case messages.TakeBack() if self.name in self.world.silent:
                 pass  # a thread that hangs reads nothing
-            case wire.TakeBack(keys=keys):
+            case messages.TakeBack(keys=keys):
                 given = [key for key, _ in self.held if key in set(keys)]
                 self.held = [one for one in self.held if one[0] not in set(keys)]
-                self.line.send(wire.GivenBack(keys=given))
-            case wire.Acked(number=number):
+                self.line.send(messages.GivenBack(keys=given))
+            case messages.Acked(number=number):
                 for done in [one for one in self.unacked if one.number <= number]:
                     self.unacked.remove(done)
                     self.world.committed |= {
@@ -416,10 +423,10 @@ class FakeEngine:
                 self.world.answered[key] += 1
                 self.number += 1
                 body = encode_answer(answer_to(key, self.folder))
-                one = wire.DoneRequest(
+                one = messages.DoneRequest(
                     key=key, body=body, new_tokens=1, started_s=0.0, finished_s=0.001
                 )
-                done = wire.Done(
+                done = messages.Done(
                     number=self.number, model=self.serving.model, done=[one], now_s=0.001
                 )
                 self.unacked.append(done)
@@ -439,22 +446,22 @@ class FakeHost:
         self.line = self.world.line("host", f"host-{self.place}", node=self.place)
         async for message in self.line.messages():
             match message:
-                case wire.Prepare(entries=entries):
+                case messages.Prepare(entries=entries):
                     missing = [one.name for one in entries if one.name == "missing"]
                     self.line.send(
-                        wire.Prepared(error="There is no task 'missing'." if missing else "")
+                        messages.Prepared(error="There is no task 'missing'." if missing else "")
                     )
-                case wire.RunTask():
+                case messages.RunTask():
                     place = (message.facts.model, message.task)
                     if place not in self.clients or self.clients[place].done():
                         self.clients[place] = self.world.spawn(self.client(message))
                     else:  # as a real host: what runs, runs on
                         pass
-                case wire.MeasureSample():
+                case messages.MeasureSample():
                     self.world.measured[message.metric_key] += 1
                     measured = b"%d" % sum(map(len, message.answers))
                     self.line.send(
-                        wire.SampleMeasured(
+                        messages.SampleMeasured(
                             metric_key=message.metric_key, measured=measured, seconds=0.001
                         )
                     )
@@ -466,28 +473,30 @@ class FakeHost:
         except EvaluationError:
             raise asyncio.CancelledError from None  # refused: nobody wants the scores any more
 
-    async def client(self, run: wire.RunTask):
+    async def client(self, run: messages.RunTask):
         model, task = run.facts.model, run.task
         line = self.world.line(
             "client", f"client-{model}-{task}", node=self.place, model=model, task=task
         )
         if run.entry.name == "raises":
             await asyncio.sleep(0)
-            self.line.send(wire.TaskEnded(model=model, task=task, error="ValueError: it raises"))
+            self.line.send(
+                messages.TaskEnded(model=model, task=task, error="ValueError: it raises")
+            )
             return
         wanted = samples_of(run.entry)
         answered = {}
         async for message in self.said(line):
             match message:
-                case wire.Welcome():
+                case messages.Welcome():
                     left = [one for one in wanted if one.sample not in answered]
                     for start in range(0, len(left), 7):
                         line.send(
-                            wire.Submit(
+                            messages.Submit(
                                 samples=left[start : start + 7], final=start + 7 >= len(left)
                             )
                         )
-                case wire.Answers(samples=samples):
+                case messages.Answers(samples=samples):
                     answered |= {one.sample: one for one in samples}
             if len(answered) == len(wanted):
                 break
@@ -499,7 +508,7 @@ class FakeHost:
         while not self.line.is_connected:
             await asyncio.sleep(0.01)
         self.line.send(
-            wire.TaskEnded(
+            messages.TaskEnded(
                 model=model,
                 task=task,
                 result=None if errors else result,

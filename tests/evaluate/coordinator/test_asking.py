@@ -7,8 +7,8 @@ import pytest
 from holdfast.evaluate.coordinator.asking import Asking
 from holdfast.evaluate.coordinator.awaited import Awaited
 from holdfast.evaluate.coordinator.seats import Seat
-from holdfast.evaluate.coordinator.wire import Done, DoneRequest, Holding
 from holdfast.evaluate.policy.events import Recalled
+from holdfast.evaluate.wire.messages import Done, DoneRequest, Holding
 
 QUESTION, REQUEST = b"asked for two models", 7
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.evaluate.coordinator.book import Book, measured_key
-from holdfast.evaluate.coordinator.journal import Journal
-from holdfast.evaluate.coordinator.wire import KeyedSample
-from holdfast.evaluate.requests import Request, keyed, pack_tokens
+from holdfast.evaluate.types.requests import Request, keyed, pack_tokens
+from holdfast.evaluate.wire.answer_journal import Journal
+from holdfast.evaluate.wire.messages import KeyedSample
 
 
 def request(*tokens):

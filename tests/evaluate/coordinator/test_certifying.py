@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 from cluster_of_fakes import MANIFEST, World, answer_to, config, entry, samples_of
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.certifying import _BLOCKED_S, SPARE, Certifying
 from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.coordinator.seats import Node, Seat
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire import messages
 
 ENTRIES = [entry("choices", 20, requests=4), entry("generated", 10, kind="generate")]
 
 
 def model(number):
-    return wire.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
+    return messages.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
 
 
 def seat(name, node, **more):
@@ -102,7 +102,7 @@ def test_those_that_wait_are_engines_that_swapped_and_do_not_answer(tmp_path):
 
 @pytest.fixture
 def soon(monkeypatch):
-    monkeypatch.setattr("holdfast.evaluate.coordinator.dial._BACK_OFF_S", (0.05, 0.1))
+    monkeypatch.setattr("holdfast.evaluate.wire.client._BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr("holdfast.evaluate.coordinator.tasks._ABSENCE_S", 0.2)
     monkeypatch.setattr("holdfast.evaluate.coordinator.fleet._CUT_GRACE_S", 0.2)
     monkeypatch.setattr("holdfast.evaluate.coordinator.certifying._BLOCKED_S", 0.2)
@@ -136,17 +136,19 @@ def test_swaps_are_certified_after_the_node_of_the_spare_engine_is_gone_for_good
         assert world.engines[SPARE].place == 0
         world.kill_node(0)
         world.command_line.send(model(1))
-        world.command_line.send(wire.Finish())
+        world.command_line.send(messages.Finish())
         await world.finish()
         with pytest.raises(EvaluationError, match="given to another node"):
             await anext(world.line("engine", SPARE, node=0, pid=1).messages())
         agent = world.line("node", "node-0", node=0)
         async for message in agent.messages():
-            if isinstance(message, wire.Welcome):
+            if isinstance(message, messages.Welcome):
                 agent.send(
-                    wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="here:1")
+                    messages.NodeReport(
+                        host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"
+                    )
                 )
-            elif message == wire.StopEngine(name=SPARE):
+            elif message == messages.StopEngine(name=SPARE):
                 break
         await world.end()
         return world

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 from cluster_of_fakes import config
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.dealing import Dealing
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.seats import Node
-from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
+from holdfast.evaluate.types.model_manifest import Chunk, ModelFile, ModelManifest
+from holdfast.evaluate.wire import messages
 
 MANIFEST = ModelManifest(
     source="/nowhere",
@@ -33,7 +33,7 @@ class Cluster:
 
     def join(self, number):
         peer = SimpleNamespace(send=self.said[number].append)
-        report = wire.NodeReport(
+        report = messages.NodeReport(
             host="here", cores=1, memory_bytes=1, gpus=0, store=f"here:{number}"
         )
         self.nodes[f"node-{number}"] = Node(
@@ -46,13 +46,15 @@ class Cluster:
 
     def add(self, *numbers):
         for number in numbers:
-            self.models.add(wire.AddModel(model=number, name=f"model {number}", manifest=MANIFEST))
+            self.models.add(
+                messages.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
+            )
 
     def fetched(self, node, model):
         self.dealing.fetched(self.nodes[f"node-{node}"], self.models.get(model), "/there")
 
     def failed(self, node, model, why="it does not work", **more):
-        failure = wire.FetchFailed(model=model, why=why, **more)
+        failure = messages.FetchFailed(model=model, why=why, **more)
         ended_by = self.dealing.failed(self.nodes[f"node-{node}"], self.models.get(model), failure)
         self.told()
         self.dealing.deal()
@@ -60,7 +62,7 @@ class Cluster:
 
     def end(self, number):
         model = self.models.get(number)
-        self.models.end(model, wire.ModelOutcome(model=number))
+        self.models.end(model, messages.ModelOutcome(model=number))
         self.dealing.release(model)
         self.dealing.deal()
 
@@ -73,7 +75,7 @@ class Cluster:
         found = [
             (one.model, one.max_read_mib_s)
             for one in self.said[node]
-            if isinstance(one, wire.FetchModel)
+            if isinstance(one, messages.FetchModel)
         ]
         self.said[node].clear()
         return found
@@ -83,7 +85,7 @@ class Cluster:
         found = {}
         for number, said in self.said.items():
             found[number] = [
-                (one.model, one.owners) if isinstance(one, wire.FetchModel) else -one.model
+                (one.model, one.owners) if isinstance(one, messages.FetchModel) else -one.model
                 for one in said
             ]
             said.clear()
@@ -138,7 +140,7 @@ def test_where_the_other_has_ended_meanwhile_it_is_told_again_after_the_release(
 def test_what_a_node_still_holds_of_a_model_that_ended_is_released_once_more(one):
     one.end(0)
     one.dealing.failed(
-        one.nodes["node-0"], one.models.get(1), wire.FetchFailed(model=1, why="", beside=[0])
+        one.nodes["node-0"], one.models.get(1), messages.FetchFailed(model=1, why="", beside=[0])
     )
     assert one.told()[0][-1] == 0
 

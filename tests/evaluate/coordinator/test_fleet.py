@@ -6,19 +6,19 @@ import msgspec
 import pytest
 from cluster_of_fakes import CURVE, MANIFEST, config
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.fleet import Fleet
 from holdfast.evaluate.coordinator.models import Models
-from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.policy.events import EngineReady
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.wire import messages
 from holdfast.testing import FakeClock
 
 
 class Peer:
     def __init__(self, role, name, **more):
-        self.hello = wire.Hello(token="", role=role, name=name, node=0, **more)
+        self.hello = messages.Hello(token="", role=role, name=name, node=0, **more)
         self.said = []
         self.send = self.said.append
 
@@ -45,13 +45,13 @@ class Small:
             chronicle=Chronicle(silent, self.clock, 0.0),
         )
         for number in (0, 1):
-            self.models.add(wire.AddModel(model=number, name=str(number), manifest=MANIFEST))
+            self.models.add(messages.AddModel(model=number, name=str(number), manifest=MANIFEST))
         self.node = Peer("node", "node-0")
         self.fleet.node_joined(self.node)
-        report = wire.NodeReport(host="here", cores=1, memory_bytes=1, gpus=0, store="here:1")
+        report = messages.NodeReport(host="here", cores=1, memory_bytes=1, gpus=0, store="here:1")
         self.fleet.node_reported(self.node, report)
         for number in (0, 1):
-            fetched = wire.ModelFetched(
+            fetched = messages.ModelFetched(
                 model=number,
                 folder="/there",
                 digest=digest(number),
@@ -66,12 +66,12 @@ class Small:
         """As the coordinator does, of one model."""
         self.failures.append((model and model.number, why, wrong_use))
         if model:
-            self.models.end(model, wire.ModelOutcome(model=model.number, error=why))
+            self.models.end(model, messages.ModelOutcome(model=model.number, error=why))
             self.fleet.release(model)
 
     def serve_failed(self, number, **more):
         self.fleet.serve_failed(
-            self.engine, wire.ServeFailed(model=number, why="It is torn.", **more)
+            self.engine, messages.ServeFailed(model=number, why="It is torn.", **more)
         )
 
     def start_engine(self):
@@ -79,10 +79,10 @@ class Small:
         self.fleet.engine_joined(self.engine)
 
     def asked(self):
-        return [one.model for one in self.engine.said if isinstance(one, wire.Serve)]
+        return [one.model for one in self.engine.said if isinstance(one, messages.Serve)]
 
     def serving(self, number, how, canary=0.0):
-        said = wire.Serving(
+        said = messages.Serving(
             model=number,
             how=how,
             seconds=0.0,
@@ -112,7 +112,7 @@ def small(tmp_path):
 def test_an_engine_that_starts_anew_to_certify_a_model_loads_that_one(small):
     small = small("first")
     small.swap_to(1)
-    assert wire.StopEngine(name="node-0/0") in small.node.said
+    assert messages.StopEngine(name="node-0/0") in small.node.said
     small.start_engine()
     assert small.asked() == [1], "though the one before is still evaluated"
     small.serving(1, "load")
@@ -133,10 +133,10 @@ def test_an_engine_that_was_loading_what_ended_meanwhile_goes_on(small):
     small.swap_to(1)
     ended = small.models.get(1)
     small.models.end(
-        ended, wire.ModelOutcome(model=1, error="a newer checkpoint came", is_stale=True)
+        ended, messages.ModelOutcome(model=1, error="a newer checkpoint came", is_stale=True)
     )
     small.fleet.serve_failed(
-        small.engine, wire.ServeFailed(model=1, why="its files are gone", restart=False)
+        small.engine, messages.ServeFailed(model=1, why="its files are gone", restart=False)
     )
     assert small.asked() == [0, 1, 0]
 
@@ -205,7 +205,7 @@ def test_weights_that_are_others_than_in_an_earlier_life_are_refused(tmp_path):
 
 def test_weights_that_change_while_they_are_read_are_refused(small):
     small = small("beside")
-    fetched = wire.ModelFetched(
+    fetched = messages.ModelFetched(
         model=1, folder="/there", digest="x", remote_bytes=1, peer_bytes=0, seconds=0.0
     )
     small.fleet.fetched(small.node, fetched)
@@ -217,7 +217,7 @@ def test_weights_that_change_while_they_are_read_are_refused(small):
 def test_what_an_engine_has_itself_is_of_one_evaluation_alone(tmp_path):
     small = Small(tmp_path)
     small.serving(0, "load")
-    model = small.models.add(wire.AddModel(model=2, name="2"))
+    model = small.models.add(messages.AddModel(model=2, name="2"))
     small.swap_to(2)
     assert model.digest == "unknown, of evaluation test model 2"
     assert not (tmp_path / "models" / "000002.digest").exists()
@@ -251,7 +251,7 @@ def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence
     node = Peer("node", "node-0")
     fleet.node_joined(node)
     fleet.node_reported(
-        node, wire.NodeReport(host="gpu-7", cores=1, memory_bytes=1, gpus=2, store="here:1")
+        node, messages.NodeReport(host="gpu-7", cores=1, memory_bytes=1, gpus=2, store="here:1")
     )
     why = "gpu-7 has 2 GPUs, and an engine is to span 4. Give --tp 2 or less, or nodes with more."
     assert failed == [(None, why, True)]

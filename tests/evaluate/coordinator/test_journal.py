@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from holdfast.evaluate.coordinator.journal import Journal, JournalError
+from holdfast.evaluate.wire.answer_journal import Journal, JournalError
 
 
 def key(number):

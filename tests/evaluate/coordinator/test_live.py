@@ -6,10 +6,10 @@ import random
 import pytest
 from cluster_of_fakes import MANIFEST, World, answer_to, config, entry, samples_of
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.policy.priors import decode_history
-from holdfast.evaluate.report.timeline import read_timeline
+from holdfast.evaluate.types.timeline import read_timeline
+from holdfast.evaluate.wire import messages
 
 ENTRIES = [
     entry("choices", 30, requests=4),
@@ -21,12 +21,12 @@ ENTRIES = [
 @pytest.fixture(autouse=True)
 def everybody_is_back_soon(monkeypatch):
     """Waits in proportion to those of the processes, of which a hundred are on this one event loop."""
-    monkeypatch.setattr("holdfast.evaluate.coordinator.dial._BACK_OFF_S", (0.05, 0.1))
+    monkeypatch.setattr("holdfast.evaluate.wire.client._BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr("holdfast.evaluate.coordinator.fleet._CUT_GRACE_S", 3.0)
 
 
 def model(number=0):
-    return wire.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
+    return messages.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
 
 
 def expected(task, number=0):
@@ -175,7 +175,7 @@ def test_an_engine_that_hangs_is_started_anew(tmp_path):
             await asyncio.sleep(0.05)
             for name, engine in world.engines.items():
                 if name not in world.silent and hasattr(engine, "line"):
-                    engine.line.send(wire.Alive())
+                    engine.line.send(messages.Alive())
 
     check_scores(run(scenario()))
 
@@ -217,7 +217,7 @@ def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
         world.command_line.send(model(2))
         await until(lambda: 1 in world.models)
         world.command_line.send(model(2))  # said again after a cut
-        world.command_line.send(wire.Finish())
+        world.command_line.send(messages.Finish())
         world.silent = set()
         world.engines["node-0/0"].gate.set()
         await world.finish()
@@ -246,7 +246,7 @@ def test_a_coordinator_that_was_started_anew_drops_nothing_that_it_is_told_again
         world.silent = set()
         world.engines["node-0/0"].gate.set()
         world.finishing = True
-        world.command_line.send(wire.Finish())
+        world.command_line.send(messages.Finish())
         await world.finish()
         await world.end()
         return world

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import Book
 from holdfast.evaluate.coordinator.delivery import Delivery
-from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.policy import events
-from holdfast.evaluate.requests import Answer, Request, encode_answer, keyed, pack_tokens
+from holdfast.evaluate.types.requests import Answer, Request, encode_answer, keyed, pack_tokens
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.answer_journal import Journal
 
 ASKED = keyed(Request(kind="loglikelihood", prompt=pack_tokens([1]), continuation=pack_tokens([2])))
 
@@ -46,7 +46,7 @@ class World:
             self.book.add(
                 0,
                 0,
-                wire.KeyedSample(sample=place, requests=[ASKED], metric_key=b"m"),
+                messages.KeyedSample(sample=place, requests=[ASKED], metric_key=b"m"),
                 self.answers,
             )
             for place in (0, 1)
@@ -60,7 +60,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "MeasureSample", SimpleNamespace)
+    monkeypatch.setattr(messages, "MeasureSample", SimpleNamespace)
     world = World(tmp_path)
     yield world
     world.close()
@@ -70,7 +70,7 @@ def test_two_samples_with_one_metric_both_hear_of_it(world):
     for sample in world.samples:
         world.measurements.grant(sample.number, 0)
     assert len(world.sent) == 1, "computed once"
-    said = wire.SampleMeasured(metric_key=world.sent[0].metric_key, measured=b"1", seconds=0.1)
+    said = messages.SampleMeasured(metric_key=world.sent[0].metric_key, measured=b"1", seconds=0.1)
     assert world.measurements.ended(said) == (world.samples, 0)
     assert [one.sample for one in world.events if isinstance(one, events.Measured)] == [0, 1]
 
@@ -86,7 +86,7 @@ def test_one_that_is_not_wanted_any_more_is_not_told(world):
     for sample in world.samples:
         world.measurements.grant(sample.number, 0)
     world.book.drop(0)
-    said = wire.SampleMeasured(metric_key=world.sent[0].metric_key, seconds=0.1)
+    said = messages.SampleMeasured(metric_key=world.sent[0].metric_key, seconds=0.1)
     assert world.measurements.ended(said) == ([], 0)
     assert len(world.events) == 2, "but its slot is free"
 

@@ -3,18 +3,18 @@
 import pytest
 from cluster_of_fakes import MANIFEST, config, entry
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.tasks import Tasks
-from holdfast.evaluate.harness.harness import TaskResult
+from holdfast.evaluate.types.harness import TaskResult
+from holdfast.evaluate.wire import messages
 
 
 @pytest.fixture
 def models(tmp_path):
     models = Models(tmp_path)
     for number in range(2):
-        model = models.add(wire.AddModel(model=number, name=str(number), manifest=MANIFEST))
+        model = models.add(messages.AddModel(model=number, name=str(number), manifest=MANIFEST))
         models.know(model, f"digest {number}")
         models.certify(model, [float(number)])
     return models
@@ -30,14 +30,14 @@ def test_what_the_weights_were_and_said_is_known_to_the_next_life(models, tmp_pa
 
 def test_a_digest_that_the_command_gives_needs_no_file(tmp_path):
     """Scores are computed again from answers that are kept under it."""
-    Models(tmp_path).add(wire.AddModel(model=0, name="0", manifest=MANIFEST, digest="given"))
+    Models(tmp_path).add(messages.AddModel(model=0, name="0", manifest=MANIFEST, digest="given"))
     assert Models(tmp_path).get(0).digest == "given"
 
 
 def test_of_a_model_that_ended_the_manifest_is_on_disk_alone(models, tmp_path):
-    models.end(models.get(0), wire.ModelOutcome(model=0))
+    models.end(models.get(0), messages.ModelOutcome(model=0))
     for one in (models, Models(tmp_path)):
-        assert one.get(0).added == wire.AddModel(model=0, name="0")
+        assert one.get(0).added == messages.AddModel(model=0, name="0")
         assert one.get(1).added.manifest == MANIFEST
         assert [model.number for model in one.open()] == [1]
     (tmp_path / "000000.ended").unlink()  # as `resume` does
@@ -50,9 +50,9 @@ def test_outcomes_of_tasks_are_read_when_they_are_asked_for(tmp_path):
     results = CoordinatorFiles(tmp_path).results
     lives = [Tasks(said.suite, said.spec, said.nodes, tmp_path, results)]
     outcomes = [
-        wire.TaskOutcome(model=0, task=0, result=TaskResult(results={"acc": 0.5})),
-        wire.TaskOutcome(model=0, task=1, error="it raises"),
-        wire.TaskOutcome(model=7, task=1, error="it raises"),
+        messages.TaskOutcome(model=0, task=0, result=TaskResult(results={"acc": 0.5})),
+        messages.TaskOutcome(model=0, task=1, error="it raises"),
+        messages.TaskOutcome(model=7, task=1, error="it raises"),
     ]
     assert [lives[0].ended(one) for one in outcomes] == [True] * 3
     lives.append(Tasks(said.suite, said.spec, said.nodes, tmp_path, results))

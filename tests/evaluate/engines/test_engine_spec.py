@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.evaluate.engines.engine import EngineSpec, engines_on
+from holdfast.evaluate.types.engine import EngineSpec, engines_on
 
 
 @pytest.mark.parametrize(

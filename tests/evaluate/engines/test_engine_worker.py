@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.engines.pulse import Pulse
 from holdfast.evaluate.engines.simulated import simulated_answer
-from holdfast.evaluate.requests import (
+from holdfast.evaluate.types.requests import (
     Request,
     Sampling,
     decode_answer,
@@ -19,6 +17,8 @@ from holdfast.evaluate.requests import (
     keyed,
     pack_tokens,
 )
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.answer_journal import Journal
 from holdfast.testing import FakeClock
 
 FAST = {
@@ -35,30 +35,30 @@ class Connection:
         self.reader, self.writer = reader, writer
 
     async def welcome(self):
-        self.hello = await wire.read(self.reader)
-        self.send(wire.Welcome())
+        self.hello = await messages.read(self.reader)
+        self.send(messages.Welcome())
         return self
 
     def send(self, message):
-        self.writer.write(wire.encode(message))
+        self.writer.write(messages.encode(message))
 
     async def expect(self, kind):
         """The next message of a kind; `Alive` and `Holding` in between are passed over."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                message = await wire.read(self.reader)
+                message = await messages.read(self.reader)
                 if isinstance(message, kind):
                     return message
-                assert isinstance(message, wire.Alive | wire.Holding), message
+                assert isinstance(message, messages.Alive | messages.Holding), message
 
     async def end_of_life(self):
         """Read until nothing has come for longer than a living worker is silent."""
         for _ in range(10):
-            await asyncio.wait_for(wire.read(self.reader), 2.5)
+            await asyncio.wait_for(messages.read(self.reader), 2.5)
 
     async def serve(self, folder, *, model=0, digest="d0"):
-        self.send(wire.Serve(model=model, folder=str(folder), digest=digest))
-        return await self.expect(wire.Serving)
+        self.send(messages.Serve(model=model, folder=str(folder), digest=digest))
+        return await self.expect(messages.Serving)
 
     def cut(self):
         self.writer.transport.abort()
@@ -98,8 +98,8 @@ class Coordinator:
             ),
             env={
                 **os.environ,
-                wire.ENV_ADDRESS: f"127.0.0.1:{self.port}",
-                wire.ENV_TOKEN: "secret",
+                messages.ENV_ADDRESS: f"127.0.0.1:{self.port}",
+                messages.ENV_TOKEN: "secret",
             },
             stderr=asyncio.subprocess.PIPE,
         )
@@ -133,7 +133,7 @@ def generation(seed, new_tokens=3):
 
 
 def ask(*requests, model=0):
-    return wire.AskEngine(
+    return messages.AskEngine(
         model=model, requests=[(keyed(one).key, keyed(one).body) for one in requests]
     )
 
@@ -142,7 +142,7 @@ async def answers_of(connection, count):
     """Until so many requests are answered: key to answer, and the last number."""
     found, last = {}, 0
     while len(found) < count:
-        done = await connection.expect(wire.Done)
+        done = await connection.expect(messages.Done)
         found |= {one.key: decode_answer(one.body) for one in done.done}
         last = done.number
     return found, last
@@ -172,15 +172,15 @@ def test_a_worker_loads_answers_swaps_and_stops(tmp_path):
             connection.send(ask(*requests))
             found, number = await answers_of(connection, 200)
             assert found == expected(*requests)
-            connection.send(wire.Acked(number=number))
+            connection.send(messages.Acked(number=number))
             swapped = await connection.serve(tmp_path / "b", model=1, digest="d1")
             assert (swapped.model, swapped.how) == (1, "swap")
             assert swapped.canary != loaded.canary
             again = await connection.serve(tmp_path / "b", model=1, digest="d1")
             assert (again.kept, again.how, again.canary) == (True, "swap", swapped.canary)
             connection.send(ask(requests[0]))  # for a model that is no longer served
-            assert (await connection.expect(wire.GivenBack)).keys == [keyed(requests[0]).key]
-            connection.send(wire.Stop())
+            assert (await connection.expect(messages.GivenBack)).keys == [keyed(requests[0]).key]
+            connection.send(messages.Stop())
             assert await end_of(process) == (0, "")
 
     asyncio.run(scenario())
@@ -198,24 +198,24 @@ def test_a_cut_line_loses_nothing_and_what_is_committed_is_not_said_again(tmp_pa
             )
             first.send(ask(*early))
             _, number = await answers_of(first, 5)
-            first.send(wire.Acked(number=number))
+            first.send(messages.Acked(number=number))
             first.send(ask(*late))
             await answers_of(first, 5)
             first.cut()  # before it was acknowledged
 
             second = await coordinator.connection()
             assert second.hello.model == 0
-            kept = await second.expect(wire.Serving)
+            kept = await second.expect(messages.Serving)
             assert (kept.kept, kept.how) == (True, "load")
             found, last = await answers_of(second, 5)
             assert found == expected(*late)
             assert last > number
             second.cut()
             third = await coordinator.connection()
-            await third.expect(wire.Serving)
+            await third.expect(messages.Serving)
             found, last = await answers_of(third, 5)
             assert found == expected(*late)
-            third.send(wire.Acked(number=last))
+            third.send(messages.Acked(number=last))
             third.send(
                 ask(*early)
             )  # asked anew by one that has forgotten: done again, and only that is said
@@ -233,19 +233,19 @@ def test_what_is_held_is_finished_while_the_coordinator_is_away_and_not_twice(tm
             await first.serve(tmp_path)
             requests = [generation(seed, 200) for seed in range(6)]
             first.send(ask(*requests))
-            first.send(wire.TakeBack(keys=[]))
-            await first.expect(wire.GivenBack)  # it has them
+            first.send(messages.TakeBack(keys=[]))
+            await first.expect(messages.GivenBack)  # it has them
             first.cut()
             second = await coordinator.connection()
-            await second.expect(wire.Serving)
-            holding = await second.expect(wire.Holding)
+            await second.expect(messages.Serving)
+            holding = await second.expect(messages.Holding)
             assert set(holding.keys) <= {keyed(one).key for one in requests}
             second.send(ask(*requests))  # held, or done: either way answered once
             found, number = await answers_of(second, 6)
             assert found == expected(*requests, new_tokens=200)
             assert number <= 6
-            second.send(wire.TakeBack(keys=[keyed(one).key for one in requests]))
-            assert (await second.expect(wire.GivenBack | wire.Done)).keys == []
+            second.send(messages.TakeBack(keys=[keyed(one).key for one in requests]))
+            assert (await second.expect(messages.GivenBack | messages.Done)).keys == []
 
     asyncio.run(scenario())
 
@@ -258,8 +258,8 @@ def test_what_is_not_begun_is_given_back(tmp_path):
             await connection.serve(tmp_path)
             requests = [generation(seed, 20) for seed in range(8)]  # four fit in a batch
             connection.send(ask(*requests))
-            connection.send(wire.TakeBack(keys=[keyed(one).key for one in requests]))
-            given = (await connection.expect(wire.GivenBack)).keys
+            connection.send(messages.TakeBack(keys=[keyed(one).key for one in requests]))
+            given = (await connection.expect(messages.GivenBack)).keys
             assert given == [keyed(one).key for one in requests][-len(given) :]
             assert 4 <= len(given) < 8
             found, _ = await answers_of(connection, 8 - len(given))
@@ -278,8 +278,8 @@ def test_answers_that_nobody_fetches_are_kept_in_the_journal(tmp_path):
             serving = await connection.serve(tmp_path)
             requests = [generation(seed, 300) for seed in range(6)]
             connection.send(ask(*requests))
-            connection.send(wire.TakeBack(keys=[]))
-            await connection.expect(wire.GivenBack)
+            connection.send(messages.TakeBack(keys=[]))
+            await connection.expect(messages.GivenBack)
             await coordinator.gone()
             connection.cut()
             assert await end_of(process) == (0, "")
@@ -336,8 +336,8 @@ def test_it_ends_with_its_parent(tmp_path):
                 *(sys.executable, "-c", starter, sys.executable, *command),
                 env={
                     **os.environ,
-                    wire.ENV_ADDRESS: f"127.0.0.1:{coordinator.port}",
-                    wire.ENV_TOKEN: "secret",
+                    messages.ENV_ADDRESS: f"127.0.0.1:{coordinator.port}",
+                    messages.ENV_TOKEN: "secret",
                 },
                 stdout=asyncio.subprocess.PIPE,
             )
@@ -346,7 +346,7 @@ def test_it_ends_with_its_parent(tmp_path):
             parent.kill()
             await parent.wait()
             with pytest.raises(EOFError):
-                await connection.expect(wire.Done)
+                await connection.expect(messages.Done)
 
     asyncio.run(scenario())
 
@@ -360,7 +360,7 @@ def test_kill_9_leaves_the_line_closed_and_a_new_worker_takes_the_place(tmp_path
             connection.send(ask(generation(1, 9000)))
             process.kill()
             with pytest.raises(EOFError):
-                await connection.expect(wire.Done)
+                await connection.expect(messages.Done)
             await coordinator.worker()
             again = await coordinator.connection()
             assert (again.hello.name, again.hello.model) == ("0/0", -1)
@@ -380,7 +380,8 @@ def test_an_engine_that_hangs_is_not_alive(tmp_path):
             await connection.serve(tmp_path)
             for _ in range(3):  # idle, it lives
                 assert isinstance(
-                    await asyncio.wait_for(wire.read(connection.reader), PATIENCE_S), wire.Alive
+                    await asyncio.wait_for(messages.read(connection.reader), PATIENCE_S),
+                    messages.Alive,
                 )
             connection.send(ask(generation(1), generation(2)))
             with pytest.raises(TimeoutError):
@@ -395,13 +396,13 @@ def test_what_cannot_be_served_is_said_with_whether_a_new_process_may(tmp_path):
             await coordinator.worker(refuse_swap=True)
             connection = await coordinator.connection()
             await connection.serve(tmp_path)
-            connection.send(wire.Serve(model=1, folder=str(tmp_path), digest="d1"))
-            failed = await connection.expect(wire.ServeFailed)
+            connection.send(messages.Serve(model=1, folder=str(tmp_path), digest="d1"))
+            failed = await connection.expect(messages.ServeFailed)
             assert (failed.model, failed.restart) == (1, True)
             await coordinator.worker(kind="nothing")
             connection = await coordinator.connection()
-            connection.send(wire.Serve(model=0, folder=str(tmp_path), digest="d0"))
-            failed = await connection.expect(wire.ServeFailed)
+            connection.send(messages.Serve(model=0, folder=str(tmp_path), digest="d0"))
+            failed = await connection.expect(messages.ServeFailed)
             assert (failed.model, failed.restart) == (0, False)
             assert "no engine kind 'nothing'" in failed.why
 
@@ -416,13 +417,13 @@ def test_what_is_no_request_is_an_error_of_its_own(tmp_path):
             await connection.serve(tmp_path)
             good = generation(1)
             connection.send(
-                wire.AskEngine(
+                messages.AskEngine(
                     model=0, requests=[(b"bad", b"\xff"), (keyed(good).key, keyed(good).body)]
                 )
             )
             said = {}
             while len(said) < 2:
-                said |= {one.key: one for one in (await connection.expect(wire.Done)).done}
+                said |= {one.key: one for one in (await connection.expect(messages.Done)).done}
             assert "no request" in said[b"bad"].error
             assert decode_answer(said[keyed(good).key].body) == simulated_answer(good, 3)
 
@@ -434,8 +435,8 @@ def test_a_stranger_is_told_to_end(tmp_path):
         async with Coordinator() as coordinator:
             process = await coordinator.worker()
             connection = await asyncio.wait_for(coordinator._connections.get(), PATIENCE_S)
-            await wire.read(connection.reader)
-            connection.send(wire.Refused(why="The token is not this evaluation's."))
+            await messages.read(connection.reader)
+            connection.send(messages.Refused(why="The token is not this evaluation's."))
             code, said = await end_of(process)
             assert code == 1
             assert "token" in said
@@ -464,17 +465,17 @@ def test_a_model_is_loaded_answers_and_is_swapped_through_the_line(models):
             connection.send(ask(good[0], bad, *good[1:]))
             said = {}
             while len(said) < 4:
-                said |= {one.key: one for one in (await connection.expect(wire.Done)).done}
+                said |= {one.key: one for one in (await connection.expect(messages.Done)).done}
             assert "IndexError" in said[keyed(bad).key].error
             assert all(decode_answer(said[keyed(one).key].body).new_tokens for one in good)
             swapped = await connection.serve(models["llama-2"], model=1, digest="d1")
             assert swapped.how == "swap"
             assert swapped.canary != loaded.canary
-            connection.send(wire.Serve(model=2, folder=str(models["gpt2"]), digest="d2"))
-            failed = await connection.expect(wire.ServeFailed)
+            connection.send(messages.Serve(model=2, folder=str(models["gpt2"]), digest="d2"))
+            failed = await connection.expect(messages.ServeFailed)
             assert failed.restart
             assert "running model" in failed.why
-            connection.send(wire.Stop())
+            connection.send(messages.Stop())
             assert (await end_of(process))[0] == 0
 
     asyncio.run(scenario())

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.engines.fit import fits, kv_bytes_a_token
+from holdfast.evaluate.types.engine import EngineSpec
 
 GIB = 2**30
 LLAMA_8B = {

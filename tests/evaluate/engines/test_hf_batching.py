@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.engines.hf_batching import plan_scores
-from holdfast.evaluate.engines.transformers import TransformersEngine
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens
+from holdfast.evaluate.engines.hf.batching import plan_scores
+from holdfast.evaluate.engines.hf.engine import TransformersEngine
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.engines.transformers import TransformersEngine
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens, unpack_tokens
+from holdfast.evaluate.engines.hf.engine import TransformersEngine
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens, unpack_tokens
 
 LENGTH = 96
 WORDS = [
@@ -306,7 +306,7 @@ def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
     """Token for token: also where a string spans tokens, or stands further back than lm-eval looks."""
     from lm_eval.models.utils_hf import stop_sequences_criteria
 
-    from holdfast.evaluate.engines.hf_stops import StopStrings
+    from holdfast.evaluate.engines.hf.stops import StopStrings
 
     tokenizer = stock("llama").tokenizer
     rng = random.Random(0)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.engines.hf_calls import Calls, ReplayedCalls, calls_of
-from holdfast.evaluate.engines.hf_replay import replay_of
-from holdfast.evaluate.engines.hf_weights import load_model
+from holdfast.evaluate.engines.hf.calls import Calls, ReplayedCalls, calls_of
+from holdfast.evaluate.engines.hf.cuda_graph_replay import replay_of
+from holdfast.evaluate.engines.hf.weights import load_model
+from holdfast.evaluate.types.engine import EngineSpec
 
 WEIGHT = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
 

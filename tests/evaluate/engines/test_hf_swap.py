@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import EngineSpec, SwapRefused
-from holdfast.evaluate.engines.transformers import TransformersEngine
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens
+from holdfast.evaluate.engines.hf.engine import TransformersEngine
+from holdfast.evaluate.types.engine import EngineSpec, SwapRefused
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 
 SPEC = EngineSpec(device="cpu", threads=1)
 

@@ -8,10 +8,10 @@ import pytest
 from openai_stand_in import TOKENS, StandIn, logprob_of, text_of
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import EngineSpec, SwapRefused
 from holdfast.evaluate.engines.openai import OpenAIEngine, _retry_after_s
 from holdfast.evaluate.engines.openai_calls import path_and_body
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens, unpack_tokens
+from holdfast.evaluate.types.engine import EngineSpec, SwapRefused
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens, unpack_tokens
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.choose import make_engine
-from holdfast.evaluate.engines.engine import EngineSpec, Finished, SwapRefused
 from holdfast.evaluate.engines.simulated import SimulatedEngine, simulated_answer
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens
+from holdfast.evaluate.types.engine import EngineSpec, Finished, SwapRefused
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 from holdfast.testing import FakeClock
 
 CURVE = {

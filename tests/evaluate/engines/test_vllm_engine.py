@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.choose import make_engine
-from holdfast.evaluate.engines.engine import EngineSpec, SwapRefused
-from holdfast.evaluate.requests import Request, Sampling, pack_tokens
+from holdfast.evaluate.types.engine import EngineSpec, SwapRefused
+from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 
 STAND_IN = Path(__file__).with_name("openai_stand_in.py")
 

@@ -9,7 +9,7 @@ import pytest
 from bench_world import make_model, make_tasks
 from reference_engine import ReferenceEngine
 
-from holdfast.evaluate.harness.harness import ModelFacts
+from holdfast.evaluate.types.harness import ModelFacts
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",

@@ -4,9 +4,9 @@ import asyncio
 import random
 from collections import deque
 
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.harness.harness import AnsweredSample
-from holdfast.evaluate.requests import decode_answer, decode_request, encode_answer
+from holdfast.evaluate.types.harness import AnsweredSample
+from holdfast.evaluate.types.requests import decode_answer, decode_request, encode_answer
+from holdfast.evaluate.wire import messages
 
 TOKEN = "a token"
 
@@ -20,21 +20,21 @@ class FakeCoordinator:
         self._answer, self.entries, self.facts, self.folder = answer, entries, facts, folder
         self._include_paths, self._confirm = list(include_paths), confirm_unsafe_code
         self._order = random.Random(seed)
-        self.ended: dict[int, wire.TaskEnded] = {}
-        self.prepared: asyncio.Queue[wire.Prepared] = asyncio.Queue()
-        self.measured: list[wire.SampleMeasured] = []
+        self.ended: dict[int, messages.TaskEnded] = {}
+        self.prepared: asyncio.Queue[messages.Prepared] = asyncio.Queue()
+        self.measured: list[messages.SampleMeasured] = []
         self.asked_of: dict[int, int] = {}
         self.submits: dict[int, int] = {}
         self.answers: dict[bytes, bytes] = {}
         self._metrics: dict[bytes, bytes] = {}
-        self._open: dict[int, dict[int, wire.KeyedSample]] = {}
+        self._open: dict[int, dict[int, messages.KeyedSample]] = {}
         self._clients: dict[int, asyncio.StreamWriter] = {}
         self._measuring: dict[bytes, tuple[int, int]] = {}
         self._writers: set[asyncio.StreamWriter] = set()
-        self._ready: deque[tuple[int, wire.KeyedSample]] = deque()
+        self._ready: deque[tuple[int, messages.KeyedSample]] = deque()
         self._changed = asyncio.Condition()
         self.host: asyncio.StreamWriter | None = None
-        self.hellos: list[wire.Hello] = []
+        self.hellos: list[messages.Hello] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.port = 0
@@ -46,7 +46,7 @@ class FakeCoordinator:
 
     async def __aexit__(self, *_) -> None:
         if self.host is not None:
-            self.host.write(wire.encode(wire.Stop()))
+            self.host.write(messages.encode(messages.Stop()))
             await self.until(lambda: self.host is None)
         self._answering.cancel()
         await self.hang_up()
@@ -80,23 +80,23 @@ class FakeCoordinator:
             await self._changed.wait_for(predicate)
 
     def run(self, task: int) -> None:
-        job = wire.RunTask(
+        job = messages.RunTask(
             task=task, entry=self.entries[task], facts=self.facts, folder=str(self.folder)
         )
-        self.host.write(wire.encode(job))
+        self.host.write(messages.encode(job))
 
     async def _attend(self, reader, writer) -> None:
         self._writers.add(writer)
         try:
-            hello = await wire.read(reader)
+            hello = await messages.read(reader)
             assert hello.token == TOKEN
             self.hellos.append(hello)
-            writer.write(wire.encode(wire.Welcome()))
+            writer.write(messages.encode(messages.Welcome()))
             if hello.role == "host":
                 self.host = writer
                 writer.write(
-                    wire.encode(
-                        wire.Prepare(
+                    messages.encode(
+                        messages.Prepare(
                             entries=self.entries,
                             include_paths=self._include_paths,
                             confirm_unsafe_code=self._confirm,
@@ -107,7 +107,7 @@ class FakeCoordinator:
             else:
                 self._clients[hello.task] = writer
             while True:
-                await self._heard(hello, await wire.read(reader))
+                await self._heard(hello, await messages.read(reader))
                 async with self._changed:
                     self._changed.notify_all()
         except EOFError:
@@ -122,18 +122,18 @@ class FakeCoordinator:
 
     async def _heard(self, hello, message) -> None:
         match message:
-            case wire.Prepared():
+            case messages.Prepared():
                 await self.prepared.put(message)
-            case wire.TaskEnded():
+            case messages.TaskEnded():
                 self.ended[message.task] = message
-            case wire.Submit():
+            case messages.Submit():
                 self.submits[hello.task] = self.submits.get(hello.task, 0) + 1
                 self.asked_of[hello.task] = self.asked_of.get(hello.task, 0) + len(message.samples)
                 mine = self._open.setdefault(hello.task, {})
                 for sample in message.samples:
                     mine[sample.sample] = sample
                     self._ready.append((hello.task, sample))
-            case wire.SampleMeasured():
+            case messages.SampleMeasured():
                 self.measured.append(message)
                 if message.lost:
                     self._ready.append(
@@ -166,7 +166,7 @@ class FakeCoordinator:
                 self._answer_one(task, sample)
             await asyncio.sleep(0)
 
-    def _answer_one(self, task: int, sample: wire.KeyedSample) -> None:
+    def _answer_one(self, task: int, sample: messages.KeyedSample) -> None:
         for request in sample.requests:
             if request.key not in self.answers:
                 self.answers[request.key] = encode_answer(
@@ -175,8 +175,8 @@ class FakeCoordinator:
         bodies = [self.answers[request.key] for request in sample.requests]
         if sample.metric_key and sample.metric_key not in self._metrics:
             self.host.write(
-                wire.encode(
-                    wire.MeasureSample(
+                messages.encode(
+                    messages.MeasureSample(
                         metric_key=sample.metric_key,
                         task=task,
                         entry=self.entries[task],
@@ -194,4 +194,4 @@ class FakeCoordinator:
             measured=b"" if measured == b"none" else measured,
         )
         if self._open[task].pop(sample.sample, None) is not None:
-            self._clients[task].write(wire.encode(wire.Answers(samples=[answered])))
+            self._clients[task].write(messages.encode(messages.Answers(samples=[answered])))

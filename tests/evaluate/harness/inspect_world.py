@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
-from holdfast.evaluate.requests import Answer, Request, pack_tokens, unpack_tokens
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
+from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpack_tokens
 
 WORDS = "what is the sum of one two three four five six seven eight nine ten red green blue yes no A B C D ANSWER : ?"
 TEMPLATE = (

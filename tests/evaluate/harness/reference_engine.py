@@ -3,8 +3,8 @@
 import random
 from pathlib import Path
 
-from holdfast.evaluate.engines.engine import Finished
-from holdfast.evaluate.requests import Answer, Request, pack_tokens, unpack_tokens
+from holdfast.evaluate.types.engine import Finished
+from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpack_tokens
 
 
 class ReferenceEngine:

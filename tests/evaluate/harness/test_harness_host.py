@@ -14,10 +14,10 @@ import pytest
 import toy_harness
 from fake_coordinator import TOKEN, FakeCoordinator
 
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.harness.harness import ModelFacts
-from holdfast.evaluate.requests import Answer
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.harness import ModelFacts
+from holdfast.evaluate.types.requests import Answer
+from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.evaluate.wire import messages
 
 FACTS = ModelFacts(model=0, name="toy", tokenizer="", max_length=0)
 LONG_S = 60  # nothing here takes long; a test that hangs is to fail
@@ -40,8 +40,8 @@ async def a_host(entries, folder, *arguments, prepared=True):
     ):
         environment = {
             **os.environ,
-            wire.ENV_ADDRESS: coordinator.address,
-            wire.ENV_TOKEN: TOKEN,
+            messages.ENV_ADDRESS: coordinator.address,
+            messages.ENV_TOKEN: TOKEN,
             "PYTHONPATH": os.pathsep.join(
                 [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
             ),
@@ -74,7 +74,7 @@ async def a_host(entries, folder, *arguments, prepared=True):
     await process.wait()
 
 
-def clients(coordinator) -> list[wire.Hello]:
+def clients(coordinator) -> list[messages.Hello]:
     return [hello for hello in coordinator.hellos if hello.role == "client"]
 
 

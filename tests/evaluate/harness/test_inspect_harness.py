@@ -14,11 +14,11 @@ from inspect_world import (
 from transformers.utils import chat_template_utils
 
 from holdfast.core.errors import BadUse, NotFound
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.choose import harness
 from holdfast.evaluate.harness.inspect import Inspect
 from holdfast.evaluate.harness.lm_eval.results import merge
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.suite import TaskEntry
 from holdfast.testing import FakeClock
 
 inspect_ai = pytest.importorskip(

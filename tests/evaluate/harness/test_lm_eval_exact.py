@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.evaluate.harness.choose import harness
-from holdfast.evaluate.harness.harness import AnsweredSample
 from holdfast.evaluate.harness.lm_eval.results import _line, merge, plain
-from holdfast.evaluate.harness.local import LocalClient
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.harness import AnsweredSample
+from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.testing.local_client import LocalClient
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and its dependencies' own
 

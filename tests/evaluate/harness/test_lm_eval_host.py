@@ -11,9 +11,9 @@ import psutil
 import pytest
 from fake_coordinator import TOKEN, FakeCoordinator
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.harness.lm_eval.results import _line, plain
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.evaluate.wire import messages
 
 pytestmark = [
     pytest.mark.slow,
@@ -86,7 +86,11 @@ def test_tasks_run_by_the_host_are_stock_lm_eval_whatever_is_killed(
                     "--slots",
                     "2",
                 ),
-                env={**environment, wire.ENV_ADDRESS: coordinator.address, wire.ENV_TOKEN: TOKEN},
+                env={
+                    **environment,
+                    messages.ENV_ADDRESS: coordinator.address,
+                    messages.ENV_TOKEN: TOKEN,
+                },
             )
             said = await coordinator.prepared.get()
             assert said.versions == {"lm-eval": "0.4.13"}, said.error

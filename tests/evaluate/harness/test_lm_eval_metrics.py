@@ -10,8 +10,8 @@ from msgspec import structs
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.harness import exact_json
 from holdfast.evaluate.harness.choose import harness
-from holdfast.evaluate.harness.local import LocalClient
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.testing.local_client import LocalClient
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and its dependencies' own
 
@@ -154,7 +154,7 @@ def test_the_key_stands_for_task_document_requests_and_how_tokens_become_text(
 def test_a_metric_that_raises_is_left_to_the_client(world, lm_eval_harness):
     entry = TaskEntry(name="t_raising")
     engine = world.engine()
-    from holdfast.evaluate.requests import Request, Sampling, pack_tokens
+    from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 
     answer = engine.answer(
         Request(kind="generate", prompt=pack_tokens([7]), sampling=Sampling(max_new_tokens=2))

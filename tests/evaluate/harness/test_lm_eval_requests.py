@@ -5,10 +5,10 @@ import json
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts
 from holdfast.evaluate.harness.lm_eval.options import options_of
-from holdfast.evaluate.requests import Answer, Sampling, unpack_tokens
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts
+from holdfast.evaluate.types.requests import Answer, Sampling, unpack_tokens
+from holdfast.evaluate.types.suite import TaskEntry
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # lm-eval's and its dependencies' own
 
@@ -56,7 +56,7 @@ def test_a_generation_leaves_room_for_its_reply_and_names_its_end(lm):
 
 def test_a_reply_is_decoded_and_cut_by_lm_evals_own_code(lm):
     tokens = lm.tokenizer.encode(" green house\n small tree")
-    from holdfast.evaluate.requests import pack_tokens
+    from holdfast.evaluate.types.requests import pack_tokens
 
     reply = Answer(tokens=pack_tokens([*tokens, lm.eot_token_id]))
     cut, whole = ({"until": until, "max_gen_toks": 9} for until in (["\n"], []))
@@ -178,8 +178,8 @@ def test_an_option_that_lm_eval_does_not_have_is_refused(options, sentence):
 
 
 def test_data_that_is_not_here_is_said_in_a_sentence(world, tmp_path):
-    from holdfast.evaluate.errors import EvaluationError
     from holdfast.evaluate.harness.lm_eval.harness import LmEval
+    from holdfast.evaluate.types.errors import EvaluationError
 
     (tmp_path / "far.yaml").write_text(
         "task: far\ndataset_path: nobody/nothing-at-all\ntest_split: test\noutput_type: generate_until\n"

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.harness.harness import SampleRequests, TaskResult
-from holdfast.evaluate.requests import Request, Sampling, encode_answer, pack_tokens
+from holdfast.evaluate.types.harness import SampleRequests, TaskResult
+from holdfast.evaluate.types.requests import Request, Sampling, encode_answer, pack_tokens
 
 NAME = "toy_harness:ToyHarness"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.metrics.sandbox import Sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
 from holdfast.testing import hostile_trials
 from holdfast.testing.hostile_trials import LIMITS, Outside
 

@@ -3,7 +3,7 @@
 import sys
 import threading
 
-from holdfast.evaluate.metrics.sandbox import Limits, Sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import Limits, Sandbox
 
 if __name__ == "__main__":
     box = Sandbox(1, Limits(wall_s=600.0), packages=False)

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.code_eval import CodeEval, pass_at_k
-from holdfast.evaluate.metrics.sandbox import Sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
 
 
 def test_the_example_of_its_documentation(sandbox: Sandbox) -> None:

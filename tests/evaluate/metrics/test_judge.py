@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.metrics.judge import Judge
-from holdfast.evaluate.metrics.judge_config import JudgeConfig
-from holdfast.evaluate.metrics.judge_journal import JudgeJournal, journal_of
-from holdfast.evaluate.metrics.judge_server import JudgeProxy
+from holdfast.evaluate.metrics.judge.config import JudgeConfig
+from holdfast.evaluate.metrics.judge.journal import JudgeJournal, journal_of
+from holdfast.evaluate.metrics.judge.proxy import Judge
+from holdfast.evaluate.metrics.judge.server import JudgeProxy
 from holdfast.testing import FakeClock
 
 TOKEN, KEY = "token-of-the-clients", "key-of-the-judge"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.evaluate.metrics.quota import (
+from holdfast.evaluate.metrics.judge.quota import (
     WINDOW_S,
     Action,
     Asked,

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.metrics import sandbox as sandbox_module
-from holdfast.evaluate.metrics.sandbox import Limits, Sandbox, Verdict
+from holdfast.evaluate.metrics.sandbox import sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import Limits, Sandbox, Verdict
 
 WAITS = "import time\ndef f(): time.sleep(600)\n"
 PATIENCE_S = 30
@@ -104,7 +104,7 @@ def test_many_trials_at_a_time() -> None:
 
 
 def test_refuses_where_there_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_module.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sandbox.os, "geteuid", lambda: 1000)
     with pytest.raises(BadUse, match=r"cannot be run safely on this machine .*needs root"):
         Sandbox(1, namespaces=False)
 

@@ -3,7 +3,7 @@
 import pytest
 from honest_programs import HONEST, Honest
 
-from holdfast.evaluate.metrics.sandbox import Sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
 
 
 @pytest.mark.parametrize("honest", HONEST, ids=lambda each: each.name.replace(" ", "-"))

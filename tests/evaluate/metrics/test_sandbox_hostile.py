@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.evaluate.metrics.sandbox import Sandbox, Verdict
+from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox, Verdict
 from holdfast.testing.hostile_programs import HOSTILE, Hostile
 from holdfast.testing.hostile_trials import Outside, processes_of
 

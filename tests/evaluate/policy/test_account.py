@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy import account as words
 from holdfast.evaluate.policy.account import account
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.types.engine import Curve
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.bound import Quota, SampleWork, Transfer, Work, lower_bound
+from holdfast.evaluate.types.engine import Curve
 
 INSTANCES = 500
 QUICK = 70

@@ -2,7 +2,6 @@
 
 import pytest
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy import feed
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.events import (
@@ -24,6 +23,7 @@ from holdfast.evaluate.policy.events import (
 )
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import PolicyConfig, State
+from holdfast.evaluate.types.engine import Curve
 
 
 def curve(max_batch=2):

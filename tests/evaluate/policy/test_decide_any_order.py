@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.events import (
     Answered,
@@ -31,6 +30,7 @@ from holdfast.evaluate.policy.events import (
 )
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import PolicyConfig, State
+from holdfast.evaluate.types.engine import Curve
 
 SLOTS = 2
 

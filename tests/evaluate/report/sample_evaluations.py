@@ -2,9 +2,10 @@
 
 import random
 
-from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
 from holdfast.evaluate.policy import account
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, PathStep
+from holdfast.evaluate.types.scores import scores_of
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,
@@ -16,7 +17,6 @@ from holdfast.evaluate.report.timeline import (
     Timeline,
     timeline_of,
 )
-from holdfast.evaluate.scores import scores_of
 
 RESULTS = {
     "results": {

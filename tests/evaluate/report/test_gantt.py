@@ -5,7 +5,7 @@ import pytest
 from sample_evaluations import made_timeline
 
 from holdfast.evaluate.report.gantt import LEFT, ROWS, WIDTH, gantt
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,

@@ -5,7 +5,7 @@ import pytest
 from sample_evaluations import made_timeline
 
 from holdfast.evaluate.report.occupation import OTHER_TASKS, covered, held, most_at_once, occupation
-from holdfast.evaluate.report.timeline import Begin, End, EngineSpan, RequestSpan, timeline_of
+from holdfast.evaluate.types.timeline import Begin, End, EngineSpan, RequestSpan, timeline_of
 
 
 def spans(draw, number):

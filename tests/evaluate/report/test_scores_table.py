@@ -4,7 +4,7 @@ import pytest
 from sample_evaluations import RESULTS, WHY_NOT, made_evaluation, made_timeline
 
 from holdfast.evaluate.report.table import COLUMNS, markdown, print_scores, score_rows
-from holdfast.evaluate.scores import compact, scores_of
+from holdfast.evaluate.types.scores import compact, scores_of
 
 
 def cells(table):

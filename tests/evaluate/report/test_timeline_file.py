@@ -5,8 +5,8 @@ import sys
 import pytest
 from sample_evaluations import made_lines
 
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.timeline import (
     BUFFER_BYTES,
     Begin,
     End,
@@ -99,7 +99,7 @@ def test_what_waits_is_written_when_there_is_enough_of_it(tmp_path):
 
 def test_a_killed_writer_leaves_a_timeline_that_can_be_read(tmp_path):
     script = (
-        "import sys; from holdfast.evaluate.report.timeline import *; from pathlib import Path\n"
+        "import sys; from holdfast.evaluate.types.timeline import *; from pathlib import Path\n"
         "writer = TimelineWriter(Path(sys.argv[1])); number = 0\n"
         "while True:\n"
         "    writer.append(RequestSpan(engine=0, task=0, sample=number, t0=1.0, t1=2.0)); number += 1\n"

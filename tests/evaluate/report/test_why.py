@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 from sample_evaluations import made_evaluation, made_timeline
 
-from holdfast.evaluate.evaluation import PathStep
 from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.why import PATH_SHOWN, longest_waits, losses, lost_time, verdict, why
+from holdfast.evaluate.types.evaluation import PathStep
 
 
 @pytest.fixture(scope="module")

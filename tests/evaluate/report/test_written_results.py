@@ -8,11 +8,11 @@ import pytest
 from sample_evaluations import RESULTS, made_evaluation, made_lines, made_timeline
 
 from holdfast.core.errors import NotFound
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.evaluation import BoundTerm, read_evaluation, write_evaluation
 from holdfast.evaluate.report import write_reports
 from holdfast.evaluate.report.results import write_results
-from holdfast.evaluate.report.timeline import TimelineWriter
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.evaluation import BoundTerm, read_evaluation, write_evaluation
+from holdfast.evaluate.types.timeline import TimelineWriter
 
 
 @pytest.fixture

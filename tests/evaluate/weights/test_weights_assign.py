@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.evaluate.types.model_manifest import Chunk, ModelFile, ModelManifest
 from holdfast.evaluate.weights.assign import assign, reassign
-from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
 
 
 def model(sizes):

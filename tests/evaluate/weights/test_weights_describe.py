@@ -11,9 +11,9 @@ from weights_world import fetch_all, folder_digest, make_files, nodes, storage_o
 from holdfast import Checkpointer
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.model_manifest import DamagedModel, chunk_size_for, cut, model_digest
 from holdfast.evaluate.weights.describe import describe
-from holdfast.evaluate.weights.manifest import DamagedModel, chunk_size_for, cut, model_digest
 
 MIB = 1 << 20
 

@@ -23,10 +23,10 @@ from weights_world import (
 )
 
 from holdfast.checkpoint.format.manifest import describe_file
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.model_manifest import DamagedModel
 from holdfast.evaluate.weights import exchange, share
 from holdfast.evaluate.weights.assign import assign, reassign
-from holdfast.evaluate.weights.manifest import DamagedModel
 from holdfast.evaluate.weights.source import open_source
 from holdfast.evaluate.weights.store import MemoryFull, SharedFile
 from holdfast.testing import FakeClock

@@ -6,7 +6,7 @@ import pytest
 from weights_world import at_once, make_files, storage_over_http
 
 from holdfast.core.errors import BadUse, NotFound
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.weights.source import READ_ATTEMPTS, open_source
 
 SIZES = {"model/config.json": 10, "model/a b.safetensors": 100_000}

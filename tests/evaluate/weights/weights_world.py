@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from holdfast.evaluate.types.model_manifest import ModelFile, ModelManifest, cut
 from holdfast.evaluate.weights.assign import assign
 from holdfast.evaluate.weights.fetch import NodeStore
-from holdfast.evaluate.weights.manifest import ModelFile, ModelManifest, cut
 from holdfast.testing import FakeClock
 
 TOKEN = "a-token"

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.awaited import Awaited
 from holdfast.evaluate.coordinator.book import Book, OpenRequest
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.commits import Commits
-from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.fleet import Fleet
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.server import Peer
 
 _MOST_REFUSALS = 3  # of one request, by engines that live: then it is the request
 _NO_ENGINE = -1  # to the policy: one that it did not ask
@@ -62,7 +62,7 @@ class Asking:
             seat.asked[request.key] = number
             asked.append((request.key, self._book.body(request)))
         if asked and seat.peer:  # else its line is cut: when it is back, it says what it has
-            seat.peer.send(wire.AskEngine(model=seat.serving, requests=asked))
+            seat.peer.send(messages.AskEngine(model=seat.serving, requests=asked))
 
     def recall(self, action: events.Recall) -> None:
         """The policy wants requests back that an engine has not begun."""
@@ -70,20 +70,22 @@ class Asking:
         if seat and seat.peer:
             wanted = set(action.requests)  # some may be answered by now, by another engine
             seat.peer.send(
-                wire.TakeBack(keys=[key for key, number in seat.asked.items() if number in wanted])
+                messages.TakeBack(
+                    keys=[key for key, number in seat.asked.items() if number in wanted]
+                )
             )
 
     def recall_everything(self) -> None:
         """No engine is to begin anything more."""
         for seat in self._fleet.seats.values():
             if seat.peer and seat.asked:
-                seat.peer.send(wire.TakeBack(keys=list(seat.asked)))
+                seat.peer.send(messages.TakeBack(keys=list(seat.asked)))
 
     def is_under_way(self) -> bool:
         """Whether an engine holds anything."""
         return any(seat.asked for seat in self._fleet.seats.values() if seat.peer)
 
-    def done(self, peer: Peer, message: wire.Done) -> None:
+    def done(self, peer: Peer, message: messages.Done) -> None:
         """An engine answered, or could not."""
         seat = self._fleet.seats.get(peer.hello.name)
         for done in message.done:
@@ -114,7 +116,9 @@ class Asking:
                 self._answered(request, engine, done)
         self._commits.add(peer, message)
 
-    def _answered(self, request: OpenRequest, engine: int | None, done: wire.DoneRequest) -> None:
+    def _answered(
+        self, request: OpenRequest, engine: int | None, done: messages.DoneRequest
+    ) -> None:
         if curve := self._state.reference:
             self.answered_s += curve.saturated_s(request.prompt_tokens, done.new_tokens)
         self._emit(
@@ -127,7 +131,7 @@ class Asking:
             )
         )
 
-    def _over(self, engine: int, request: int, done: wire.DoneRequest) -> None:
+    def _over(self, engine: int, request: int, done: messages.DoneRequest) -> None:
         """An engine is done with what another had answered before: it holds that no more."""
         self._emit(
             events.Answered(
@@ -151,7 +155,7 @@ class Asking:
         if not retry:
             self._unanswerable(request, why)
 
-    def given_back(self, peer: Peer, message: wire.GivenBack) -> None:
+    def given_back(self, peer: Peer, message: messages.GivenBack) -> None:
         """An engine gave back what it had not begun."""
         seat = self._fleet.seats.get(peer.hello.name)
         if seat is None or seat.number is None:
@@ -160,13 +164,13 @@ class Asking:
         if numbers:
             self._emit(events.Recalled(now_s=self._now_s(), engine=seat.number, requests=numbers))
 
-    def holding(self, peer: Peer, message: wire.Holding) -> None:
+    def holding(self, peer: Peer, message: messages.Holding) -> None:
         """An engine's line had been cut: what it was asked and does not hold never reached it."""
         seat = self._fleet.seats.get(peer.hello.name)
         if seat is None:
             return
         held, seat.has_said_all = set(message.keys), True
         if never := [key for key in seat.asked if key not in held or seat.serving != message.model]:
-            self.given_back(peer, wire.GivenBack(keys=never))
+            self.given_back(peer, messages.GivenBack(keys=never))
         for key in held - seat.asked.keys():
             self._awaited.held_by(message.model, key, seat.name)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.evaluate.coordinator.journal import Journal
-from holdfast.evaluate.coordinator.wire import KeyedSample
-from holdfast.evaluate.requests import KEY_BYTES, Keyed
+from holdfast.evaluate.types.requests import KEY_BYTES, Keyed
+from holdfast.evaluate.wire.answer_journal import Journal
+from holdfast.evaluate.wire.messages import KeyedSample
 
 
 @dataclass(slots=True)

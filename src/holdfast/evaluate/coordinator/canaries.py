@@ -3,7 +3,7 @@
 import math
 
 from holdfast.evaluate.coordinator.models import Model
-from holdfast.evaluate.coordinator.wire import Serving
+from holdfast.evaluate.wire.messages import Serving
 
 _TOLERANCE = (
     1e-4  # of a log-probability, where batches make floats differ; exact engines are allowed none

@@ -1,9 +1,8 @@
 """What the coordinator writes into the timeline, from what it sees on its own clock."""
 
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import OpenRequest, OpenSample
-from holdfast.evaluate.report.timeline import (
+from holdfast.evaluate.types.timeline import (
     Begin,
     End,
     EngineSpan,
@@ -14,6 +13,7 @@ from holdfast.evaluate.report.timeline import (
     TaskSpan,
     TimelineWriter,
 )
+from holdfast.evaluate.wire import messages
 
 
 class Chronicle:
@@ -60,7 +60,7 @@ class Chronicle:
         node: int,
         since_s: float,
         host: str = "",
-        fetched: wire.ModelFetched | None = None,
+        fetched: messages.ModelFetched | None = None,
     ) -> None:
         """What a node did until now."""
         t0, t1 = self._until_now(since_s)
@@ -79,7 +79,7 @@ class Chronicle:
         self._timeline.append(line)
 
     def request(
-        self, engine: int, request: OpenRequest, done: wire.DoneRequest, said_s: float
+        self, engine: int, request: OpenRequest, done: messages.DoneRequest, said_s: float
     ) -> None:
         """An engine worked on a request; `said_s` is when it said so, by its own clock."""
         ahead_s = self._clock.monotonic_s() - said_s
@@ -113,7 +113,9 @@ class Chronicle:
             )
         )
 
-    def task(self, outcome: wire.TaskOutcome, *, since_s: float, samples: int, reused: int) -> None:
+    def task(
+        self, outcome: messages.TaskOutcome, *, since_s: float, samples: int, reused: int
+    ) -> None:
         """A task ended now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
@@ -128,7 +130,7 @@ class Chronicle:
             )
         )
 
-    def model(self, name: str, outcome: wire.ModelOutcome, since_s: float) -> None:
+    def model(self, name: str, outcome: messages.ModelOutcome, since_s: float) -> None:
         """A model's evaluation ended now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.suite import Suite
 
 DONE, FAILED, LEFT, UNWRITABLE = 0, 3, 4, 5
 """Exit codes of a coordinator that meant to end: all done; it cannot be done; the command is gone; its disk is full or

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.fleet import Fleet
 from holdfast.evaluate.policy import outlook
 from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.wire import messages
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Counts:
         delivered: int,
         answered_s: float,
         draining: bool,
-    ) -> wire.Status:
+    ) -> messages.Status:
         """How far it is.
 
         Args:
@@ -61,7 +61,7 @@ class Counts:
         """
         seats = [seat for seat in fleet.seats.values() if not seat.is_spare]
         ready = [seat for seat in seats if seat.number is not None]
-        return wire.Status(
+        return messages.Status(
             now_s=now_s,
             samples=self._samples,
             samples_done=delivered,

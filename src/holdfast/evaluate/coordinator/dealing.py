@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.seats import Node
-from holdfast.evaluate.coordinator.wire import FetchFailed, FetchModel, ReleaseModel
 from holdfast.evaluate.weights.assign import assign, reassign
+from holdfast.evaluate.wire.messages import FetchFailed, FetchModel, ReleaseModel
 
 _AHEAD = 1
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import Book, OpenSample
-from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.models import Models
-from holdfast.evaluate.harness.harness import AnsweredSample
-from holdfast.evaluate.requests import decode_answer
+from holdfast.evaluate.types.harness import AnsweredSample
+from holdfast.evaluate.types.requests import decode_answer
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.server import Peer
 
 _MESSAGE_BYTES = 8 * 1024 * 1024  # of answers, about; a sample is never cut
 
@@ -52,7 +52,7 @@ class Delivery:
             # One that is gone asks again when it is back, and finds everything in the journals.
             if peer := self._client(place):
                 for part in _cut(samples):
-                    peer.send(wire.Answers(samples=part))
+                    peer.send(messages.Answers(samples=part))
 
 
 def _cut(samples: list[tuple[int, AnsweredSample]]) -> Iterator[list[AnsweredSample]]:

@@ -16,12 +16,13 @@ from holdfast.evaluate.coordinator.canaries import unfit
 from holdfast.evaluate.coordinator.certifying import SPARE, Certifying
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
-from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.dealing import Dealing
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.orders import Orders
 from holdfast.evaluate.coordinator.seats import Node, Seat
-from holdfast.evaluate.coordinator.wire import (
+from holdfast.evaluate.policy import events
+from holdfast.evaluate.types.engine import uses_gpus
+from holdfast.evaluate.wire.messages import (
     ChildExited,
     FetchFailed,
     ModelFetched,
@@ -35,8 +36,7 @@ from holdfast.evaluate.coordinator.wire import (
     StopEngine,
     Welcome,
 )
-from holdfast.evaluate.engines.engine import uses_gpus
-from holdfast.evaluate.policy import events
+from holdfast.evaluate.wire.server import Peer
 
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
 _ORDERS_OF_ONE = 10  # until it is ended first: it dials before it loads anything large

@@ -6,15 +6,15 @@ A sample that misses nothing any more is delivered.
 
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.awaited import Awaited
 from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample
-from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.policy import events
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.server import Peer
 
 NOT_WANTED = "Its scores are not wanted any more."
 _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
@@ -54,16 +54,16 @@ class Intake:
         self._measurements, self._delivery, self._counts = measurements, delivery, counts
         self._rescore, self._settled_s, self._emit, self._now_s = rescore, settled_s, emit, now_s
         self._early: dict[
-            tuple[int, int], list[wire.Submit]
+            tuple[int, int], list[messages.Submit]
         ] = {}  # of models whose answers have no journal yet
 
     # What comes in
 
-    def submit(self, peer: Peer, submit: wire.Submit) -> None:
+    def submit(self, peer: Peer, submit: messages.Submit) -> None:
         """A client wants samples of its task for its model."""
         model, task = self._models.get(peer.hello.model), peer.hello.task
         if model is None or model.outcome is not None:
-            peer.send(wire.Refused(why=NOT_WANTED))
+            peer.send(messages.Refused(why=NOT_WANTED))
         elif model.answers is None or not self.is_settled():
             self._early.setdefault((model.number, task), []).append(submit)
         else:
@@ -104,7 +104,7 @@ class Intake:
         if settled := self._awaited.settled():
             self._plan(settled)
 
-    def _take(self, model: Model, task: int, submit: wire.Submit) -> None:
+    def _take(self, model: Model, task: int, submit: messages.Submit) -> None:
         assert model.answers is not None
         wanted = []
         for given in submit.samples:

@@ -13,19 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.asking import Asking
 from holdfast.evaluate.coordinator.awaited import Awaited
 from holdfast.evaluate.coordinator.book import Book
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.commits import Commits
 from holdfast.evaluate.coordinator.config import DONE, FAILED, CoordinatorConfig, CoordinatorFiles
-from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.fleet import Fleet
 from holdfast.evaluate.coordinator.intake import NOT_WANTED, Intake
-from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.tasks import Tasks
@@ -33,6 +30,9 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.answer_journal import Journal
+from holdfast.evaluate.wire.server import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,22 +122,22 @@ class Live:
         self.ended = asyncio.Event()
         """Set when nothing is left to do, or nothing can be done."""
         self.exit_code = DONE
-        self._handlers: dict[type[wire.Message], Callable[[Peer, Any], None]] = {
-            wire.AddModel: self._add_model,
-            wire.Finish: self._finish,
-            wire.NodeReport: self._fleet.node_reported,
-            wire.ModelFetched: self._model_fetched,
-            wire.FetchFailed: self._fleet.fetch_failed,
-            wire.ChildExited: self._fleet.child_exited,
-            wire.Prepared: self._prepared,
-            wire.TaskEnded: self._task_ended,
-            wire.SampleMeasured: self._sample_measured,
-            wire.Submit: self._intake.submit,
-            wire.Serving: self._fleet.serving,
-            wire.ServeFailed: self._fleet.serve_failed,
-            wire.Done: self._asking.done,
-            wire.GivenBack: self._asking.given_back,
-            wire.Holding: self._holding,
+        self._handlers: dict[type[messages.Message], Callable[[Peer, Any], None]] = {
+            messages.AddModel: self._add_model,
+            messages.Finish: self._finish,
+            messages.NodeReport: self._fleet.node_reported,
+            messages.ModelFetched: self._model_fetched,
+            messages.FetchFailed: self._fleet.fetch_failed,
+            messages.ChildExited: self._fleet.child_exited,
+            messages.Prepared: self._prepared,
+            messages.TaskEnded: self._task_ended,
+            messages.SampleMeasured: self._sample_measured,
+            messages.Submit: self._intake.submit,
+            messages.Serving: self._fleet.serving,
+            messages.ServeFailed: self._fleet.serve_failed,
+            messages.Done: self._asking.done,
+            messages.GivenBack: self._asking.given_back,
+            messages.Holding: self._holding,
         }
 
     # Peers
@@ -148,29 +148,29 @@ class Live:
             case "command":
                 self._command = peer
                 peer.send(
-                    wire.Welcome(epoch=self._epoch)
+                    messages.Welcome(epoch=self._epoch)
                 )  # it says its models again, and hears what became of them
             case "node":
                 self._fleet.node_joined(peer)
             case "host":
-                peer.send(wire.Welcome(epoch=self._epoch))
+                peer.send(messages.Welcome(epoch=self._epoch))
                 self._tasks.host_joined(peer)
             case "client" if self._tasks.is_elsewhere(
                 peer.hello.model, peer.hello.task, peer.hello.node
             ):
-                peer.send(wire.Refused(why="Its task was given to another node."))
+                peer.send(messages.Refused(why="Its task was given to another node."))
             case "client":
                 self._clients[peer.hello.model, peer.hello.task] = peer
                 self._intake.forget_early(peer.hello.model, peer.hello.task)
-                peer.send(wire.Welcome(epoch=self._epoch))
+                peer.send(messages.Welcome(epoch=self._epoch))
             case "engine":
                 self._fleet.engine_joined(peer)
             case role:
-                peer.send(wire.Refused(why=f"Nobody of the role {role!r} is expected."))
+                peer.send(messages.Refused(why=f"Nobody of the role {role!r} is expected."))
                 peer.close()
         self._run_policy()
 
-    def heard(self, peer: Peer, message: wire.Message) -> None:
+    def heard(self, peer: Peer, message: messages.Message) -> None:
         """See `Listener.heard`."""
         self._fleet.heard(peer)
         if handler := self._handlers.get(type(message)):
@@ -201,7 +201,7 @@ class Live:
 
     # Models
 
-    def _add_model(self, peer: Peer, added: wire.AddModel) -> None:
+    def _add_model(self, peer: Peer, added: messages.AddModel) -> None:
         if (known := self._models.get(added.model)) is not None:
             for outcome in self._tasks.of_model(known.number):
                 peer.send(outcome)
@@ -222,11 +222,11 @@ class Live:
             self._fleet.tick()
             self._tasks.start(self._models.open(), self._now_s())
 
-    def _finish(self, _peer: Peer, _finish: wire.Finish) -> None:
+    def _finish(self, _peer: Peer, _finish: messages.Finish) -> None:
         self._finishing = True
         self._end_if_done()
 
-    def _model_fetched(self, peer: Peer, fetched: wire.ModelFetched) -> None:
+    def _model_fetched(self, peer: Peer, fetched: messages.ModelFetched) -> None:
         self._fleet.fetched(peer, fetched)
         self._tasks.start(self._models.open(), self._now_s())
 
@@ -258,7 +258,7 @@ class Live:
         any_model: bool = False,
         is_stale: bool = False,
     ) -> None:
-        outcome = wire.ModelOutcome(
+        outcome = messages.ModelOutcome(
             model=model.number,
             digest=model.digest,
             numerics=model.numerics,
@@ -277,7 +277,7 @@ class Live:
         self._tasks.forget(model.number)
         for (number, _task), client in list(self._clients.items()):
             if number == model.number:
-                client.send(wire.Refused(why=NOT_WANTED))
+                client.send(messages.Refused(why=NOT_WANTED))
         if self._command:
             self._command.send(outcome)
         self._fleet.release(model)
@@ -294,20 +294,20 @@ class Live:
 
     # Tasks and samples
 
-    def _prepared(self, peer: Peer, prepared: wire.Prepared) -> None:
+    def _prepared(self, peer: Peer, prepared: messages.Prepared) -> None:
         if prepared.error:
             self._failed(None, prepared.error, wrong_use=True)
             return
         self._tasks.prepared(peer, prepared)
         self._tasks.start(self._models.open(), self._now_s())
 
-    def _task_ended(self, peer: Peer, ended: wire.TaskEnded) -> None:
+    def _task_ended(self, peer: Peer, ended: messages.TaskEnded) -> None:
         model = self._models.get(ended.model)
         if model is None or model.outcome is not None:
             return
         if ended.error and self._tasks.is_elsewhere(ended.model, ended.task, peer.hello.node):
             return  # a client that we refused, since another runs
-        outcome = wire.TaskOutcome(
+        outcome = messages.TaskOutcome(
             model=ended.model, task=ended.task, result=ended.result, error=ended.error
         )
         if not self._tasks.ended(outcome):
@@ -322,7 +322,7 @@ class Live:
         if self._tasks.are_all_ended(ended.model):
             self._end_model(model)
 
-    def _holding(self, peer: Peer, message: wire.Holding) -> None:
+    def _holding(self, peer: Peer, message: messages.Holding) -> None:
         self._asking.holding(peer, message)
         if self._fleet.is_complete():
             self._intake.settle()
@@ -343,7 +343,7 @@ class Live:
 
     # Metrics
 
-    def _sample_measured(self, peer: Peer, said: wire.SampleMeasured) -> None:
+    def _sample_measured(self, peer: Peer, said: messages.SampleMeasured) -> None:
         samples, losses = self._measurements.ended(said)
         if samples:
             self._chronicle.metric(peer.hello.node, samples[0], said.seconds, said.error)
@@ -422,14 +422,14 @@ class Live:
     def stop_everyone(self) -> None:
         """Tell all that it is over."""
         for host in self._tasks.hosts.values():
-            host.peer.send(wire.Stop())
+            host.peer.send(messages.Stop())
         for seat in self._fleet.seats.values():
             if seat.peer:
-                seat.peer.send(wire.Stop())
+                seat.peer.send(messages.Stop())
         for peer in self._clients.values():
-            peer.send(wire.Stop())
+            peer.send(messages.Stop())
         for node in self._fleet.nodes.values():
-            node.peer.send(wire.Stop())
+            node.peer.send(messages.Stop())
 
     def close(self, state: str) -> None:
         """Write the end into the timeline and let go of the files."""

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import Book, OpenSample, measured_key
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.policy import events
-from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.types.suite import Suite
+from holdfast.evaluate.wire import messages
 
 _MOST_LOSSES = 3  # of one sample's metric: what kills its process so often would kill it again
 
@@ -94,7 +94,7 @@ class Measurements:
             return
         self._running[key] = _Running(host.peer.hello.name, [sample])
         host.peer.send(
-            wire.MeasureSample(
+            messages.MeasureSample(
                 metric_key=key,
                 task=sample.task,
                 entry=self._suite.entries[sample.task],
@@ -115,7 +115,7 @@ class Measurements:
         for sample in running.samples:
             self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
 
-    def ended(self, said: wire.SampleMeasured) -> tuple[list[OpenSample], int]:
+    def ended(self, said: messages.SampleMeasured) -> tuple[list[OpenSample], int]:
         """A host said what became of a metric; the samples that it is of, and how often its process died.
 
         No samples where nobody waits for it, or where it is to be tried again.

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.atomic import write_atomic
-from holdfast.evaluate.coordinator.journal import Journal
-from holdfast.evaluate.coordinator.wire import AddModel, ModelOutcome
+from holdfast.evaluate.wire.answer_journal import Journal
+from holdfast.evaluate.wire.messages import AddModel, ModelOutcome
 
 
 @dataclass

@@ -8,8 +8,8 @@ from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.certifying import SPARE
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.coordinator.seats import Node, Seat
-from holdfast.evaluate.coordinator.wire import NodeReport, StartEngine, StopEngine
-from holdfast.evaluate.engines.engine import engines_on
+from holdfast.evaluate.types.engine import engines_on
+from holdfast.evaluate.wire.messages import NodeReport, StartEngine, StopEngine
 
 
 class Orders:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from holdfast.evaluate.coordinator.connections import Peer
-from holdfast.evaluate.coordinator.wire import NodeReport
+from holdfast.evaluate.wire.messages import NodeReport
+from holdfast.evaluate.wire.server import Peer
 
 
 @dataclass

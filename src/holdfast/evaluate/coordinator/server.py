@@ -26,13 +26,13 @@ from holdfast.evaluate.coordinator.config import (
     decode_config,
     task_names,
 )
-from holdfast.evaluate.coordinator.connections import listen
-from holdfast.evaluate.coordinator.journal import JournalError
 from holdfast.evaluate.coordinator.live import Live
-from holdfast.evaluate.occupied import at_work
 from holdfast.evaluate.policy.priors import Priors, decode_history
 from holdfast.evaluate.policy.state import PolicyConfig, State
-from holdfast.evaluate.report.timeline import TimelineWriter
+from holdfast.evaluate.types.timeline import TimelineWriter
+from holdfast.evaluate.wire.answer_journal import JournalError
+from holdfast.evaluate.wire.folder_lock import at_work
+from holdfast.evaluate.wire.server import listen
 
 _TICK_S = 0.5
 _LAST_WORDS_S = 0.2  # for what was written to the peers last

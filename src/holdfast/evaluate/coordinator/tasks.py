@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.atomic import write_atomic
-from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.models import Model
-from holdfast.evaluate.coordinator.wire import Prepare, Prepared, RunTask, TaskOutcome
-from holdfast.evaluate.engines.engine import EngineSpec
-from holdfast.evaluate.harness.harness import ModelFacts
-from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.types.engine import EngineSpec
+from holdfast.evaluate.types.harness import ModelFacts
+from holdfast.evaluate.types.suite import Suite
+from holdfast.evaluate.wire.messages import Prepare, Prepared, RunTask, TaskOutcome
+from holdfast.evaluate.wire.server import Peer
 
 _ABSENCE_S = (
     3.0  # of a host, after which its tasks go to others; a line that was cut is back sooner

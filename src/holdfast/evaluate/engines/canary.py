@@ -1,6 +1,6 @@
 """Fixed prompts whose log-probabilities show whether the weights in an engine are those that were meant."""
 
-from holdfast.evaluate.requests import Request, pack_tokens
+from holdfast.evaluate.types.requests import Request, pack_tokens
 
 _CANARIES = 4
 _TOKENS = 24

@@ -4,9 +4,9 @@ import importlib
 from collections.abc import Mapping
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import Engine, EngineSpec
-from holdfast.evaluate.requests import Scalar
-from holdfast.evaluate.suite import nearest
+from holdfast.evaluate.types.engine import Engine, EngineSpec
+from holdfast.evaluate.types.requests import Scalar
+from holdfast.evaluate.types.suite import nearest
 
 _HERE = "holdfast.evaluate.engines."
 KINDS = {

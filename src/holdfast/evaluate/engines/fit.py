@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import EngineSpec
+from holdfast.evaluate.types.engine import EngineSpec
 
 _RESERVED_SHARE = 0.1
 """Of a device's memory: activations, the runtime's own; as vLLM's default gpu_memory_utilization of 0.9 leaves."""

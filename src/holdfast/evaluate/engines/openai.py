@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import Curve, EngineSpec, Finished, SwapRefused
 from holdfast.evaluate.engines.openai_calls import Malformed, Tokenize, answer_of, path_and_body
-from holdfast.evaluate.requests import Answer, Request
+from holdfast.evaluate.types.engine import Curve, EngineSpec, Finished, SwapRefused
+from holdfast.evaluate.types.requests import Answer, Request
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.evaluate.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
+from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
 
 _CHAT_STOPS = 4  # as lm-eval sends at most; OpenAI's own limit
 _NOT_FOR_A_SERVER = {

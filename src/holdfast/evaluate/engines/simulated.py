@@ -17,8 +17,8 @@ from pathlib import Path
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.engine import Curve, EngineSpec, Finished, SwapRefused
-from holdfast.evaluate.requests import Answer, Request, Scalar, keyed, pack_tokens
+from holdfast.evaluate.types.engine import Curve, EngineSpec, Finished, SwapRefused
+from holdfast.evaluate.types.requests import Answer, Request, Scalar, keyed, pack_tokens
 
 STEP_S = 0.1  # the longest that `step` waits
 _NEVER = 1 << 62

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.coordinator.dial import NOT_NOW, dial, waits_s
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 
 ALIVE_EVERY_S = 1.0
 FLUSH_AFTER_S = 0.02
@@ -39,9 +39,9 @@ class Uplink:
     def __init__(
         self,
         address: str,
-        hello: wire.Hello,
+        hello: messages.Hello,
         *,
-        deliver: Callable[[wire.Message], None],
+        deliver: Callable[[messages.Message], None],
         lives: Callable[[], bool],
         held: Callable[[], list[bytes]],
         clock: Clock,
@@ -58,23 +58,23 @@ class Uplink:
         self._thread = threading.Thread(target=self._run, name="uplink", daemon=True)
         self._writer: asyncio.StreamWriter | None = None
         self._gone_since_s: float | None = clock.monotonic_s()
-        self._finished: deque[tuple[int, wire.DoneRequest]] = (
+        self._finished: deque[tuple[int, messages.DoneRequest]] = (
             deque()
         )  # (model, done), not yet in a message
         self._flush_is_due = False
-        self._serving: wire.Serving | None = None
+        self._serving: messages.Serving | None = None
         self._number = 0
-        self._unacked: deque[wire.Done] = deque()
+        self._unacked: deque[messages.Done] = deque()
 
     def start(self) -> None:
         """Begin to dial."""
         self._thread.start()
 
-    def tell(self, message: wire.Message) -> None:
+    def tell(self, message: messages.Message) -> None:
         """Say something if the line is up; `Serving` again on each new line, as kept."""
         self._loop.call_soon_threadsafe(self._tell, message)
 
-    def done(self, model: int, finished: wire.DoneRequest) -> None:
+    def done(self, model: int, finished: messages.DoneRequest) -> None:
         """Say that a request is done, with others of the next 20 ms."""
         self._finished.append((model, finished))
         if len(self._finished) == FLUSH_AT:
@@ -93,7 +93,7 @@ class Uplink:
         gone_since_s = self._gone_since_s
         return 0.0 if gone_since_s is None else self._clock.monotonic_s() - gone_since_s
 
-    def close(self, timeout_s: float) -> list[wire.Done]:
+    def close(self, timeout_s: float) -> list[messages.Done]:
         """Wait until everything is committed, at most `timeout_s` and only while the line is up; then hang up.
 
         Returns:
@@ -140,28 +140,28 @@ class Uplink:
                     self._writer, self._gone_since_s = None, self._clock.monotonic_s()
                     writer.close()
             except EvaluationError as error:
-                self._deliver(wire.Refused(why=str(error)))
+                self._deliver(messages.Refused(why=str(error)))
             except NOT_NOW:
                 pass
             await asyncio.sleep(next(waits))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._serving:
-            writer.write(wire.encode(self._serving))
+            writer.write(messages.encode(self._serving))
         held = (
             self._held()
         )  # before the flush: what ends in between is then said twice, and never not at all
         self._flush()
         for done in self._unacked:
-            writer.write(wire.encode(done))
+            writer.write(messages.encode(done))
         if self._serving:
-            writer.write(wire.encode(wire.Holding(model=self._serving.model, keys=held)))
+            writer.write(messages.encode(messages.Holding(model=self._serving.model, keys=held)))
         self._writer, self._gone_since_s = writer, None
         living = self._loop.create_task(self._say_alive(writer))
         try:
             while True:
-                message = await wire.read(reader)
-                if isinstance(message, wire.Acked):
+                message = await messages.read(reader)
+                if isinstance(message, messages.Acked):
                     while self._unacked and self._unacked[0].number <= message.number:
                         self._unacked.popleft()
                 else:
@@ -173,33 +173,33 @@ class Uplink:
     async def _say_alive(self, writer: asyncio.StreamWriter) -> None:
         while True:
             if self._lives():
-                writer.write(wire.encode(wire.Alive()))
+                writer.write(messages.encode(messages.Alive()))
             await asyncio.sleep(self._alive_every_s)
 
-    def _note(self, message: wire.Message) -> None:
+    def _note(self, message: messages.Message) -> None:
         """A model is being loaded: the next hello says so, that nobody orders it twice."""
-        if isinstance(message, wire.Serve):
+        if isinstance(message, messages.Serve):
             self._serving = None
             self._hello = msgspec.structs.replace(self._hello, model=message.model)
 
-    def _tell(self, message: wire.Message) -> None:
-        if isinstance(message, wire.Serving):
+    def _tell(self, message: messages.Message) -> None:
+        if isinstance(message, messages.Serving):
             self._serving = msgspec.structs.replace(message, kept=True, seconds=0.0)
-        elif isinstance(message, wire.ServeFailed):
+        elif isinstance(message, messages.ServeFailed):
             self._serving = None
             self._hello = msgspec.structs.replace(self._hello, model=-1)
         if self._writer is not None:
-            self._writer.write(wire.encode(message))
+            self._writer.write(messages.encode(message))
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        by_model: dict[int, list[wire.DoneRequest]] = {}
+        by_model: dict[int, list[messages.DoneRequest]] = {}
         while self._finished:
             model, finished = self._finished.popleft()
             by_model.setdefault(model, []).append(finished)
         for model, finished_ones in by_model.items():
             self._number += 1
-            done = wire.Done(
+            done = messages.Done(
                 number=self._number,
                 model=model,
                 done=finished_ones,
@@ -207,4 +207,4 @@ class Uplink:
             )
             self._unacked.append(done)
             if self._writer is not None:
-                self._writer.write(wire.encode(done))
+                self._writer.write(messages.encode(done))

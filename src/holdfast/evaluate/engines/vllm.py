@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cluster.leash import release, start_on_leash
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.canary import canary_requests
-from holdfast.evaluate.engines.engine import Curve, EngineSpec, SwapRefused
 from holdfast.evaluate.engines.openai import OpenAIEngine
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.engine import Curve, EngineSpec, SwapRefused
+from holdfast.evaluate.types.errors import EvaluationError
 
 if TYPE_CHECKING:
     from subprocess import Popen

@@ -23,12 +23,12 @@ import msgspec
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.processes import die_with_parent
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.engines.choose import make_engine
-from holdfast.evaluate.engines.engine import Engine, EngineSpec, Finished, SwapRefused
 from holdfast.evaluate.engines.pulse import Pulse
 from holdfast.evaluate.engines.uplink import Uplink
-from holdfast.evaluate.requests import Request, decode_request, encode_answer
+from holdfast.evaluate.types.engine import Engine, EngineSpec, Finished, SwapRefused
+from holdfast.evaluate.types.requests import Request, decode_request, encode_answer
+from holdfast.evaluate.wire import messages
 
 HANG_AFTER_S = 120.0  # a step is meant to take 0.1 s, or one batch
 LOAD_LIMIT_S = 3600.0
@@ -60,18 +60,18 @@ class EngineWorker:
         self._clock = clock
         self._pulse = pulse
         self._linger_s = linger_s
-        self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[messages.Message] = queue.SimpleQueue()
         self._engine: Engine | None = None
         self._unmade = ""  # why there is no engine, and never will be
-        self._serves: wire.Serve | None = None
-        self._said: wire.Serving | None = None
+        self._serves: messages.Serve | None = None
+        self._said: messages.Serving | None = None
         self._held: dict[int, bytes] = {}  # id within the engine to key
         self._ids: dict[bytes, int] = {}
         self._next_id = 0
         self.journals: dict[int, str] = {}
         """Model to the identity of its journal: what its answers depend on besides their keys."""
 
-    def hear(self, message: wire.Message) -> None:
+    def hear(self, message: messages.Message) -> None:
         """A message of the coordinator's; `step` of an engine that waits is woken."""
         self._inbox.put(message)
         wake = getattr(self._engine, "wake", None)
@@ -113,7 +113,7 @@ class EngineWorker:
             self._unmade = str(error)
         return self._engine is not None
 
-    def _news(self) -> Iterator[wire.Message]:
+    def _news(self) -> Iterator[messages.Message]:
         """What came in. An idle worker waits for it; a model is served when what is held for the last one is done."""
         try:
             if not self._held:
@@ -123,33 +123,33 @@ class EngineWorker:
         except queue.Empty:
             return
 
-    def _handle(self, message: wire.Message, line: Uplink) -> None:
+    def _handle(self, message: messages.Message, line: Uplink) -> None:
         match message:
-            case wire.Serve():
+            case messages.Serve():
                 while self._held and self._engine is not None:
                     self._report(self._engine.step(), line)
                     self._pulse.beat()
                 line.tell(self._serve(message))
-            case wire.AskEngine():
+            case messages.AskEngine():
                 self._ask(message, line)
-            case wire.TakeBack():
-                line.tell(wire.GivenBack(keys=self._recall(message.keys)))
-            case wire.Stop():
+            case messages.TakeBack():
+                line.tell(messages.GivenBack(keys=self._recall(message.keys)))
+            case messages.Stop():
                 raise _Ended
-            case wire.Refused():
+            case messages.Refused():
                 print(f"The coordinator refused this engine: {message.why}", file=sys.stderr)  # noqa: T201
                 raise _Ended(1)
 
-    def _serve(self, order: wire.Serve) -> wire.Message:
+    def _serve(self, order: messages.Serve) -> messages.Message:
         before = self._serves
         if before and self._said and (before.model, before.digest) == (order.model, order.digest):
             return msgspec.structs.replace(self._said, kept=True, seconds=0.0)
         if self._engine is None:
-            return wire.ServeFailed(model=order.model, why=self._unmade, any_model=True)
+            return messages.ServeFailed(model=order.model, why=self._unmade, any_model=True)
         if order.fresh and before is not None:  # as a new process would, without its imports
             self._engine.close()
             if not self._make():
-                return wire.ServeFailed(model=order.model, why=self._unmade, any_model=True)
+                return messages.ServeFailed(model=order.model, why=self._unmade, any_model=True)
             before = None
         how = "load" if before is None else "swap"
         self._said = None
@@ -157,7 +157,7 @@ class EngineWorker:
         try:
             with self._pulse.held(LOAD_LIMIT_S):
                 (self._engine.load if how == "load" else self._engine.swap)(Path(order.folder))
-                self._said = wire.Serving(
+                self._said = messages.Serving(
                     model=order.model,
                     how=how,
                     seconds=self._clock.monotonic_s() - began_s,
@@ -167,22 +167,22 @@ class EngineWorker:
                     canary=self._engine.canary(),
                 )
         except SwapRefused as refusal:
-            return wire.ServeFailed(model=order.model, why=str(refusal), restart=True)
+            return messages.ServeFailed(model=order.model, why=str(refusal), restart=True)
         except HoldfastError as error:
-            return wire.ServeFailed(
+            return messages.ServeFailed(
                 model=order.model, why=str(error), restart=not isinstance(error, BadUse)
             )
         except Exception as error:  # whatever a model's loading raises; the coordinator decides
             traceback.print_exc()
             why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
-            return wire.ServeFailed(model=order.model, why=why, restart=True)
+            return messages.ServeFailed(model=order.model, why=why, restart=True)
         self._serves = order
         self.journals[order.model] = f"{order.digest}\n{self._said.numerics}"
         return self._said
 
-    def _ask(self, asked: wire.AskEngine, line: Uplink) -> None:
+    def _ask(self, asked: messages.AskEngine, line: Uplink) -> None:
         if self._engine is None or self._said is None or asked.model != self._said.model:
-            line.tell(wire.GivenBack(keys=[key for key, _ in asked.requests]))
+            line.tell(messages.GivenBack(keys=[key for key, _ in asked.requests]))
             return
         taken: list[tuple[int, Request]] = []
         for key, body in asked.requests:
@@ -194,7 +194,7 @@ class EngineWorker:
                 now_s = self._clock.monotonic_s()
                 line.done(
                     asked.model,
-                    wire.DoneRequest(
+                    messages.DoneRequest(
                         key=key,
                         body=b"",
                         new_tokens=0,
@@ -226,7 +226,7 @@ class EngineWorker:
         for one in finished:
             line.done(
                 self._said.model,
-                wire.DoneRequest(
+                messages.DoneRequest(
                     key=self._held[one.id],
                     body=encode_answer(one.answer) if one.answer else b"",
                     new_tokens=one.answer.new_tokens if one.answer else 0,
@@ -240,9 +240,9 @@ class EngineWorker:
             line.flush()
 
 
-def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[wire.Done]) -> int:
+def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[messages.Done]) -> int:
     """Commit answers that no coordinator has: into the journals in `folder`, by model; returns how many."""
-    from holdfast.evaluate.coordinator.journal import Journal
+    from holdfast.evaluate.wire.answer_journal import Journal
 
     records: dict[int, list[tuple[bytes, bytes]]] = {}
     for message in unacked:
@@ -268,9 +268,9 @@ def _ending_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _end_soon_after_stop(message: wire.Message) -> None:
+def _end_soon_after_stop(message: messages.Message) -> None:
     """Told to stop in the middle of a load or a long step: the process ends anyway."""
-    if isinstance(message, wire.Stop | wire.Refused):
+    if isinstance(message, messages.Stop | messages.Refused):
         timer = threading.Timer(_END_WITHIN_S, os._exit, (0,))
         timer.daemon = True
         timer.start()
@@ -299,19 +299,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     spec = msgspec.json.decode(given.spec, type=EngineSpec)
     worker = EngineWorker(spec, clock=clock, pulse=pulse, linger_s=given.linger)
 
-    def deliver(message: wire.Message) -> None:
+    def deliver(message: messages.Message) -> None:
         _end_soon_after_stop(message)
         worker.hear(message)
 
-    hello = wire.Hello(
-        token=os.environ[wire.ENV_TOKEN],
+    hello = messages.Hello(
+        token=os.environ[messages.ENV_TOKEN],
         role="engine",
         name=given.name,
         node=given.node,
         pid=os.getpid(),
     )
     line = Uplink(
-        os.environ[wire.ENV_ADDRESS],
+        os.environ[messages.ENV_ADDRESS],
         hello,
         deliver=deliver,
         lives=pulse.beats,

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holdfast.core.processes import die_with_parent
-from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.harness.client import WireClient
 from holdfast.evaluate.harness.failure import sentence
-from holdfast.evaluate.harness.harness import Harness
 from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
-from holdfast.evaluate.requests import decode_answer
+from holdfast.evaluate.types.harness import Harness
+from holdfast.evaluate.types.requests import decode_answer
+from holdfast.evaluate.wire import messages
 
 
 def work(
@@ -40,9 +40,9 @@ def work(
             return
         _log_to(logs / _log_name(job, node))
         match job:
-            case wire.RunTask():
+            case messages.RunTask():
                 channel.sendall(frame(_run(job, harnesses[job.entry.harness], node, channel)))
-            case wire.MeasureSample():
+            case messages.MeasureSample():
                 channel.sendall(frame(_measure(job, harnesses[job.entry.harness])))
             case _:
                 raise AssertionError(f"{type(job).__name__} is no job of a child's")
@@ -56,7 +56,7 @@ def log_name(model: int, task: int) -> str:
 def _log_name(job: Job, node: int) -> str:
     return (
         log_name(job.facts.model, job.task)
-        if isinstance(job, wire.RunTask)
+        if isinstance(job, messages.RunTask)
         else f"metrics-{node}.log"
     )
 
@@ -71,10 +71,12 @@ def _log_to(path: Path) -> None:
     os.close(file)
 
 
-def _run(job: wire.RunTask, harness: Harness, node: int, channel: socket.socket) -> wire.TaskEnded:
+def _run(
+    job: messages.RunTask, harness: Harness, node: int, channel: socket.socket
+) -> messages.TaskEnded:
     client = WireClient(
-        os.environ[wire.ENV_ADDRESS],
-        os.environ[wire.ENV_TOKEN],
+        os.environ[messages.ENV_ADDRESS],
+        os.environ[messages.ENV_TOKEN],
         node=node,
         task=job.task,
         facts=job.facts,
@@ -82,11 +84,11 @@ def _run(job: wire.RunTask, harness: Harness, node: int, channel: socket.socket)
     )
     try:
         result = harness.run(job.entry, client, Path(job.folder))
-        ended = wire.TaskEnded(model=job.facts.model, task=job.task, result=result)
-        wire.encode(ended)  # of plain values, and not too long
+        ended = messages.TaskEnded(model=job.facts.model, task=job.task, result=result)
+        messages.encode(ended)  # of plain values, and not too long
     except BaseException as error:
         traceback.print_exc()
-        return wire.TaskEnded(model=job.facts.model, task=job.task, error=sentence(error))
+        return messages.TaskEnded(model=job.facts.model, task=job.task, error=sentence(error))
     return ended
 
 
@@ -94,7 +96,7 @@ def _sayer(channel: socket.socket) -> Callable[[], None]:
     return lambda: channel.sendall(frame(Asked()))
 
 
-def _measure(job: wire.MeasureSample, harness: Harness) -> wire.SampleMeasured:
+def _measure(job: messages.MeasureSample, harness: Harness) -> messages.SampleMeasured:
     started_s = time.monotonic()
     measured, error = b"", ""
     try:
@@ -104,6 +106,6 @@ def _measure(job: wire.MeasureSample, harness: Harness) -> wire.SampleMeasured:
         traceback.print_exc()
         error = sentence(raised)
     seconds = time.monotonic() - started_s
-    return wire.SampleMeasured(
+    return messages.SampleMeasured(
         metric_key=job.metric_key, measured=measured, seconds=seconds, error=error
     )

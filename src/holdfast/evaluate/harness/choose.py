@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Sequence
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.harness.harness import Harness
-from holdfast.evaluate.suite import nearest
+from holdfast.evaluate.types.harness import Harness
+from holdfast.evaluate.types.suite import nearest
 
 _KINDS = {
     "lm-eval": "holdfast.evaluate.harness.lm_eval.harness:LmEval",

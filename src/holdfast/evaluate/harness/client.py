@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.coordinator.dial import NOT_NOW, dial, waits_s
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
-from holdfast.evaluate.requests import keyed
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
+from holdfast.evaluate.types.requests import keyed
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 
 SUBMIT_BYTES = 4 * 1024 * 1024
 """About how much one message asks: a frame is bounded, and what is there early is begun early."""
@@ -49,7 +49,7 @@ class WireClient:
         self.facts = facts
         self._address, self._asked, self._patience_s = address, asked, patience_s
         self._clock: Clock = clock or SystemClock()
-        self._hello = wire.Hello(
+        self._hello = messages.Hello(
             token=token,
             role="client",
             name=f"{facts.model}.{task}@{node}",  # two nodes may run the same task for a while, each for itself
@@ -89,15 +89,15 @@ class _Line:
     def __init__(
         self,
         address: str,
-        hello: wire.Hello,
+        hello: messages.Hello,
         asked: Callable[[], None],
         patience_s: float,
         clock: Clock,
     ) -> None:
         self._address, self._hello, self._asked = address, hello, asked
         self._patience_s, self._clock = patience_s, clock
-        self._open: dict[int, tuple[wire.KeyedSample, asyncio.Future[AnsweredSample]]] = {}
-        self._unsent: list[wire.KeyedSample] = []
+        self._open: dict[int, tuple[messages.KeyedSample, asyncio.Future[AnsweredSample]]] = {}
+        self._unsent: list[messages.KeyedSample] = []
         self._has_unsent = asyncio.Event()
         self._was_asked = False
         self._task = asyncio.create_task(self._stay_connected())
@@ -109,12 +109,12 @@ class _Line:
                 raise EvaluationError(
                     f"Sample {sample.sample} was asked while it is being answered."
                 )
-            given = wire.KeyedSample(
+            given = messages.KeyedSample(
                 sample=sample.sample,
                 requests=[keyed(request) for request in sample.requests],
                 metric_key=sample.metric_key,
             )
-            if _size_bytes(given) > wire.MAX_FRAME_BYTES - SUBMIT_BYTES:
+            if _size_bytes(given) > messages.MAX_FRAME_BYTES - SUBMIT_BYTES:
                 raise EvaluationError(
                     f"Sample {sample.sample} has {_size_bytes(given)} bytes: more than can be sent."
                 )
@@ -164,15 +164,15 @@ class _Line:
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         while True:
-            match await wire.read(reader):
-                case wire.Answers(samples=samples):
+            match await messages.read(reader):
+                case messages.Answers(samples=samples):
                     for sample in samples:
                         _given, future = self._open.pop(sample.sample, (None, None))
                         if future is not None and not future.done():
                             future.set_result(sample)
-                case wire.Refused(why=why):
+                case messages.Refused(why=why):
                     raise EvaluationError(why)
-                case wire.Stop():
+                case messages.Stop():
                     raise EvaluationError("The evaluation is over before this task is.")
                 case _:
                     pass
@@ -183,7 +183,7 @@ class _Line:
             self._has_unsent.clear()
             unsent, self._unsent = self._unsent, []
             for samples in _in_parts(unsent):
-                writer.write(wire.encode(wire.Submit(samples=samples)))
+                writer.write(messages.encode(messages.Submit(samples=samples)))
                 await writer.drain()
             if not self._was_asked:
                 self._was_asked = True
@@ -202,8 +202,8 @@ async def _all(
     return list(await waited)
 
 
-def _in_parts(samples: Iterable[wire.KeyedSample]) -> Iterator[list[wire.KeyedSample]]:
-    part: list[wire.KeyedSample] = []
+def _in_parts(samples: Iterable[messages.KeyedSample]) -> Iterator[list[messages.KeyedSample]]:
+    part: list[messages.KeyedSample] = []
     size_bytes = 0
     for sample in samples:
         part.append(sample)
@@ -215,5 +215,5 @@ def _in_parts(samples: Iterable[wire.KeyedSample]) -> Iterator[list[wire.KeyedSa
         yield part
 
 
-def _size_bytes(sample: wire.KeyedSample) -> int:
+def _size_bytes(sample: messages.KeyedSample) -> int:
     return sum(len(request.body) for request in sample.requests)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.choose import harness
-from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
-from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
+from holdfast.evaluate.types.suite import Suite
 
 
 class _Counted(EvaluationError):

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.processes import become_subreaper, die_with_parent, kill_descendants
-from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.coordinator.dial import NOT_NOW, dial, waits_s
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.measuring import LIMIT_S, Measuring
 from holdfast.evaluate.harness.nursery import Nursery
 from holdfast.evaluate.harness.runs import Runs
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire import messages
+from holdfast.evaluate.wire.client import NOT_NOW, dial, waits_s
 
 AWAY_S = 60.0
 _ALIVE_EVERY_S = 1.0
@@ -53,14 +53,14 @@ class Host:
     ) -> None:
         self._address, self._away_s = address, away_s
         self._clock: Clock = clock or SystemClock()
-        self._hello = wire.Hello(
+        self._hello = messages.Hello(
             token=token, role="host", name=f"host-{node}", node=node, pid=os.getpid()
         )
         self._nursery = Nursery(node)
         self._runs = Runs(self._nursery, self._tell, building)
         self._measuring = Measuring(self._nursery, self._tell, slots, metric_limit_s)
         self._writer: asyncio.StreamWriter | None = None
-        self._prepared: tuple[wire.Prepare, asyncio.Task[wire.Prepared]] | None = None
+        self._prepared: tuple[messages.Prepare, asyncio.Task[messages.Prepared]] | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -92,7 +92,7 @@ class Host:
                 waits, self._writer = waits_s(), writer
                 living = asyncio.create_task(self._say_alive())
                 try:
-                    while not isinstance(message := await wire.read(reader), wire.Stop):
+                    while not isinstance(message := await messages.read(reader), messages.Stop):
                         self._heard(message)
                     return
                 finally:
@@ -106,35 +106,35 @@ class Host:
                 )
             await asyncio.sleep(next(waits))
 
-    def _heard(self, message: wire.Message) -> None:
+    def _heard(self, message: messages.Message) -> None:
         match message:
-            case wire.Prepare():
+            case messages.Prepare():
                 preparing = asyncio.create_task(self._prepare(message))
                 self._background.add(preparing)
                 preparing.add_done_callback(self._background.discard)
-            case wire.RunTask():
+            case messages.RunTask():
                 self._runs.run(message)
-            case wire.MeasureSample():
+            case messages.MeasureSample():
                 self._measuring.measure(message)
-            case wire.Refused(why=why):
+            case messages.Refused(why=why):
                 raise EvaluationError(why)
             case _:
                 pass
 
-    async def _prepare(self, order: wire.Prepare) -> None:
+    async def _prepare(self, order: messages.Prepare) -> None:
         """Once: a coordinator that comes back asks for the same again."""
         if self._prepared is None or self._prepared[0] != order:
             self._prepared = order, asyncio.create_task(self._nursery.prepare(order))
         self._tell(await asyncio.shield(self._prepared[1]))
 
-    def _tell(self, message: wire.Message) -> None:
+    def _tell(self, message: messages.Message) -> None:
         """Say something if the line is up. Who is away asks again when it is back."""
         if self._writer is not None:
-            self._writer.write(wire.encode(message))
+            self._writer.write(messages.encode(message))
 
     async def _say_alive(self) -> None:
         while True:
-            self._tell(wire.Alive())
+            self._tell(messages.Alive())
             await asyncio.sleep(_ALIVE_EVERY_S)
 
 
@@ -156,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     async def serve() -> None:
         await Host(
-            os.environ[wire.ENV_ADDRESS],
-            os.environ[wire.ENV_TOKEN],
+            os.environ[messages.ENV_ADDRESS],
+            os.environ[messages.ENV_TOKEN],
             node=options.node,
             slots=options.slots or cores,
             building=cores,

@@ -8,7 +8,7 @@ import socket
 
 import msgspec
 
-from holdfast.evaluate.coordinator.wire import (
+from holdfast.evaluate.wire.messages import (
     MeasureSample,
     Prepare,
     Prepared,

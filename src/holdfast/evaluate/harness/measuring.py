@@ -5,10 +5,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from holdfast.core.processes import signal_name
-from holdfast.evaluate.coordinator.wire import MeasureSample, SampleMeasured
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.jobs import read
 from holdfast.evaluate.harness.nursery import Child, Nursery
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire.messages import MeasureSample, SampleMeasured
 
 LIMIT_S = 30 * 60.0
 """Of one sample's metric: the longest that the paper saw (section 6.2)."""

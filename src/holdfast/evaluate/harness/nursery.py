@@ -8,9 +8,9 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from holdfast.evaluate.coordinator.wire import Prepare, Prepared
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.jobs import Job, frame, read
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire.messages import Prepare, Prepared
 
 _ONE_THREAD = {
     # A process that forks must have one thread, and clients share the node's cores with engines.

@@ -6,11 +6,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from holdfast.core.processes import signal_name
-from holdfast.evaluate.coordinator.wire import RunTask, TaskEnded
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.child import log_name
 from holdfast.evaluate.harness.jobs import Asked, read
 from holdfast.evaluate.harness.nursery import Child, Nursery
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire.messages import RunTask, TaskEnded
 
 STARTS = 3
 """How often a client is started at most: whatever kills it so often would kill it again."""

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.core.processes import become_subreaper, die_with_parent
-from holdfast.evaluate.coordinator.wire import Prepare, Prepared
 from holdfast.evaluate.harness.child import work
 from holdfast.evaluate.harness.choose import harness
 from holdfast.evaluate.harness.failure import sentence
 from holdfast.evaluate.harness.jobs import frame, receive
+from holdfast.evaluate.wire.messages import Prepare, Prepared
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.harness.harness import Harness
+    from holdfast.evaluate.types.harness import Harness
 
 
 class Zygote:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.metrics.sandbox import MAX_SLOTS, Sandbox
+from holdfast.evaluate.metrics.sandbox.sandbox import MAX_SLOTS, Sandbox
 
 Results = dict[int, list[tuple[int, dict[str, Any]]]]
 

@@ -4,8 +4,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.evaluate.engines.engine import Curve
-from holdfast.evaluate.report.timeline import EngineSpan, NodeSpan, RequestSpan, Timeline
+from holdfast.evaluate.types.engine import Curve
+from holdfast.evaluate.types.timeline import EngineSpan, NodeSpan, RequestSpan, Timeline
 
 USEFUL = "useful work"
 UNDERFILLED = "batch not full"

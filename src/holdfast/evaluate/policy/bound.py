@@ -37,7 +37,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.types.engine import Curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ A *request* is what an engine is asked; a *sample* is the requests of one docume
 
 from dataclasses import dataclass
 
-from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.types.engine import Curve
 
 # Events
 

@@ -4,10 +4,10 @@ from array import array
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.events import Action, Ask, Measure, Recall, Swap
 from holdfast.evaluate.policy.longest_first import LongestFirst
 from holdfast.evaluate.policy.priors import Priors
+from holdfast.evaluate.types.engine import Curve
 
 TOLERANCE = 1.03
 """By how much an engine may exceed the pace: lengths are guesses, and a batch grows by whole sequences."""

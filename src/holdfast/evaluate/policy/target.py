@@ -10,9 +10,9 @@ done grows as `H` shrinks; bisection finds where it equals `H` times the engines
 import math
 from typing import NamedTuple
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.feed import feed, open_engine
 from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.types.engine import Curve
 
 REVIEW_EVENTS = 1024
 """At least so many events are between two reviews."""

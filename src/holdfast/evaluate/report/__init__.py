@@ -17,7 +17,7 @@ An `Evaluation` and its timeline enter; tables, files and a page leave.
 
 from pathlib import Path
 
-from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.types.evaluation import Evaluation
 
 
 def write_reports(evaluation: Evaluation, output: Path | None = None) -> Path:
@@ -29,7 +29,7 @@ def write_reports(evaluation: Evaluation, output: Path | None = None) -> Path:
     """
     from holdfast.evaluate.report.page import write_page
     from holdfast.evaluate.report.results import write_results
-    from holdfast.evaluate.report.timeline import read_timeline
+    from holdfast.evaluate.types.timeline import read_timeline
 
     folder = Path(evaluation.folder)
     write_results(evaluation, output or folder / "lm-eval")

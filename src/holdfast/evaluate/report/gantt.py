@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.core import words
 from holdfast.evaluate.report.occupation import Occupation, Values, held, most_at_once, occupation
-from holdfast.evaluate.report.timeline import Span, Timeline
+from holdfast.evaluate.types.timeline import Span, Timeline
 
 SLICES = 240
 ROWS = 64

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.evaluate.report.timeline import EngineSpan, RequestSpan, Span, Timeline
+from holdfast.evaluate.types.timeline import EngineSpan, RequestSpan, Span, Timeline
 
 Values = npt.NDArray[np.float64]
 OfEngine = TypeVar("OfEngine", EngineSpan, RequestSpan)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.templates import template
-from holdfast.evaluate.evaluation import Evaluation
-from holdfast.evaluate.report.timeline import Timeline
+from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.timeline import Timeline
 
 TEMPLATE = Path(__file__).parent / "templates" / "evaluation.html.j2"
 

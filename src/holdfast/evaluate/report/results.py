@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.atomic import replacing, write_atomic
-from holdfast.evaluate.evaluation import Evaluation
-from holdfast.evaluate.harness.lm_eval.results import sanitized
+from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.scores import sanitized
 
 SAMPLES = "samples"
 """Folder of an evaluation below which lm-eval wrote `samples_TASK_TIME.jsonl`."""

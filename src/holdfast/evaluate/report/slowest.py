@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.evaluate.report.timeline import Timeline
+from holdfast.evaluate.types.timeline import Timeline
 
 SHOWN = 15
 

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from holdfast.evaluate.evaluation import Evaluation
-from holdfast.evaluate.scores import Score, scores_of
+from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.scores import Score, scores_of
 
 COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "Stderr")
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}

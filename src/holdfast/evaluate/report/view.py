@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from holdfast.core import words
-from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.gantt import Picture, gantt
 from holdfast.evaluate.report.occupation import occupation
 from holdfast.evaluate.report.slowest import SampleTime, slowest
 from holdfast.evaluate.report.table import ARROWS, shown
-from holdfast.evaluate.report.timeline import Timeline
 from holdfast.evaluate.report.why import CAUSES, bound_terms, longest_waits, lost_time, named
+from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.timeline import Timeline
 
 COLOURS = {
     account.USEFUL: "useful",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.core import words
-from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
 from holdfast.evaluate.policy import account
+from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, PathStep
 
 BOUND_MEANINGS = {
     "engines": "all requests, at the cost that each has in a full batch, over the engines, once started",

@@ -6,7 +6,7 @@ Pure functions. While no node is lost every byte is read from the source once, h
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from holdfast.evaluate.weights.manifest import ModelManifest
+from holdfast.evaluate.types.model_manifest import ModelManifest
 
 
 def assign(manifest: ModelManifest, nodes: Collection[int]) -> list[int]:

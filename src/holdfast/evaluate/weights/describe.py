@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from holdfast.checkpoint.convert.hf_model import CONFIG, INDEX, SINGLE, is_small_file, small_files
 from holdfast.checkpoint.format.manifest import MANIFEST_NAME, ManifestError, read_manifest
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
-from holdfast.evaluate.weights.manifest import ModelFile, ModelManifest, chunk_size_for, cut
+from holdfast.evaluate.types.model_manifest import ModelFile, ModelManifest, chunk_size_for, cut
 from holdfast.evaluate.weights.source import Source, open_source
 
 METADATA = ".metadata"

@@ -11,10 +11,10 @@ from pathlib import Path
 from holdfast.checkpoint.convert.hf_model import write_small_files
 from holdfast.checkpoint.format.manifest import FileEntry, ManifestError, check_contents
 from holdfast.core.clock import Clock
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.model_manifest import DamagedModel, ModelManifest, model_digest
 from holdfast.evaluate.weights.exchange import ChunkServer
 from holdfast.evaluate.weights.limit import Limit
-from holdfast.evaluate.weights.manifest import DamagedModel, ModelManifest, model_digest
 from holdfast.evaluate.weights.share import ModelShare, in_a_thread
 from holdfast.evaluate.weights.source import HeldModels, Sleep, open_source
 from holdfast.evaluate.weights.store import MemoryFull, SharedMemory

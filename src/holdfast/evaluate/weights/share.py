@@ -15,10 +15,10 @@ from functools import partial
 
 import xxhash
 
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.model_manifest import DamagedModel, ModelManifest
 from holdfast.evaluate.weights.exchange import CorruptedChunk, PeerHasNot, PeerLink, PeerLost
 from holdfast.evaluate.weights.limit import Limit
-from holdfast.evaluate.weights.manifest import DamagedModel, ModelManifest
 from holdfast.evaluate.weights.source import Sleep, Source
 from holdfast.evaluate.weights.store import SharedFile, SharedMemory, is_full
 

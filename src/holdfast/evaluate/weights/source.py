@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from holdfast.core.errors import BadUse, NotFound
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.weights.manifest import ModelManifest
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.model_manifest import ModelManifest
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 HTTP_SCHEMES = ("http", "https")

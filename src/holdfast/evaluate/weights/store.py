@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from holdfast.core.errors import BadUse
 from holdfast.core.words import size
-from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.types.errors import EvaluationError
 
 DEFAULT_ROOT = Path("/dev/shm")
 _LOCK = ".lock"

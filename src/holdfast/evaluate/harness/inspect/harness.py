@@ -15,12 +15,12 @@ import msgspec
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import EngineClient, ModelFacts, TaskResult
 from holdfast.evaluate.harness.inspect.options import options_of
 from holdfast.evaluate.harness.inspect.results import results_of
-from holdfast.evaluate.requests import Answer
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import EngineClient, ModelFacts, TaskResult
+from holdfast.evaluate.types.requests import Answer
+from holdfast.evaluate.types.suite import TaskEntry
 
 if TYPE_CHECKING:
     from inspect_ai import Task

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.types.suite import TaskEntry
 
 _OWN = ("generate", "epochs", "judge")
 

@@ -15,7 +15,7 @@ from inspect_ai._util.registry import registry_find, registry_info, registry_loo
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.evaluate.harness.failure import sentence
 from holdfast.evaluate.harness.inspect.options import options_of
-from holdfast.evaluate.suite import TaskEntry, nearest
+from holdfast.evaluate.types.suite import TaskEntry, nearest
 
 _SEED = (
     1234  # lm-eval's own; whatever a task draws without a seed of its own is the same in every run

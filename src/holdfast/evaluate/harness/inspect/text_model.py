@@ -20,9 +20,9 @@ from inspect_ai.solver._task_state import sample_state
 from inspect_ai.tool import ToolChoice, ToolInfo
 from msgspec.structs import replace
 
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import EngineClient, SampleRequests
-from holdfast.evaluate.requests import Answer, Request, Sampling, Scalar
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import EngineClient, SampleRequests
+from holdfast.evaluate.types.requests import Answer, Request, Sampling, Scalar
 
 STOP_REASONS: dict[str, StopReason] = {"": "unknown", "stop": "stop", "length": "max_tokens"}
 _PENALTIES = ("frequency_penalty", "presence_penalty")

@@ -23,7 +23,7 @@ from inspect_ai.model._providers.util import HFHandler
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from holdfast.evaluate.harness.inspect.text_model import STOP_REASONS, Asking, sampling_of, usage_of
-from holdfast.evaluate.requests import Answer, Request, pack_tokens, unpack_tokens
+from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpack_tokens
 
 
 class TokenModel(Asking, HuggingFaceAPI):

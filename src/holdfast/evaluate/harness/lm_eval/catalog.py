@@ -20,7 +20,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, NotFound
-from holdfast.evaluate.suite import nearest
+from holdfast.evaluate.types.suite import nearest
 
 DEFAULT_TASKS = Path(lm_eval.tasks.__file__).parent
 

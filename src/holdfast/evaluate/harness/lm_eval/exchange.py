@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import EngineClient, SampleRequests
-from holdfast.evaluate.requests import Answer, Request, keyed
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import EngineClient, SampleRequests
+from holdfast.evaluate.types.requests import Answer, Request, keyed
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

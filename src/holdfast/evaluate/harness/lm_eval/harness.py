@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.core.errors import BadUse, HoldfastError
-from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.harness import EngineClient, ModelFacts, TaskResult
 from holdfast.evaluate.harness.lm_eval.options import LmEvalOptions, options_of
-from holdfast.evaluate.harness.lm_eval.results import plain, sanitized, task_hash, write_samples
-from holdfast.evaluate.requests import Answer
-from holdfast.evaluate.suite import TaskEntry
+from holdfast.evaluate.harness.lm_eval.results import plain, task_hash, write_samples
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import EngineClient, ModelFacts, TaskResult
+from holdfast.evaluate.types.requests import Answer
+from holdfast.evaluate.types.scores import sanitized
+from holdfast.evaluate.types.suite import TaskEntry
 
 if TYPE_CHECKING:
     from holdfast.evaluate.harness.lm_eval.catalog import Catalog

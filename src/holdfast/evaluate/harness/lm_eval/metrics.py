@@ -20,7 +20,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import handle_non_serializable
 
 from holdfast.evaluate.harness import exact_json
-from holdfast.evaluate.requests import Answer, Request, keyed
+from holdfast.evaluate.types.requests import Answer, Request, keyed
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -15,8 +15,8 @@ import torch
 from lm_eval.models.huggingface import HFLM
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.harness.harness import ModelFacts
-from holdfast.evaluate.requests import Answer, Request, Sampling, pack_tokens, unpack_tokens
+from holdfast.evaluate.types.harness import ModelFacts
+from holdfast.evaluate.types.requests import Answer, Request, Sampling, pack_tokens, unpack_tokens
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

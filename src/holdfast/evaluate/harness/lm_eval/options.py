@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.suite import TaskEntry, nearest
+from holdfast.evaluate.types.suite import TaskEntry, nearest
 
 MODEL_ARGS = (
     "add_bos_token",

@@ -5,13 +5,13 @@ The form is lm-eval 0.4.13's (`lm_eval/result_schema.py`, `lm_eval/loggers/evalu
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.atomic import write_atomic
+from holdfast.evaluate.types.scores import sanitized
 
 _BY_NAME = ("configs", "versions", "n-shot", "higher_is_better")
 """Parts by task or group, sorted by name."""
@@ -72,11 +72,6 @@ def merge(
     if end_s is not None:
         merged["total_evaluation_time_seconds"] = str(end_s - start_s)
     return merged
-
-
-def sanitized(model_name: str) -> str:
-    """A model's name as lm-eval makes a folder of it (`lm_eval.utils.sanitize_model_name`)."""
-    return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model_name)
 
 
 def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from lm_eval.models.utils import (
 )
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.harness.harness import ModelFacts
 from holdfast.evaluate.harness.lm_eval.model import sampling
-from holdfast.evaluate.requests import Answer, Request
+from holdfast.evaluate.types.harness import ModelFacts
+from holdfast.evaluate.types.requests import Answer, Request
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -1,0 +1,1 @@
+"""Answer requests by transformers in this process, on a CPU or one GPU."""

@@ -1,0 +1,161 @@
+"""Many requests at a time, over all tasks: what free mode does, for speed and without the bits of exact mode.
+
+Log-probabilities are batched by length, padded on the right. Generations decode together in one running batch that
+requests join and leave between any two steps, padded on the left; each prompt is read alone. transformers' own
+continuous batching (`generate_batch`) runs on a CPU and generates the same tokens; it was not taken because it plans
+blocks and batches for a GPU, which costs a tiny model on a CPU many times its forwards, and because it knows neither
+stop strings nor a seed for each request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from holdfast.evaluate.engines.hf.calls import Calls
+from holdfast.evaluate.engines.hf.exact import Generation, answer_of, tensor_of
+from holdfast.evaluate.types.requests import Answer
+
+_LOGITS_BYTES = 1 << 30  # of one batch of log-probabilities, at most
+
+
+def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list[list[int]]:
+    """Which inputs to read together: places in `lengths` (tokens), of like length, longest first.
+
+    Args:
+        lengths: tokens of each input.
+        max_batch: inputs in a batch at most.
+        vocabulary: size; with the padded length it bounds a batch's logits to 1 GiB.
+    """
+    batches: list[list[int]] = []
+    room = 0
+    for place in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
+        if room == 0:
+            batches.append([])
+            room = max(
+                1, min(max_batch, _LOGITS_BYTES // (4 * vocabulary * max(1, lengths[place])))
+            )
+        batches[-1].append(place)
+        room -= 1
+    return batches
+
+
+@torch.inference_mode()
+def score_batch(model: Any, asked: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[Answer]:
+    """Log-probabilities of inputs read together, each with one or more continuations; the answers in a row."""
+    inputs = [tensor_of(packed, model.device)[0] for packed, _ in asked]
+    # What stands to the right of an input cannot be seen from it: no mask is needed.
+    logits = model(
+        torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), use_cache=False
+    ).logits
+    answers = []
+    for (_, continuations), read, scores in zip(asked, inputs, logits, strict=True):
+        longest, end = max(map(len, continuations)) // 4, read.shape[0]
+        rows = torch.log_softmax(scores[end - longest : end], dim=-1)
+        for continuation in continuations:
+            answers.append(answer_of(rows, tensor_of(continuation, model.device)[0], end))
+    return answers
+
+
+@dataclass(slots=True)
+class _Row:
+    id: int
+    generation: Generation
+
+
+class RunningBatch:
+    """Generations that decode together; each is a `Generation` whose prompt was read by itself."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._model = calls.model
+        self._rows: list[_Row] = []
+        self._cache: Any = None  # keys and values of shape [rows, heads, tokens, size] a layer
+        self._mask = torch.zeros(
+            (0, 0), dtype=torch.long, device=self._model.device
+        )  # [rows, tokens]; 0 is padding
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @torch.inference_mode()
+    def join(self, id_: int, generation: Generation) -> Answer | None:
+        """Read a prompt and let it decode with the others; the answer if it is over with its first token."""
+        answer = generation.advance(0.0)
+        if answer is None:
+            mask = torch.ones(
+                (1, generation.prompt.shape[1]), dtype=torch.long, device=self._model.device
+            )
+            cache, generation.cache = generation.cache, None
+            self._rows.append(_Row(id_, generation))
+            self._put_together(cache, mask)
+        return answer
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[int, Answer]]:
+        """A token for each; those that are over leave with their answers."""
+        generations = [row.generation for row in self._rows]
+        newest = torch.cat([generation.newest for generation in generations])
+        positions = torch.tensor(
+            [[one.position()] for one in generations], device=self._model.device
+        )
+        self._mask = pad(self._mask, (0, 1), value=1)
+        outputs = self._model(
+            input_ids=newest,
+            past_key_values=self._cache,
+            attention_mask=self._mask,
+            **self._calls.arguments(positions),
+        )
+        scores = outputs.logits[:, -1].to(torch.float32, copy=True)
+        likeliest = scores.argmax(dim=-1, keepdim=True)
+        over: list[tuple[int, Answer]] = []
+        staying: list[int] = []
+        for place, row in enumerate(self._rows):
+            answer = row.generation.take(scores[place : place + 1], likeliest[place : place + 1])
+            if answer is None:
+                staying.append(place)
+            else:
+                over.append((row.id, answer))
+        if over:
+            self._keep(staying)
+        return over
+
+    def give_up(self) -> list[int]:
+        """Drop all; returns who was there."""
+        ids = [row.id for row in self._rows]
+        self._keep([])
+        return ids
+
+    def _put_together(self, cache: Any, mask: torch.Tensor) -> None:
+        if self._cache is None:
+            self._cache, self._mask = cache, mask
+            return
+        length = max(self._mask.shape[1], mask.shape[1])
+        self._mask = torch.cat([_left(one, length, dim=1) for one in (self._mask, mask)])
+        for mine, new in zip(self._cache.layers, cache.layers, strict=True):
+            mine.keys = torch.cat([_left(one, length, dim=2) for one in (mine.keys, new.keys)])
+            mine.values = torch.cat(
+                [_left(one, length, dim=2) for one in (mine.values, new.values)]
+            )
+
+    def _keep(self, places: list[int]) -> None:
+        """Drop the other rows, and the columns that pad all that remain."""
+        self._rows = [self._rows[place] for place in places]
+        if not places:
+            self._cache, self._mask = None, self._mask[:0, :0]
+            return
+        rows = torch.tensor(places, device=self._model.device)
+        self._mask = self._mask[rows]
+        first = int(self._mask.any(dim=0).to(torch.long).argmax())
+        self._mask = self._mask[:, first:]
+        for layer in self._cache.layers:
+            layer.keys = layer.keys[rows][:, :, first:]
+            layer.values = layer.values[rows][:, :, first:]
+
+
+def _left(tensor: torch.Tensor, length: int, dim: int) -> torch.Tensor:
+    """Zeros before `dim`, up to `length`."""
+    after = 2 * (tensor.ndim - 1 - dim)
+    return pad(tensor, (0,) * after + (length - tensor.shape[dim], 0))

@@ -1,0 +1,187 @@
+"""One request at a time, with the bits of lm-eval's `--model hf` at batch size 1.
+
+The model is called as `HFLM._loglikelihood_tokens` and `GenerationMixin.generate` (transformers 5) call it: the same
+inputs, the same cache class, the same order of products. What is left out is what surrounds those calls.
+
+One thing differs on purpose: where two continuations of different lengths have one input (a text cut in two places),
+lm-eval 0.4.13 gathers the shorter one's scores from the longer one's first rows if both stand in one call. Here each is
+answered as lm-eval answers it alone, since an answer must not depend on what else is asked.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.evaluate.engines.hf.calls import Calls
+from holdfast.evaluate.engines.hf.sampling import Recipe, Recipes
+from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens
+
+
+def input_of(request: Request, max_length: int) -> bytes:
+    """The packed tokens a model reads for a log-probability: all but the last, cut from the left to `max_length`."""
+    return (request.prompt + request.continuation)[-4 * (max_length + 1) :][:-4]
+
+
+def fault_of(request: Request, max_length: int) -> str:
+    """Why a request cannot be answered; empty if it can. The rules are lm-eval's assertions."""
+    if request.kind == "chat" or not request.prompt:
+        return "This engine takes token ids; what was asked is text, or an empty prompt."
+    if request.kind == "loglikelihood":
+        if not request.continuation:
+            return "The continuation is empty: it has no log-probability."
+        if len(request.continuation) > 4 * max_length:
+            return f"A continuation of {len(request.continuation) // 4} tokens does not fit {max_length} tokens."
+    elif not 0 < request.max_new_tokens() < max_length:
+        wanted = request.max_new_tokens()
+        return f"{wanted} new tokens cannot be generated: it must be between 1 and {max_length - 1}, the model's limit."
+    return ""
+
+
+def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
+    """Packed token ids as int64 of shape [1, tokens]."""
+    return torch.frombuffer(bytearray(packed), dtype=torch.int32).to(
+        device=device, dtype=torch.long
+    )[None]
+
+
+@torch.inference_mode()
+def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> list[Answer]:
+    """Log-probabilities of continuations that share their input: one forward for all."""
+    device = calls.model.device
+    logits = calls.scores(tensor_of(packed_input, device))[0]
+    # Row by row, so that the rows of the longest continuation are all that is needed.
+    longest = max(map(len, continuations)) // 4
+    rows = torch.log_softmax(logits[logits.shape[0] - longest :], dim=-1)
+    read = logits.shape[0]
+    return [
+        answer_of(rows, tensor_of(continuation, device)[0], read) for continuation in continuations
+    ]
+
+
+def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answer:
+    """The answer for a continuation from log-probabilities [tokens or more, vocabulary] that end where it ends."""
+    rows = rows[-continuation.shape[0] :]
+    logprobs = rows.gather(1, continuation[:, None]).squeeze(-1)
+    return Answer(
+        logprob=float(logprobs.sum()),
+        is_greedy=bool((rows.argmax(dim=-1) == continuation).all()),
+        prompt_tokens=read + 1,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """A generation under way. Use `begin`, then `advance` until there is an answer.
+
+    Attributes:
+        calls, recipe, is_stop, most: what to run, how to choose, when to end; `most` in tokens.
+        prompt: int64 [1, tokens].
+        tokens: generated so far.
+        cache: of everything but `newest`, int64 [1, 1].
+        random: what is drawn from, if anything is.
+    """
+
+    calls: Calls
+    recipe: Recipe
+    is_stop: Callable[[Sequence[int]], bool]
+    most: int
+    prompt: torch.Tensor
+    random: torch.Generator | None
+    tokens: list[int]
+    newest: torch.Tensor
+    cache: Any = None
+
+    @classmethod
+    def begin(
+        cls, calls: Calls, recipes: Recipes, request: Request, max_length: int
+    ) -> "Generation":
+        """Prepare; the prompt is cut from the left as lm-eval does, to leave room for what is generated.
+
+        Raises:
+            ValueError: transformers does not take the parameters.
+        """
+        sampling = request.sampling
+        assert sampling is not None
+        recipe = recipes.of(sampling)
+        device = calls.model.device
+        prompt = tensor_of(request.prompt[-4 * (max_length - sampling.max_new_tokens) :], device)
+        return cls(
+            calls=calls,
+            recipe=recipe,
+            is_stop=recipes.stops(sampling.until),
+            most=sampling.max_new_tokens,
+            prompt=prompt,
+            random=torch.Generator(device).manual_seed(seed_of(request))
+            if recipe.samples
+            else None,
+            tokens=[],
+            newest=prompt,
+        )
+
+    def position(self) -> int:
+        """Of the newest token."""
+        return self.prompt.shape[1] + len(self.tokens) - 1
+
+    @torch.inference_mode()
+    def advance(self, until_s: float) -> Answer | None:
+        """Generate until a moment of `time.monotonic()`, a token at least; the answer once it has ended."""
+        if not self.recipe.is_plain:
+            return self._generate_whole()
+        while True:
+            if self.cache is None:
+                logits, self.cache = self.calls.read(self.prompt)
+            else:
+                logits, self.cache = self.calls.read_on(self.newest, self.position(), self.cache)
+            scores = logits[:, -1].to(torch.float32, copy=True)
+            answer = self.take(scores, scores.argmax(dim=-1, keepdim=True))
+            if answer is not None or time.monotonic() >= until_s:
+                return answer
+
+    def take(self, scores: torch.Tensor, likeliest: torch.Tensor) -> Answer | None:
+        """Choose the next token from its scores [1, vocabulary]; the answer if that ends it."""
+        chosen = likeliest
+        if self.recipe.processors is not None:
+            before = torch.tensor([self.tokens], dtype=torch.long, device=self.prompt.device)
+            scores = self.recipe.processors(torch.cat([self.prompt, before], dim=-1), scores)
+            chosen = scores.argmax(dim=-1, keepdim=True)
+        if self.random is not None:
+            chosen = torch.multinomial(scores.softmax(dim=-1), num_samples=1, generator=self.random)
+        self.newest = chosen
+        token = int(chosen)
+        self.tokens.append(token)
+        if token in self.recipe.eos or self.is_stop(self.tokens):
+            return self._answer(stopped=True)
+        return self._answer(stopped=False) if len(self.tokens) >= self.most else None
+
+    def _generate_whole(self) -> Answer:
+        """By `generate` itself, for what this loop does not do (beams, constraints)."""
+        before = self.prompt.shape[1]
+        with torch.random.fork_rng(enabled=self.random is not None):
+            if self.random is not None:
+                torch.manual_seed(self.random.initial_seed())
+            output = self.calls.model.generate(
+                input_ids=self.prompt,
+                attention_mask=torch.ones_like(self.prompt),
+                max_length=before + self.most,
+                stopping_criteria=self.recipe.criteria(self.is_stop, before),
+                use_cache=True,
+                **self.recipe.kwargs,
+            )
+        self.tokens = output[0, before:].tolist()
+        return self._answer(stopped=self.tokens[-1] in self.recipe.eos or self.is_stop(self.tokens))
+
+    def _answer(self, *, stopped: bool) -> Answer:
+        return Answer(
+            tokens=pack_tokens(self.tokens),
+            finish="stop" if stopped else "length",
+            prompt_tokens=self.prompt.shape[1],
+            new_tokens=len(self.tokens),
+        )
+
+
+def seed_of(request: Request) -> int:
+    """What seeds the sampling of a request: its content alone, in which `seed` and `repeat` stand."""
+    return int.from_bytes(keyed(request).key[:7], "little")

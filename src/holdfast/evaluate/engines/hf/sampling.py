@@ -1,0 +1,144 @@
+"""How to choose the next token, as transformers' `generate` would for a harness's parameters."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.evaluate.engines.hf.calls import is_plain
+from holdfast.evaluate.engines.hf.stops import StopStrings
+from holdfast.evaluate.types.requests import Sampling
+
+# Processors that look at nothing but the tokens so far and the scores: one instance serves all requests.
+_STATELESS = {
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "RepetitionPenaltyLogitsProcessor",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What `generate` would do for one set of parameters.
+
+    Attributes:
+        is_plain: greedy or sampled token by token with a dynamic cache; else `generate` itself must be called.
+        samples: tokens are drawn, not the likeliest taken.
+        processors: what is applied to the scores; None where that is nothing.
+        eos: tokens that end a generation.
+        kwargs: for `generate`.
+    """
+
+    is_plain: bool
+    samples: bool
+    processors: Any
+    eos: frozenset[int]
+    kwargs: dict[str, Any]
+
+    def criteria(self, is_stop: Callable[[Sequence[int]], bool], before: int) -> Any:
+        """Stop strings as `generate` takes them; `before`: tokens of the prompt. For one sequence."""
+        from transformers import StoppingCriteria, StoppingCriteriaList
+
+        class Spelled(StoppingCriteria):
+            def __call__(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+                stops = [is_stop(tokens) for tokens in input_ids[:, before:].tolist()]
+                return torch.tensor(stops, device=input_ids.device)
+
+        return StoppingCriteriaList([Spelled()])
+
+
+class Recipes:
+    """The recipes of one model and tokenizer, each worked out once."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._strings = StopStrings(tokenizer)
+        self._eos_text = self._strings.eos()
+        self._known: dict[tuple[Any, ...], Recipe] = {}
+        self._is_plain = is_plain(model)
+
+    def stops(self, until: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
+        """See `StopStrings.watch`; with the text of the end-of-sequence token, as lm-eval has it."""
+        if self._eos_text is not None and self._eos_text not in until:
+            until = (*until, self._eos_text)
+        return self._strings.watch(until)
+
+    def of(self, sampling: Sampling) -> Recipe:
+        """The recipe of a request's parameters.
+
+        Raises:
+            ValueError: transformers does not take them.
+        """
+        key = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            tuple(sorted(sampling.extra.items())),
+        )
+        if key not in self._known:
+            self._known[key] = self._work_out(sampling)
+        return self._known[key]
+
+    def _work_out(self, sampling: Sampling) -> Recipe:
+        kwargs: dict[str, Any] = dict(sampling.extra)
+        kwargs.setdefault("do_sample", sampling.temperature > 0)
+        if kwargs["do_sample"]:
+            kwargs["temperature"] = sampling.temperature
+            # What a harness leaves at our defaults it did not ask for: the model's own settings hold.
+            kwargs |= {"top_p": sampling.top_p} if sampling.top_p != 1.0 else {}
+            kwargs |= {"top_k": sampling.top_k} if sampling.top_k else {}
+        kwargs["pad_token_id"] = _pad_token(self._tokenizer)
+        model = self._model
+        config, unused = model._prepare_generation_config(None, **kwargs)
+        device = model.device
+        model._prepare_special_tokens(config, True, device=device, batch_size=1)
+        processors = model._get_logits_processor(
+            generation_config=config,
+            input_ids_seq_length=1,
+            encoder_input_ids=torch.ones((1, 1), dtype=torch.long, device=device),
+            prefix_allowed_tokens_fn=None,
+            logits_processor=[],
+            device=device,
+            model_kwargs={},
+        )
+        from transformers.generation.configuration_utils import GenerationMode
+
+        eos = config._eos_token_tensor
+        steps_by_token = (
+            self._is_plain
+            and not unused
+            and config.get_generation_mode()
+            in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+            and {type(one).__name__ for one in processors} <= _STATELESS
+            and config.num_return_sequences in (None, 1)
+            and config.cache_implementation in (None, "dynamic")
+            and not any(
+                getattr(config, name, None)
+                for name in (
+                    "stop_strings",
+                    "max_time",
+                    "prefill_chunk_size",
+                    "token_healing",
+                    "max_new_tokens",
+                )
+            )
+        )
+        return Recipe(
+            is_plain=steps_by_token,
+            samples=bool(config.do_sample),
+            processors=processors if len(processors) else None,
+            eos=frozenset() if eos is None else frozenset(eos.flatten().tolist()),
+            kwargs=kwargs,
+        )
+
+
+def _pad_token(tokenizer: Any) -> int:
+    """As lm-eval chooses it: the pad token, else the unknown one, else the end of sequence."""
+    for token in (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return 0

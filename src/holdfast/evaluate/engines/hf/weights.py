@@ -1,0 +1,180 @@
+"""A Hugging Face folder's weights: loaded as lm-eval loads them, or copied into a model that runs.
+
+Only safetensors are read: a pickle runs code of whoever wrote it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.engines.safetensors_files import tensors_of
+from holdfast.evaluate.types.engine import EngineSpec, SwapRefused
+
+_NO_LIMIT = int(1e30)  # what transformers writes for a tokenizer without one
+_DEFAULT_LENGTH = 2048
+_NOT_OF_THE_MODEL = {"_name_or_path", "transformers_version"}
+
+
+def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
+    """The model of a folder, ready to answer; by the calls of lm-eval's HFLM (0.4.13).
+
+    Raises:
+        BadUse: it is no causal language model, or its weights are not safetensors.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    tensors_of(folder)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=spec.dtype if spec.dtype == "auto" else getattr(torch, spec.dtype),
+            trust_remote_code=False,
+            use_safetensors=True,
+            **({"device_map": {"": str(device)}} if device.type != "cpu" else {}),
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise BadUse(f"transformers cannot run the model in {folder}: {error}") from error
+    return model.eval()
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder, as lm-eval loads it.
+
+    Raises:
+        BadUse: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, use_fast=True)
+    except (OSError, ValueError) as error:
+        raise BadUse(f"{folder} has no tokenizer that transformers can load: {error}") from error
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """What a tokenizer is made of, to see whether two folders have the same."""
+    names = (
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    )
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+def max_length_of(config: Any, tokenizer: Any) -> int:
+    """The most tokens a model takes, by the rules of lm_eval.models.utils.resolve_max_length (0.4.13)."""
+    text = getattr(config, "text_config", None) or config
+    for name in ("n_positions", "max_position_embeddings", "n_ctx"):
+        if (value := getattr(text, name, None)) is not None:
+            return int(value)
+    limit = getattr(tokenizer, "model_max_length", None)
+    return int(limit) if limit is not None and limit < _NO_LIMIT else _DEFAULT_LENGTH
+
+
+class Swapper:
+    """Puts weights into a running model. Made when the model is fresh, from the folder it was loaded from."""
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self._model = model
+        self._configs = _configs_of(folder)
+        self._kinds = {name: place.kind() for name, place in tensors_of(folder).items()}
+        self._targets, self._why_not = _targets(model, self._kinds)
+
+    @torch.inference_mode()
+    def swap(self, folder: Path) -> None:
+        """Copy the weights of a folder into the model. All is checked before anything is changed.
+
+        Raises:
+            SwapRefused: they do not fit; the model is as before.
+        """
+        from safetensors import safe_open
+
+        if self._why_not:
+            raise SwapRefused(self._why_not)
+        try:
+            places, configs = tensors_of(folder), _configs_of(folder)
+        except BadUse as error:
+            raise SwapRefused(str(error)) from error
+        self._check(folder, {name: place.kind() for name, place in places.items()}, configs)
+        for path in sorted({place.path for place in places.values()}):
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    if (target := self._targets.get(name)) is not None:
+                        target.copy_(file.get_tensor(name))
+
+    def _check(
+        self, folder: Path, kinds: dict[str, tuple[str, tuple[int, ...]]], configs: dict[str, Any]
+    ) -> None:
+        for name in sorted(kinds.keys() | self._kinds.keys()):
+            new, old = kinds.get(name), self._kinds.get(name)
+            if new != old:
+                said = [f"{kind[0]} {list(kind[1])}" if kind else "nothing" for kind in (new, old)]
+                raise SwapRefused(
+                    f"{folder} has {said[0]} as {name}, the running model has {said[1]}."
+                )
+        for key in sorted(configs.keys() | self._configs.keys()):
+            if configs.get(key) != self._configs.get(key):
+                values = f"{configs.get(key)!r}, the running model has {self._configs.get(key)!r}"
+                raise SwapRefused(f"{folder} has {key}={values}.")
+
+
+def _configs_of(folder: Path) -> dict[str, Any]:
+    """The settings of a model and of its generations, each under its file's name."""
+    found: dict[str, Any] = {}
+    for name in ("config.json", "generation_config.json"):
+        try:
+            settings = json.loads((folder / name).read_bytes())
+        except FileNotFoundError:
+            if name == "config.json":
+                raise BadUse(
+                    f"{folder} has no config.json. Give the folder of a Hugging Face model."
+                ) from None
+            continue
+        except (OSError, ValueError) as error:
+            raise BadUse(
+                f"{folder / name} cannot be read: {error}. Copy the checkpoint again."
+            ) from error
+        found |= {
+            f"{name}:{key}": value
+            for key, value in settings.items()
+            if key not in _NOT_OF_THE_MODEL
+        }
+    return found
+
+
+def _targets(
+    model: Any, kinds: dict[str, tuple[str, tuple[int, ...]]]
+) -> tuple[dict[str, torch.Tensor], str]:
+    """Where each tensor of a checkpoint goes, or why that cannot be told (then no swap is possible)."""
+    if getattr(model.config, "quantization_config", None):
+        return {}, "Quantized weights cannot be swapped in place."
+    state: dict[str, torch.Tensor] = model.state_dict()
+    prefix = model.base_model_prefix + "."
+    targets: dict[str, torch.Tensor] = {}
+    written: dict[int, str] = {}
+    for name, (_, shape) in kinds.items():
+        target = next(
+            (
+                state[one]
+                for one in (name, prefix + name, name.removeprefix(prefix))
+                if one in state
+            ),
+            None,
+        )
+        if target is None:
+            continue  # a buffer of older transformers, which a load leaves out, too
+        if tuple(target.shape) != shape:
+            return {}, f"The checkpoint's {name} is stored in another form than the model's."
+        if (twin := written.setdefault(target.data_ptr(), name)) != name:
+            return {}, f"{twin} and {name} are one tensor in the model and two in the checkpoint."
+        targets[name] = target
+    for name, tensor in state.items():
+        if tensor.data_ptr() not in written:
+            return {}, f"The model's {name} is not in the checkpoint under that name."
+    return targets, ""

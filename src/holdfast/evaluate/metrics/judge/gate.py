@@ -1,0 +1,157 @@
+"""The quota at work: a request to the judge waits here for its turn, and says afterwards what it took.
+
+What is let through is in the journal before it is sent, so that every later life of the gate counts it.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from holdfast.core.clock import Clock
+from holdfast.evaluate.metrics.judge.journal import JudgeJournal
+from holdfast.evaluate.metrics.judge.quota import (
+    Asked,
+    Came,
+    Event,
+    Outcome,
+    Passed,
+    QuotaLimits,
+    QuotaState,
+    Refuse,
+    Remembered,
+    Send,
+    Wake,
+    decide,
+)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    turn: "asyncio.Future[str]"  # the limit that forbids it, or "" to send
+    asked_s: float
+
+
+class JudgeGate:
+    """Holds requests until the quota lets them through. `waited_s` sums over all that left it."""
+
+    def __init__(
+        self,
+        limits: QuotaLimits,
+        journal: JudgeJournal,
+        clock: Clock,
+        pause: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """Count what the journal remembers. `pause` waits, `asyncio.sleep` but for tests. Raises OSError."""
+        self._journal = journal
+        self._clock = clock
+        self._pause = pause
+        past = journal.past
+        # Wall time as of the start, then monotonic: a clock that is set back cannot reopen a window.
+        self._epoch_s = max(clock.now_s(), past.last_s) - clock.monotonic_s()
+        self._quota = QuotaState(limits)
+        for event in past.settled:
+            decide(self._quota, event)
+        for left in past.unsettled:  # sent perhaps, answered perhaps: spent, now at the latest
+            now_s, cost = self.now_s(), left.cost_microdollars
+            journal.settle(now_s, left.request, left.tokens, cost)
+            paid = cost if left.is_ours else 0
+            decide(
+                self._quota, Remembered(until_s=now_s, tokens=left.tokens, cost_microdollars=paid)
+            )
+        self._next_request = past.next_request
+        self._waiting: dict[int, _Waiting] = {}
+        self._alarm: asyncio.Task[None] | None = None
+        self._alarm_s = math.inf
+        self.waited_s = 0.0
+
+    def now_s(self) -> float:
+        """Time that never goes back, in this life and since the earlier ones."""
+        return self._epoch_s + self._clock.monotonic_s()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._waiting)
+
+    @property
+    def spent_microdollars(self) -> int:
+        """By the evaluation so far; what is reserved for requests in flight is not in it."""
+        return self._quota.spent_microdollars
+
+    async def admit(self, tokens: int, cost_microdollars: int) -> tuple[int, str]:
+        """Wait for a turn.
+
+        Args:
+            tokens: the most that the request can take.
+            cost_microdollars: the most that it can cost.
+
+        Returns:
+            The request's number, and "" when it may be sent, else the limit that forbids it for ever.
+
+        Raises:
+            OSError: the journal cannot be written.
+        """
+        request = self._next_request
+        self._next_request += 1
+        turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        now_s = self.now_s()
+        self._waiting[request] = _Waiting(turn, now_s)
+        self._hear(
+            Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars)
+        )
+        limit = await turn
+        if not limit:
+            self._journal.reserve(self.now_s(), request, tokens, cost_microdollars)
+        return request, limit
+
+    def settle(
+        self,
+        request: int,
+        tokens: int,
+        cost_microdollars: int,
+        outcome: Outcome,
+        *,
+        retry_after_s: float | None,
+    ) -> None:
+        """Say what a request took that was let through. Raises OSError: the journal cannot be written."""
+        now_s = self.now_s()
+        self._journal.settle(now_s, request, tokens, cost_microdollars)
+        self._hear(
+            Came(
+                now_s=now_s,
+                request=request,
+                tokens=tokens,
+                cost_microdollars=cost_microdollars,
+                outcome=outcome,
+                retry_after_s=retry_after_s,
+            )
+        )
+
+    def _hear(self, event: Event) -> None:
+        for action in decide(self._quota, event):
+            match action:
+                case Send(request) | Refuse(request):
+                    waiting = self._waiting.pop(request)
+                    self.waited_s += self.now_s() - waiting.asked_s
+                    waiting.turn.set_result("" if isinstance(action, Send) else action.limit)
+                case Wake(at_s):
+                    self._wake(at_s)
+
+    def _wake(self, at_s: float) -> None:
+        if self._alarm and not self._alarm.done():
+            if self._alarm_s <= at_s:
+                return
+            self._alarm.cancel()
+        self._alarm_s = at_s
+        self._alarm = asyncio.ensure_future(self._ring(at_s))
+
+    async def _ring(self, at_s: float) -> None:
+        await self._pause(max(0.0, at_s - self.now_s()))
+        self._alarm = None
+        self._hear(Passed(now_s=self.now_s()))
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        if self._alarm:
+            self._alarm.cancel()

@@ -1,0 +1,146 @@
+"""A model-as-judge for whoever runs an evaluation: starts its proxy, says how to reach it, and what it has cost."""
+
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.metrics.judge.config import ENV_TOKEN, JudgeConfig, JudgeStatistics
+from holdfast.evaluate.types.errors import EvaluationError
+
+__all__ = ["Judge", "JudgeConfig", "JudgeStatistics"]
+
+_START_S = 30.0
+_STOP_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    process: "subprocess.Popen[bytes]"
+    port: int
+
+
+class Judge:
+    """The proxy's process, as long as the block lasts. It ends with its owner, and can be started again any time."""
+
+    def __init__(self, config: JudgeConfig, folder: Path) -> None:
+        """Start the proxy.
+
+        Args:
+            config: the judge and its limits.
+            folder: for the proxy's configuration file; the evaluation's.
+
+        Raises:
+            BadUse: another evaluation asks this judge now.
+            EvaluationError: the proxy does not come up.
+        """
+        self._config = config
+        self._folder = folder
+        self._token = secrets.token_urlsafe(32)
+        self._running = self._start()
+
+    def _start(self) -> _Running:
+        path = self._folder / "judge.json"
+        write_atomic(path, msgspec.json.encode(self._config))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.evaluate.metrics.judge.server", "--config", str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, ENV_TOKEN: self._token},
+        )
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], _START_S)
+        line = process.stdout.readline() if ready else b""
+        if not line:
+            process.kill()
+            _close(process)
+            raise EvaluationError(
+                f"The proxy of the judge {self._config.upstream} does not start; it says why above."
+            )
+        said = json.loads(line)
+        if "error" in said:
+            _close(process)
+            raise BadUse(said["error"])
+        return _Running(process=process, port=said["port"])
+
+    @property
+    def url(self) -> str:
+        """What clients use as the API's base."""
+        return f"http://{self._config.host}:{self._running.port}/v1"
+
+    def environment(self) -> dict[str, str]:
+        """The variables by which any OpenAI client of a harness reaches the judge; the judge's own key is not there."""
+        return {
+            "OPENAI_BASE_URL": self.url,
+            "OPENAI_API_BASE": self.url,
+            "OPENAI_API_KEY": self._token,
+        }
+
+    def is_running(self) -> bool:
+        """Whether the proxy lives."""
+        return self._running.process.poll() is None
+
+    def restart(self) -> None:
+        """Start a proxy that ended; it keeps to the same limits, at another port unless the configuration names one.
+
+        Raises:
+            BadUse: another evaluation was faster.
+            EvaluationError: it does not come up.
+        """
+        self.stop()
+        self._running = self._start()
+
+    def statistics(self) -> JudgeStatistics:
+        """What this life of the proxy did.
+
+        Raises:
+            EvaluationError: it does not answer.
+        """
+        url = f"http://{self._config.host}:{self._running.port}/statistics"
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {self._token}"})
+        try:
+            with urllib.request.urlopen(request, timeout=_STOP_S) as response:
+                return msgspec.json.decode(response.read(), type=JudgeStatistics)
+        except OSError as error:
+            raise EvaluationError(
+                f"The judge's proxy at {self.url} does not answer ({error}); restart it."
+            ) from error
+
+    def stop(self) -> None:
+        """End the proxy."""
+        process = self._running.process
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        _close(process)
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _close(process: "subprocess.Popen[bytes]") -> None:
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None and not pipe.closed:
+            pipe.close()

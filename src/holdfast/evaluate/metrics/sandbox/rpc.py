@@ -1,0 +1,441 @@
+"""One side of the socket between a program and its tests.
+
+A call is a request and its reply; while a peer waits for a reply it answers requests, so a function passed as an
+argument can be called back. The side of the tests is `guarded`: it tells nothing of its objects but what is meant to be
+used, and lets no operator of a program's object decide a comparison.
+"""
+
+import builtins
+import importlib
+import itertools
+import operator
+import socket
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.evaluate.metrics.sandbox.codec import Malformed, Packer, Unpacker, receive, send
+from holdfast.evaluate.metrics.sandbox.remote import (
+    COMPARING,
+    OPERATORS,
+    WITH_OPERAND,
+    Remote,
+    RemoteClass,
+    RemoteFunction,
+    RemoteIterator,
+    RemoteObject,
+    operator_of,
+)
+
+ENDED_EARLY = "the program ended before its tests did"
+_LIBRARY = sys.stdlib_module_names
+_INNER = (
+    "_",
+    "gi_",
+    "cr_",
+    "ag_",
+    "f_",
+    "tb_",
+    "co_",
+)  # of objects, generators, frames, tracebacks, code
+_ITERATORS = (
+    types.GeneratorType,
+    zip,
+    map,
+    filter,
+    enumerate,
+    reversed,
+    itertools.chain,
+    itertools.islice,
+)
+
+
+class Untestable(BaseException):
+    """The test asks something that would let the program decide its own verdict, or that cannot cross."""
+
+
+class Gone(BaseException):
+    """The other process ended, or does not speak as agreed."""
+
+
+class Peer:
+    """Asks the other side, and answers it.
+
+    Attributes:
+        named: numbers of the classes that the tests name: their own operators may decide a comparison between
+            instances of them, since that is what such a test tests.
+        spoilt: why no verdict "passed" can be given any more; empty as long as it can.
+    """
+
+    def __init__(self, link: socket.socket, *, guarded: bool) -> None:
+        self._link = link
+        self._guarded = guarded
+        self._own: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._remotes: dict[int, Any] = {}
+        self._classes: dict[int, type] = {}
+        self.named: set[int] = set()
+        self.spoilt = ""
+
+    def untestable(self, why: str) -> BaseException:
+        """The exception to raise; on the side of the tests the verdict is spoilt whoever catches it."""
+        if not self._guarded:
+            return TypeError(why)
+        self.spoilt = self.spoilt or f"cannot be tested: {why}"
+        return Untestable(why)
+
+    # References
+
+    def refer(self, value: Any) -> list[Any]:
+        """See `codec.References`."""
+        if isinstance(value, Remote):
+            return ["own", object.__getattribute__(value, "_number")]
+        if self._guarded and (name := _library_name(value)):
+            return [
+                "S",
+                *name,
+            ]  # the program takes its own: none of the tests' builtins acts on its behalf
+        number = self._number_of(value)
+        if isinstance(value, type):
+            if issubclass(value, BaseException):
+                return ["x", number, "exception", *self._exception_class(value)]
+            return ["x", number, "class", value.__name__]
+        if isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+            return ["x", number, "function", str(getattr(value, "__name__", "function"))]
+        kind = type(value)
+        if isinstance(value, _ITERATORS) or kind.__name__.endswith("_iterator"):
+            return ["x", number, "iterator"]
+        operators = [
+            name
+            for name in OPERATORS
+            if getattr(kind, name, None) is not getattr(object, name, None)
+        ]
+        return ["x", number, "object", self._number_of(kind), kind.__name__, operators]
+
+    def _number_of(self, value: Any) -> int:
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._own)
+            self._own.append(value)
+        return self._numbers[id(value)]
+
+    def resolve(self, reference: list[Any]) -> Any:
+        """See `codec.References`."""
+        if reference[0] == "S":
+            if self._guarded:
+                raise Malformed("the tests take no function by its name")
+            return operator.attrgetter(reference[2])(importlib.import_module(reference[1]))
+        number = reference[1]
+        if reference[0] == "own":
+            if not 0 <= number < len(self._own):
+                raise Malformed("a reference to nothing")
+            return self._own[number]
+        if number not in self._remotes:
+            self._remotes[number] = self._remote(number, *reference[2:])
+        return self._remotes[number]
+
+    def _remote(self, number: int, kind: str, *about: Any) -> Any:
+        match kind, *about:
+            case "function", str(name):
+                function = RemoteFunction(self, number)
+                function.__name__ = function.__qualname__ = name  # type: ignore[attr-defined]
+                return function
+            case "class", str(name):
+                remote = RemoteClass(self, number)
+                remote.__dict__.update({"__name__": name, "__qualname__": name})
+                return remote
+            case ["iterator"]:
+                return RemoteIterator(self, number)
+            case "exception", str(base), list(classes):
+                return self._local_exception(base, classes)
+            case "object", int(class_number), str(name), list(operators):
+                if class_number not in self._classes:
+                    members = {each: operator_of(each) for each in operators if each in OPERATORS}
+                    if "__eq__" in members:
+                        members.setdefault("__hash__", id)
+                    self._classes[class_number] = type(
+                        name, (RemoteObject,), {**members, "_class": class_number}
+                    )
+                return self._classes[class_number](self, number)
+        raise Malformed(f"no object is described as {kind!r}")
+
+    def operate(
+        self, remote: RemoteObject, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What an operator of a remote object gives, if it may be asked."""
+        if self._guarded and name in WITH_OPERAND:
+            if name in {"__eq__", "__ne__"} and args[0] is remote:
+                return name == "__eq__"
+            theirs = type(remote).__name__
+            if type(remote)._class not in self.named:  # type: ignore[attr-defined]
+                raise self.untestable(
+                    f"{name} of the program's own class {theirs} would decide the test"
+                )
+            if name[2:-2] in COMPARING and not isinstance(args[0], Remote):
+                raise self.untestable(
+                    f"{name} of the program's class {theirs} would be shown the expected value"
+                )
+        if name == "__hash__" and self._guarded:
+            return id(remote)
+        return self.ask("operate", remote._number, name, args, kwargs)
+
+    # Exceptions
+
+    def _exception_class(self, kind: type[BaseException]) -> list[Any]:
+        own: list[Any] = []
+        for each in kind.__mro__:
+            if getattr(builtins, each.__name__, None) is each:
+                return [each.__name__, own]
+            if each.__module__.partition(".")[0] in _LIBRARY:
+                own.append([each.__module__, each.__qualname__])
+            elif issubclass(each, BaseException):
+                own.append([self._number_of(each), each.__name__])
+        return ["Exception", own]
+
+    def _local_exception(self, base: str, classes: list[Any]) -> type[BaseException]:
+        found = getattr(builtins, base, None)
+        if not (isinstance(found, type) and issubclass(found, BaseException)):
+            raise Malformed(f"{base} is no exception")
+        kind: type[BaseException] = found
+        for key, name in reversed(classes):
+            if isinstance(key, str):
+                known = (
+                    getattr(sys.modules.get(key), str(name), None)
+                    if key.partition(".")[0] in _LIBRARY
+                    else None
+                )
+                kind = (
+                    known if isinstance(known, type) and issubclass(known, BaseException) else kind
+                )
+                continue
+            if key not in self._remotes:
+                self._remotes[key] = type(str(name), (kind,), {})
+            local = self._remotes[key]
+            if not (isinstance(local, type) and issubclass(local, BaseException)):
+                raise Malformed("an exception under the number of something else")
+            kind = local
+        return kind
+
+    def _pack_exception(self, packer: Packer, error: BaseException) -> list[Any]:
+        try:
+            args = [packer.pack(each) for each in error.args]
+            attributes = {str(key): packer.pack(value) for key, value in vars(error).items()}
+        except Exception:
+            args, attributes = (
+                [f"an exception whose arguments cannot cross ({type(error).__name__})"],
+                {},
+            )
+        return [*self._exception_class(type(error)), args, attributes]
+
+    def _unpack_exception(
+        self, unpacker: Unpacker, packed: list[Any], *, of_iterator: bool
+    ) -> BaseException:
+        base, classes, args, attributes = packed
+        kind = self._local_exception(base, classes)
+        values = [unpacker.unpack(each) for each in args]
+        if (
+            self._guarded
+            and issubclass(kind, StopIteration | StopAsyncIteration)
+            and not of_iterator
+        ):
+            return RuntimeError(
+                "the program raised StopIteration"
+            )  # it would quietly end a loop of the tests
+        try:
+            error = kind(*values)
+        except Exception:
+            error = kind.__new__(
+                kind, *values
+            )  # its constructor takes other arguments than it keeps
+        for name, value in attributes.items():
+            if not name.startswith("_"):
+                try:
+                    setattr(error, name, unpacker.unpack(value))
+                except (
+                    Exception
+                ):  # a read-only attribute of a builtin, set by its arguments already
+                    continue
+        return error
+
+    # Requests
+
+    def ask(
+        self,
+        verb: str,
+        number: int,
+        name: str = "",
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Have the other side do something with one of its objects; what it raises is raised here.
+
+        Raises:
+            Gone: it ended, or speaks as no peer does.
+        """
+        packer = Packer(self)
+        packed = (
+            [packer.pack(each) for each in args],
+            {k: packer.pack(v) for k, v in (kwargs or {}).items()},
+        )
+        try:
+            send(self._link, [verb, number, name, *packed, packer.heap()])
+        except OSError as error:
+            raise self._gone(ENDED_EARLY) from error
+        while True:
+            try:
+                message = receive(self._link)
+            except EOFError:
+                raise self._gone(ENDED_EARLY) from None
+            except Malformed as error:
+                raise self._gone(f"the program wrote on the channel itself ({error})") from None
+            try:
+                is_reply, value, raised = self._heard(
+                    message, packer.containers, of_iterator=name == "__next__"
+                )
+            except (Malformed, ValueError, TypeError, AttributeError, RecursionError) as error:
+                raise self._gone(f"the program wrote on the channel itself ({error})") from None
+            if raised is not None:
+                raise raised
+            if is_reply:
+                return value
+
+    def _heard(
+        self, message: Any, sent: list[Any], *, of_iterator: bool
+    ) -> tuple[bool, Any, BaseException | None]:
+        """Whether a message was the reply, with its value or exception; a request is answered."""
+        match message:
+            case ["gives", value, list(heap)]:
+                return True, Unpacker(self, heap, sent).unpack(value), None
+            case ["raises", list(packed_error), list(heap)]:
+                unpacker = Unpacker(self, heap, sent)
+                return (
+                    True,
+                    None,
+                    self._unpack_exception(unpacker, packed_error, of_iterator=of_iterator),
+                )
+            case [str(), int(), str(), list(), dict(), list()]:
+                self._answer(message)
+                return False, None, None
+        raise Malformed("neither a reply nor a request")
+
+    def _gone(self, why: str) -> Gone:
+        self.spoilt = self.spoilt or why
+        return Gone(why)
+
+    def serve(self) -> Iterator[None]:
+        """Answer requests until the other side is gone; one a step."""
+        while True:
+            try:
+                message = receive(self._link)
+            except (EOFError, OSError):
+                return
+            self._answer(message)
+            yield
+
+    def _answer(self, message: Any) -> None:
+        verb, number, name, args, kwargs, heap = message
+        unpacker = Unpacker(self, heap)
+        received = list(unpacker.containers)
+        values = (
+            [unpacker.unpack(each) for each in args],
+            {k: unpacker.unpack(v) for k, v in kwargs.items()},
+        )
+        packer = Packer(self, received)
+        try:
+            value = packer.pack(self._do(verb, self.resolve(["own", number]), name, *values))
+            reply = ["gives", value, packer.heap(heap)]
+            send(self._link, reply)
+        except (Gone, Untestable):
+            raise
+        except OSError as error:
+            if isinstance(error, BrokenPipeError | ConnectionResetError):
+                raise self._gone("the other side ended") from error
+            self._answer_error(received, heap, error)
+        except BaseException as error:
+            self._answer_error(received, heap, error)
+
+    def _answer_error(self, received: list[Any], heap: list[Any], error: BaseException) -> None:
+        packer = Packer(self, received)
+        packed = self._pack_exception(packer, error)
+        try:
+            contents = packer.heap(heap)
+            send(self._link, ["raises", packed, contents])
+        except (ValueError, TypeError, RecursionError):
+            send(self._link, ["raises", ["RuntimeError", [], ["the error cannot cross"], {}], []])
+
+    def _do(
+        self, verb: str, subject: Any, name: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._guarded:
+            self._guard(verb, subject, name, args)
+        match verb:
+            case "call":
+                return subject(*args, **kwargs)
+            case "get":
+                return getattr(subject, name)
+            case "set":
+                return setattr(subject, name, args[0])
+            case "delete":
+                return delattr(subject, name)
+            case "operate" if name in OPERATORS:
+                return _operate(subject, name, args, kwargs)
+            case "isinstance":
+                return isinstance(args[0], subject)
+            case "issubclass":
+                return issubclass(args[0], subject)
+        raise TypeError(f"nothing can be done by {verb!r}")
+
+    def _guard(self, verb: str, subject: Any, name: str, args: list[Any]) -> None:
+        """Refuse a program what would take it further into the tests than their authors let it.
+
+        Raises:
+            AttributeError: it may not have, or change, that.
+        """
+        is_instance = not isinstance(
+            subject, type | types.FunctionType | types.MethodType | types.ModuleType
+        )
+        if verb in {"get", "set", "delete"}:
+            if name.startswith(_INNER) or not is_instance:
+                raise AttributeError(f"a program has no {name!r} of a test's object")
+            on_class = hasattr(type(subject), name)
+            if verb == "delete" or (verb == "set" and (on_class or _is_behaviour(args[0]))):
+                raise AttributeError(f"a program may not change {name!r} of a test's object")
+
+
+def _is_behaviour(value: Any) -> bool:
+    return isinstance(value, Remote) and callable(value)
+
+
+def _library_name(value: Any) -> tuple[str, str] | None:
+    """Module and name of a function or class of the standard library; None for anything else."""
+    if not isinstance(
+        value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType
+    ):
+        return None
+    module = getattr(value, "__module__", None) or getattr(
+        getattr(value, "__objclass__", None), "__module__", None
+    )
+    name = getattr(value, "__qualname__", "")
+    if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARY:
+        return None
+    try:
+        found = operator.attrgetter(name)(importlib.import_module(module))
+    except (AttributeError, ImportError):
+        return None
+    return (module, name) if found is value else None
+
+
+def _operate(subject: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    match name:
+        case "__next__":
+            return next(subject)
+        case "__iter__":
+            return iter(subject)
+        case "__eq__":
+            return subject == args[0]
+        case "__ne__":
+            return subject != args[0]
+        case "__contains__":
+            return operator.contains(subject, args[0])
+    # As the interpreter does: on the type, never on the instance.
+    return getattr(type(subject), name)(subject, *args, **kwargs)

@@ -1,0 +1,281 @@
+"""The first process of a jail: it starts the jailed one, counts what all of them use, ends them, and reports.
+
+It runs none of anybody's code and has the rights that the jailed process gave up. In a process namespace of its own
+it is process 1: when it ends, however it ends, the kernel ends every other process of the jail.
+"""
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.evaluate.metrics.sandbox import candidate, confine, syscalls, tester
+from holdfast.evaluate.metrics.sandbox.codec import Malformed, receive, send
+from holdfast.evaluate.metrics.sandbox.confine import WORKPLACE, Limits
+
+NOT_WANTED = "not wanted any more"
+_FIRST_LOOK_S, _LOOK_S = 0.005, 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How a jail is made here.
+
+    Attributes:
+        namespaces: the warden is process 1 of a namespace and may mount.
+        maps_users: users besides the caller's can be taken on.
+        readable: what may be read, where Landlock has to say so.
+        site_packages: folders of packages that programs may import.
+        seccomp: the kernel refuses system calls by a list.
+    """
+
+    namespaces: bool
+    maps_users: bool
+    readable: tuple[str, ...]
+    site_packages: tuple[str, ...]
+    seccomp: bool
+
+
+def run(
+    order: socket.socket, link: socket.socket, uid: int, limits: Limits, setting: Setting
+) -> None:
+    """One jail, from its order to its report; returns when no process of it is left."""
+    started_s = time.monotonic()
+    try:
+        wanted = receive(order)
+    except (EOFError, Malformed):
+        return
+    folder = _workplace(uid, limits, setting)
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # process 1 of a namespace is one anyway
+    printed, output = os.pipe()
+    verdict, verdict_out = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _jailed(
+            wanted,
+            link,
+            output,
+            verdict_out,
+            uid=uid,
+            limits=limits,
+            setting=setting,
+            folder=folder,
+        )
+    for fd in (output, verdict_out):
+        os.close(fd)
+    link.close()
+    jail = _Jail(pid, uid, printed, verdict, limits, setting)
+    ended = jail.watch(order, started_s + float(wanted["wall_s"]))
+    jail.end()
+    if folder != WORKPLACE:
+        shutil.rmtree(folder, ignore_errors=True)
+    report = {
+        "ended": ended,
+        "verdict": bytes(jail.verdict).decode(errors="replace"),
+        "output": bytes(jail.output).decode(errors="replace"),
+    }
+    with contextlib.suppress(OSError):  # the owner wants no report any more
+        send(order, report)
+
+
+def _workplace(uid: int, limits: Limits, setting: Setting) -> str:
+    if not setting.namespaces:
+        folder = tempfile.mkdtemp(prefix="holdfast-jail-")
+        os.chown(folder, uid, uid)
+        return folder
+    syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWIPC)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+    options = f"size={limits.file_bytes},nr_inodes=4096,mode=1777"
+    syscalls.mount("tmpfs", WORKPLACE, "tmpfs", flags, options)
+    with contextlib.suppress(OSError):  # without it /proc shows the forkserver's jails, by number
+        syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
+    return WORKPLACE
+
+
+def _jailed(
+    wanted: dict[str, str],
+    link: socket.socket,
+    output: int,
+    verdict_out: int,
+    *,
+    uid: int,
+    limits: Limits,
+    setting: Setting,
+    folder: str,
+) -> None:
+    """The jailed process; does not return."""
+    code = 1
+    try:
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd, target in ((null, 0), (output, 1), (output, 2)):
+            os.dup2(fd, target)
+        is_tester = wanted["role"] == "tester"
+        kept = sorted({link.fileno(), verdict_out} if is_tester else {link.fileno()})
+        for low, high in zip((2, *kept), (*kept, 1 << 16), strict=True):
+            os.closerange(low + 1, high)
+        _confine(uid, limits, setting, folder)
+        if is_tester:
+            tester.main(wanted["source"], wanted["nonce"], link, verdict_out)
+        else:
+            candidate.main(wanted["source"], link)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
+    os.environ.clear()
+    os.environ.update(
+        {"HOME": folder, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": folder}
+    )
+    os.environ.update(
+        dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    )
+    sys.path.extend(setting.site_packages)
+    tempfile.tempdir = None
+    os.chdir(folder)
+    os.umask(0o077)
+    confine.limit(limits)
+    confine.become(uid if setting.maps_users else None)
+    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+    syscalls.prctl(
+        syscalls.PR_SET_DUMPABLE, 1
+    )  # lets the warden count its memory; nobody else has this user
+    confine.restrict_files(setting.readable, folder)
+    if setting.seccomp:
+        confine.forbid_calls()
+
+
+class _Jail:
+    """What a warden watches."""
+
+    def __init__(
+        self, pid: int, uid: int, printed: int, verdict: int, limits: Limits, setting: Setting
+    ) -> None:
+        self._pid = pid
+        self._uid = uid
+        self._fds = {printed, verdict}
+        self._verdict_fd = verdict
+        self._limits = limits
+        self._setting = setting
+        self._status: int | None = None
+        self.output = bytearray()
+        self.verdict = bytearray()
+
+    def watch(self, order: socket.socket, deadline_s: float) -> str:
+        """Wait for the jailed process, or for what ends it; which of them it was."""
+        look_s = _FIRST_LOOK_S
+        process = os.pidfd_open(self._pid)
+        next_look_s = time.monotonic() + look_s
+        while True:
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                return "timed out"
+            if now_s >= next_look_s:
+                if self._is_too_large():
+                    return "killed: memory"
+                look_s = min(_LOOK_S, 2 * look_s)
+                next_look_s = now_s + look_s
+            watched: list[int] = [order.fileno(), process, *self._fds]
+            ready, _, _ = select.select(watched, [], [], min(next_look_s, deadline_s) - now_s)
+            for fd in self._fds.intersection(ready):
+                self._read(fd)
+            self._reap()
+            if self._status is not None:
+                return _said(self._status)
+            if order.fileno() in ready:
+                return NOT_WANTED
+
+    def _read(self, fd: int) -> None:
+        part = os.read(fd, 1 << 16)
+        if not part:
+            self._fds.discard(fd)
+        elif fd == self._verdict_fd:
+            self.verdict = (self.verdict + part)[: 1 << 16]
+        else:
+            self.output = (self.output + part)[-self._limits.output_bytes :]
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == self._pid:
+                    self._status = status
+                if not pid:
+                    return
+
+    def _is_too_large(self) -> bool:
+        """Whether all processes of the jail together hold too much memory."""
+        if self._resident_bytes("status", ("RssAnon:", "RssShmem:")) <= self._limits.memory_bytes:
+            return False
+        # What forked processes share was counted for each of them; this counts it once, and takes longer.
+        return (
+            self._resident_bytes("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+            > self._limits.memory_bytes
+        )
+
+    def _resident_bytes(self, file: str, fields: tuple[str, str]) -> int:
+        proc = Path("/proc")
+        size_kib = 0
+        for process in proc.iterdir():
+            if process.name.isdigit() and process.name != "1":
+                with contextlib.suppress(
+                    FileNotFoundError, ProcessLookupError
+                ):  # it ended just now
+                    if not self._setting.namespaces and process.stat().st_uid != self._uid:
+                        continue
+                    for line in (process / file).read_text().splitlines():
+                        if line.startswith(fields):
+                            size_kib += int(line.split()[1])
+        return size_kib << 10
+
+    def end(self) -> None:
+        """Kill every process of the jail and wait for it, then read what they left."""
+        if self._setting.namespaces:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        else:
+            kill_all_of(self._uid)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        while self._fds:
+            ready, _, _ = select.select(list(self._fds), [], [], 0)
+            if not ready:
+                return
+            for fd in ready:
+                self._read(fd)
+
+
+def kill_all_of(uid: int) -> None:
+    """Kill every process of a user that only one jail has, in one call that no fork escapes; as root."""
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, signal.SIGKILL)  # spares the caller
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _said(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGXCPU:
+            return "killed: processor time"
+        return f"killed: {signal.Signals(number).name}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,114 @@
+"""Runs the tests against a program in another process and says the verdict, which that process cannot reach.
+
+The tests run as they would in one namespace with the program (Hugging Face's code_eval concatenates the two): names
+that they use and that the program defines are the program's, seen through `remote`. Builtins are Python's own whatever
+the program calls so, except where the function under test has a builtin's name; so are modules of the standard library.
+"""
+
+import builtins
+import importlib
+import json
+import os
+import random
+import socket
+import sys
+import types
+from typing import Any
+
+from holdfast.evaluate.metrics.sandbox.codec import Malformed
+from holdfast.evaluate.metrics.sandbox.remote import RemoteClass, RemoteIterator, RemoteObject
+from holdfast.evaluate.metrics.sandbox.rpc import Gone, Peer, Untestable
+
+MODULE = "tests"
+
+
+def main(source: str, nonce: str, link: socket.socket, verdict_fd: int) -> None:
+    """Run the tests and write `{"nonce", "passed", "reason"}` to the descriptor."""
+    random.seed(source)
+    peer = Peer(link, guarded=True)
+    try:
+        reason = _run(source, peer)
+    except Untestable as error:
+        reason = f"cannot be tested: {error}"
+    except (Gone, Malformed) as error:
+        reason = f"failed: {error}"
+    except BaseException as error:
+        reason = _failed(error)
+    if reason == "passed" and peer.spoilt:
+        reason = peer.spoilt if peer.spoilt.startswith("cannot") else f"failed: {peer.spoilt}"
+    verdict = json.dumps({"nonce": nonce, "passed": reason == "passed", "reason": reason[:2000]})
+    os.write(verdict_fd, verdict.encode())
+
+
+def _failed(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    name = type(error).__name__
+    return f"failed: {name}: {text}" if text else f"failed: {name}"
+
+
+def _run(source: str, peer: Peer) -> str:
+    try:
+        code = compile(source, "<tests>", "exec")
+    except (SyntaxError, ValueError) as error:
+        return f"failed: the tests do not compile ({error})"
+    program = RemoteObject(peer, 0)
+    program.run()
+    names = sorted(_names(code))
+    given = program.names(names)
+    module = types.ModuleType(MODULE)
+    sys.modules[MODULE] = module
+    if type(given) is not dict:
+        raise Gone("the program wrote on the channel itself")
+    defined = {name: value for name, value in given.items() if type(name) is str and name in names}
+    module.__dict__.update(_visible(peer, defined, _defined_by(code)))
+    exec(code, module.__dict__)
+    return "passed"
+
+
+def _visible(peer: Peer, given: dict[str, Any], own: set[str]) -> dict[str, Any]:
+    """What the tests see of the program, by name."""
+    visible = {}
+    shadowing = [name for name in given if hasattr(builtins, name)]
+    modules = {
+        name for name, value in given.items() if name in _MODULES and _poses_as_module(value)
+    }
+    under_test = given.keys() - modules - own - set(shadowing)
+    if len(shadowing) > 1 and not under_test:
+        raise peer.untestable(
+            f"which of {', '.join(shadowing)} is under test, and which is Python's own"
+        )
+    for name, value in given.items():
+        if name in shadowing and under_test:
+            continue
+        if isinstance(value, RemoteClass):
+            peer.named.add(object.__getattribute__(value, "_number"))
+        visible[name] = importlib.import_module(name) if name in modules else value
+    return visible
+
+
+def _poses_as_module(value: Any) -> bool:
+    return isinstance(value, types.ModuleType | RemoteClass | RemoteObject | RemoteIterator)
+
+
+_MODULES = frozenset(
+    name
+    for name in sys.stdlib_module_names
+    if not name.startswith("_") and name not in {"this", "antigravity"}
+)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """All names that some code could look up."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _defined_by(code: types.CodeType) -> set[str]:
+    """Names that the tests' own functions and classes have."""
+    return {constant.co_name for constant in code.co_consts if isinstance(constant, types.CodeType)}

@@ -1,0 +1,67 @@
+"""What an evaluation leaves in the marks of a checkpoint of Holdfast's: that it is needed meanwhile, and its scores.
+
+So that `Checkpointer(keep=…)` and `prune` delete none that is being read, and `prune --best` finds the best. Marks
+advise: where they cannot be written, it is evaluated all the same.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.checkpoint.catalog.annotations import held, note_metrics
+from holdfast.checkpoint.catalog.catalog import inspect
+from holdfast.checkpoint.format.manifest import MANIFEST_NAME
+from holdfast.core.errors import HoldfastError
+from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.scores import Score
+from holdfast.evaluate.types.suite import Suite
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def wanted(model: str, evaluation_id: str) -> Iterator[None]:
+    """No policy deletes the checkpoint while the block runs, for a day, if `model` is one."""
+    checkpoint = Path(model)
+    if not (checkpoint / MANIFEST_NAME).is_file():
+        yield
+        return
+    with held(checkpoint, evaluation_id):
+        yield
+
+
+def note_scores(evaluation: Evaluation, suite: Suite) -> None:
+    """Note the scores of tasks and groups as metrics of the checkpoint, if the model is one.
+
+    Their names are `TASK/METRIC`, `TASK/METRIC,FILTER` where there is a filter, and `TASK:LIMIT/…` of so many samples:
+    what is of some must not be taken for what is of all, and decide what goes.
+    """
+    checkpoint = Path(evaluation.model)
+    metrics = dict(_metrics(evaluation.scores, suite))
+    if not metrics or not (checkpoint / MANIFEST_NAME).is_file():
+        return
+
+    def was_evaluated() -> bool:
+        """Not, where its step was saved again since."""
+        return (inspect(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
+
+    try:
+        note_metrics(checkpoint, metrics, now_s=time.time(), still=was_evaluated)
+    except (HoldfastError, OSError) as error:
+        _log.warning("The scores of %s are not in its marks: %s", checkpoint, error)
+
+
+def _metrics(scores: Iterable[Score], suite: Suite) -> Iterator[tuple[str, float]]:
+    limits = {entry.name: entry.limit for entry in suite.entries}
+    for score in scores:
+        known = {limits[score.task]} if score.task in limits else set(limits.values())
+        if (
+            score.depth or score.number is None or len(known) > 1
+        ):  # of a task that is part of an entry nobody can tell
+            continue
+        (limit,) = known
+        task = score.task if limit is None else f"{score.task}:{limit:g}"
+        named = score.metric if score.filter in ("", "none") else f"{score.metric},{score.filter}"
+        yield f"{task}/{named}", score.number

@@ -1,0 +1,267 @@
+"""`evaluate(suite, model) -> Evaluation`, and its relatives: go on with one, follow a training run, score again."""
+
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse, HoldfastError, LedgerError, NotFound
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import EvaluationPaths, holdfast_home
+from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
+from holdfast.evaluate.policy.priors import encode_history
+from holdfast.evaluate.report import write_reports
+from holdfast.evaluate.run.checkpoint_annotations import wanted
+from holdfast.evaluate.run.ending import (
+    keep,
+    recorded,
+    saying_where_it_lies,
+    sentence,
+    with_next_step,
+)
+from holdfast.evaluate.run.folder import check_is_ours, check_output, holding
+from holdfast.evaluate.run.judging import judging
+from holdfast.evaluate.run.ledger import history_of, opened_ledger
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.run.plan import Planned, describe_model, new_id
+from holdfast.evaluate.run.session import Session
+from holdfast.evaluate.run.summary import results_of, summarize
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.evaluation import Evaluation, read_evaluation, write_evaluation
+from holdfast.evaluate.types.scores import compact
+from holdfast.evaluate.types.suite import Suite, load_suite
+from holdfast.evaluate.types.timeline import read_timeline
+from holdfast.evaluate.wire.messages import AddModel, Message, ModelOutcome, Status, TaskOutcome
+
+Progress = Callable[[Status], None]
+
+
+def evaluate(
+    suite: Suite | str | Sequence[str],
+    model: str,
+    *,
+    options: EvaluateOptions | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Run a suite on a model and return its scores, exactly the harness's own.
+
+    Args:
+        suite: a suite, a TOML file of one, or task names.
+        model: a Hugging Face folder or its URL; a Holdfast or DCP checkpoint, with `options.hf_config`; with
+            `engine.kind="openai"` the server's name of it.
+        options: how; the defaults run in exact mode on this machine.
+        progress: called twice a second with how far it is.
+
+    Raises:
+        BadUse: suite, model or options are wrong; nothing was done.
+        EvaluationError: it could not be done; what was finished is kept, and `resume` goes on.
+    """
+    options = options or EvaluateOptions()
+    chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
+    if not model:
+        raise BadUse("No model is named. Give its folder or URL.")
+    check_output(options)
+    paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(model))
+    check_is_ours(paths)
+    manifest = describe_model(model, options)
+    plan = Planned(suite=chosen, model=model, manifest=manifest, options=options)
+    with holding(paths):
+        if paths.suite.exists():
+            raise BadUse(
+                f"There is already an evaluation {paths.evaluation_id}. Go on with it: holdfast eval resume "
+                f"{paths.evaluation_id}, or choose another --id."
+            )
+        with opened_ledger(options, paths) as ledger:
+            plan.write(paths)
+            try:
+                ledger.add_evaluation(plan.record(paths))
+            except HoldfastError:
+                shutil.rmtree(paths.root)
+                raise
+            try:
+                return _run(plan, paths, ledger, progress)
+            except BadUse as error:  # nothing came of it, and its id is free for the next try
+                shutil.rmtree(paths.root)
+                try:
+                    ledger.remove_evaluation(paths.evaluation_id)
+                except HoldfastError as another:
+                    raise BadUse(f"{error} {another}") from error
+                raise
+
+
+def resume(
+    evaluation_id: str,
+    *,
+    home: Path | None = None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Evaluation:
+    """Go on with an evaluation that was stopped; what it had finished is not done again.
+
+    Args:
+        evaluation_id: which.
+        home: where evaluations lie; None for `$HOLDFAST_HOME`, else `.holdfast`.
+        progress: as `evaluate`.
+        changes: options that shall be others now (`nodes`, `on`, …).
+
+    Raises:
+        NotFound: there is no such evaluation.
+        BadUse, EvaluationError: as `evaluate`.
+    """
+    paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
+    plan = Planned.read(paths)
+    plan = replace(plan, options=replace(plan.options, home=paths.home, **changes))
+    check_output(plan.options)
+    with holding(paths), opened_ledger(plan.options, paths) as ledger:
+        _demand_record(ledger, plan, paths)
+        ended = paths.results.exists() and read_evaluation(paths.root)
+        if ended and ended.state == "done" and not ended.errors:
+            if (
+                ledger.evaluation(evaluation_id).state != "done"
+            ):  # its command could not record its end
+                keep(ended, plan, paths, ledger)
+            return ended
+        _forget_failures(paths)
+        _go_on_with_time(paths)
+        return _run(plan, paths, ledger, progress)
+
+
+def rescore(
+    evaluation_id: str, *, home: Path | None = None, progress: Progress | None = None
+) -> Evaluation:
+    """Compute an evaluation's scores again from the answers it got: no engine is started.
+
+    Raises:
+        NotFound: there is no such evaluation, or it got no answers.
+        BadUse, EvaluationError: as `evaluate`.
+    """
+    paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
+    plan = Planned.read(paths)
+    folder = paths.root / "rescore"
+    with holding(paths), opened_ledger(plan.options, paths) as ledger:
+        before = read_evaluation(paths.root)
+        if not before.numerics:
+            raise NotFound(
+                f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}"
+            )
+        _demand_record(ledger, plan, paths)
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # a coordinator's state of its own, of no use afterwards
+        heard = Heard(progress)
+        model = msgspec.structs.replace(
+            plan.add_model(0, paths), digest=before.digest, numerics=before.numerics
+        )
+        config = msgspec.structs.replace(
+            plan.coordinator_config(paths), folder=str(folder), rescore=True
+        )
+        with judging(plan.options, paths) as environment:
+            _run_session(Session(config, plan.nodes_wanted(environment), heard), model)
+        shutil.rmtree(folder)
+        scored = results_of(plan.suite, heard.tasks, before)
+        evaluation = replace(before, **scored)
+        with saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
+            write_evaluation(evaluation, paths.root)
+            write_reports(evaluation, plan.options.output)
+            ledger.set_evaluation(
+                evaluation.id,
+                state=evaluation.state,
+                scores=compact(evaluation.scores),
+                failed_tasks=evaluation.errors,
+                harness_versions=evaluation.harness_versions,
+            )
+        return evaluation
+
+
+@dataclass
+class Heard:
+    """What the coordinator said of one evaluation."""
+
+    progress: Progress | None
+    tasks: dict[int, TaskOutcome] = field(default_factory=dict)
+    model: ModelOutcome | None = None
+
+    def __call__(self, message: Message) -> None:
+        """Hear a message."""
+        match message:
+            case TaskOutcome():
+                self.tasks[message.task] = message
+            case ModelOutcome():
+                self.model = message
+            case Status() if self.progress:
+                self.progress(message)
+
+
+def _run(
+    plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None
+) -> Evaluation:
+    """Run it to its end and keep what came of it."""
+    heard = Heard(progress)
+    try:
+        write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
+        ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
+        with wanted(plan.model, paths.evaluation_id), judging(plan.options, paths) as environment:
+            session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
+            _run_session(session, plan.add_model(0, paths))
+    except BaseException as error:
+        why = sentence(error) or (
+            "It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        )
+        outcome = recorded(ledger, paths, "stopped", with_next_step(why, paths))
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(outcome) from error
+        if isinstance(error, EvaluationError | LedgerError | OSError):
+            raise EvaluationError(outcome) from error
+        raise
+    if heard.model is not None and heard.model.error:
+        if heard.model.wrong_use and not heard.tasks:
+            raise BadUse(recorded(ledger, paths, "failed", heard.model.error))
+        raise EvaluationError(
+            recorded(ledger, paths, "failed", with_next_step(heard.model.error, paths))
+        )
+    with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
+        evaluation = summarize(
+            plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options
+        )
+        keep(evaluation, plan, paths, ledger)
+    return evaluation
+
+
+def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> None:
+    """The ledger may be another than the one that it was begun in."""
+    try:
+        ledger.evaluation(paths.evaluation_id)
+    except NotFound:
+        ledger.add_evaluation(plan.record(paths))
+
+
+def _run_session(session: Session, model: AddModel) -> None:
+    session.add(model)
+    session.finish()
+    if asyncio.run(session.run()) == LEFT:
+        raise EvaluationError("The evaluation was stopped.")
+
+
+def _forget_failures(paths: EvaluationPaths) -> None:
+    """Tasks that failed and a model that was given up are tried again; what has scores stays."""
+    for path in (paths.state / "results").glob("*.outcome"):
+        if msgspec.msgpack.decode(path.read_bytes(), type=TaskOutcome).error:
+            path.unlink()
+    for path in (paths.state / "models").glob("*.ended"):
+        path.unlink()
+
+
+def _go_on_with_time(paths: EvaluationPaths) -> None:
+    """The time that nobody worked on it does not count: the timeline goes on where it ended."""
+    record = paths.state / "started.json"
+    if record.exists():
+        started = json.loads(record.read_bytes())
+        started["started_at_s"] = time.time() - read_timeline(paths.timeline).makespan_s
+        write_atomic(record, json.dumps(started).encode())

@@ -1,0 +1,205 @@
+"""What an evaluation is, before it runs and after: kept in its folder, so that it can be gone on with."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import NotFound
+from holdfast.core.ledger.records import EvaluationRecord
+from holdfast.core.paths import EvaluationPaths
+from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.run.options import EvaluateOptions, options_of
+from holdfast.evaluate.run.session import NodesWanted
+from holdfast.evaluate.types.engine import WITHOUT_WEIGHTS, uses_gpus
+from holdfast.evaluate.types.model_manifest import ModelManifest
+from holdfast.evaluate.types.suite import Suite
+from holdfast.evaluate.wire.messages import AddModel
+
+
+def new_id(model: str) -> str:
+    """A name for an evaluation: the model's last name and the time."""
+    name = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-._")
+        or "model"
+    )
+    return f"{name[:40]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(2).hex()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What an evaluation is, as its folder keeps it."""
+
+    suite: Suite
+    model: str
+    manifest: ModelManifest | None
+    options: EvaluateOptions
+
+    def write(self, paths: EvaluationPaths) -> None:
+        """Keep it, so that it can be gone on with. The suite comes last: where it is, all is."""
+        options = {**self.options.to_json(), "evaluation_id": paths.evaluation_id}
+        said = {"model": self.model, "options": options}
+        write_atomic(paths.state / "asked.json", json.dumps(said, indent=1).encode())
+        write_atomic(paths.state / "manifest", msgspec.msgpack.encode(self.manifest))
+        write_atomic(paths.suite, msgspec.json.format(msgspec.json.encode(self.suite)))
+
+    @classmethod
+    def read(cls, paths: EvaluationPaths) -> "Planned":
+        """What was asked for.
+
+        Raises:
+            NotFound: there is no such evaluation.
+        """
+        if not paths.suite.exists():
+            raise NotFound(
+                f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those there are."
+            )
+        asked = json.loads((paths.state / "asked.json").read_bytes())
+        return cls(
+            suite=msgspec.json.decode(paths.suite.read_bytes(), type=Suite),
+            model=asked["model"],
+            manifest=msgspec.msgpack.decode(
+                (paths.state / "manifest").read_bytes(), type=ModelManifest | None
+            ),
+            options=options_of(asked["options"]),
+        )
+
+    @property
+    def family(self) -> str:
+        """Whose history predicts this model's costs: as told, else models of the same shape."""
+        return self.options.family or _family(self.model, self.manifest)
+
+    def record(self, paths: EvaluationPaths) -> EvaluationRecord:
+        """The ledger's first entry of it."""
+        return EvaluationRecord(
+            evaluation_id=paths.evaluation_id,
+            suite=self.suite.name,
+            model=self.model,
+            family=self.family,
+            state="running",
+            started_at_s=time.time(),
+            folder=str(paths.root),
+            mode=self.options.engine.mode,
+            run_id=self.options.run_id,
+            step=self.options.step,
+        )
+
+    def add_model(self, number: int, paths: EvaluationPaths) -> AddModel:
+        """The model as its coordinator is told of it. Small files of a checkpoint's own are put beside its state."""
+        tokenizer = ""
+        if self.manifest is not None and self.manifest.form == "dcp":
+            folder = paths.state / "tokenizer"
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in self.manifest.hf_config.items():
+                write_atomic(folder / name, content)
+            tokenizer = str(folder)
+        elif self.manifest is not None and Path(self.manifest.source).is_dir():
+            tokenizer = self.manifest.source
+        return AddModel(
+            model=number,
+            name=self.model,
+            manifest=self.manifest,
+            folder=str(paths.root),
+            tokenizer=tokenizer,
+        )
+
+    def coordinator_config(self, paths: EvaluationPaths) -> CoordinatorConfig:
+        """What its coordinator is told."""
+        options = self.options
+        return CoordinatorConfig(
+            evaluation_id=paths.evaluation_id,
+            suite=self.suite,
+            spec=options.engine,
+            engines_per_node=options.engines_per_node,
+            nodes=options.nodes,
+            folder=str(paths.root),
+            journals=str(paths.answers),
+            listen_host="127.0.0.1"
+            if options.on == "local"
+            else "0.0.0.0",  # whoever connects needs the token
+            metric_slots=options.metric_slots,
+            linger_s=options.linger_s,
+            silent_s=options.silent_s,
+            max_read_mib_s=options.max_read_mib_s,
+            drop_stale=options.drop_stale,
+        )
+
+    def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:
+        """Where its agents run, and with what in their environment."""
+        options = self.options
+        return NodesWanted(
+            on=options.on,
+            nodes=options.nodes,
+            gpus_per_node=self.gpus_per_node,
+            sbatch_options=options.sbatch_options,
+            environment=environment,
+            note=self.note_of_devices,
+        )
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs to ask a cluster for, on each node; 0 where engines need none, or where the user's own words ask."""
+        options, spec = self.options, self.options.engine
+        if not uses_gpus(spec) or any(map(_asks_for_gpus, options.sbatch_options)):
+            return 0
+        needs_them = spec.kind == "vllm" or spec.device.startswith("cuda")
+        return spec.tensor_parallel * (options.engines_per_node or 1) if needs_them else 0
+
+    @property
+    def note_of_devices(self) -> str:
+        """What the engines will not have for want of a word, in a sentence; empty where nothing is amiss."""
+        spec = self.options.engine
+        if self.options.on != "ray" or spec.kind != "hf" or spec.device:
+            return ""
+        return (
+            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give --device cuda for one on "
+            "each node (--engines-per-node N for more), or --device cpu if that is meant."
+        )
+
+
+def _asks_for_gpus(sbatch_option: str) -> bool:
+    """Whether an option of sbatch says which GPUs a node gives; --exclusive gives all there are (sbatch(1))."""
+    if sbatch_option.startswith(("--gres", "--tres")):
+        return "gpu" in sbatch_option
+    return sbatch_option.startswith(("--gpus", "-G")) or sbatch_option == "--exclusive"
+
+
+def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None:
+    """What a model consists of; None for one that its engines have themselves.
+
+    Raises:
+        BadUse: it is not there, or not one that can be evaluated.
+    """
+    if options.engine.kind in WITHOUT_WEIGHTS:
+        return None
+    from holdfast.evaluate.weights.describe import describe
+
+    config = str(options.hf_config) if options.hf_config else None
+    return describe(
+        model, hf_config=config, name_map=str(options.name_map) if options.name_map else None
+    )
+
+
+def _family(model: str, manifest: ModelManifest | None) -> str:
+    """Type, width and depth of a model, since models of one shape cost the same; else its name."""
+    config = None
+    if manifest is not None and manifest.form == "dcp":
+        config = manifest.hf_config.get("config.json")
+    elif manifest is not None and (path := Path(manifest.source) / "config.json").is_file():
+        config = path.read_bytes()
+    if config is None:
+        return model.rstrip("/").rsplit("/", 1)[-1]
+    said = json.loads(config)
+    shape = [said.get("model_type", "model")]
+    shape += [
+        str(said[name])
+        for name in ("hidden_size", "n_embd", "num_hidden_layers", "n_layer")
+        if name in said
+    ]
+    return "-".join(shape)

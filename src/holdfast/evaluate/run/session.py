@@ -1,0 +1,326 @@
+"""The processes of an evaluation, from the side of whoever wants its scores.
+
+A session starts the coordinator, its light child, and starts it again when it dies; places an agent on each node, and
+has a dead one placed again; and speaks with the coordinator as the command. When this process dies, however it does,
+the coordinator keeps what is finished and ends everything; the next session of the evaluation waits for that.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.cluster import places
+from holdfast.cluster.placement import Placement
+from holdfast.core.atomic import write_atomic
+from holdfast.evaluate.coordinator.config import (
+    DONE,
+    FAILED,
+    LEFT,
+    UNWRITABLE,
+    CoordinatorConfig,
+    CoordinatorFiles,
+    encode_config,
+)
+from holdfast.evaluate.run.check_tasks import check_tasks
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.wire.client import Line
+from holdfast.evaluate.wire.folder_lock import wait_for_the_others
+from holdfast.evaluate.wire.messages import (
+    ENV_ADDRESS,
+    ENV_OF_HOSTS,
+    ENV_TOKEN,
+    AddModel,
+    Finish,
+    Hello,
+    Message,
+    ModelOutcome,
+    Welcome,
+)
+
+_POLL_S = 0.2
+_PATIENT_S = 10.0  # before it is said why nodes do not come
+_MOST_RESTARTS = (
+    50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
+)
+_QUICK_END_S, _MOST_QUICK_ENDS = (
+    5.0,
+    8,
+)  # in a row: whatever ends a coordinator at once would end the next one
+_START_TIMEOUT_S = 30.0
+_ENDS = (DONE, FAILED, LEFT)  # with which a coordinator says that it meant to end
+_STOP_TIMEOUT_S = 20.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesWanted:
+    """Where agents run. `agent_flags`: for `holdfast.evaluate.run.node_agent`; `environment`: for the harness it hosts.
+
+    `note` is said when they are asked for, and `gpus_per_node` are asked for where engines run.
+    """
+
+    on: str = "local"
+    nodes: int = 1
+    gpus_per_node: int = 0
+    sbatch_options: tuple[str, ...] = ()
+    agent_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+
+class Session:
+    """One coordinator and its nodes. `told` hears every message of the coordinator, in the event loop."""
+
+    def __init__(
+        self, config: CoordinatorConfig, wanted: NodesWanted, told: Callable[[Message], None]
+    ) -> None:
+        self._config, self._wanted, self._told = config, wanted, told
+        self._files = CoordinatorFiles(Path(config.folder))
+        self._models: dict[int, AddModel] = {}
+        self._finishing = False
+        self._line: Line | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._left = asyncio.Event()
+
+    # What may be said at any time, from any thread; said again whenever the coordinator was started anew.
+
+    def add(self, model: AddModel) -> None:
+        """Evaluate one more model."""
+        self._models[model.model] = model
+        self._say(model)
+
+    def finish(self) -> None:
+        """No more models come: the session ends when those there are have ended."""
+        self._finishing = True
+        self._say(Finish())
+
+    def leave(self) -> None:
+        """End now: what the engines have begun is kept, the rest is left."""
+        if self._loop is None:  # it has not begun to run
+            self._left.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._left.set)
+
+    def _say(self, message: Message) -> None:
+        if self._line is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._line.send, message)
+
+    # Processes
+
+    async def run(self) -> int:
+        """Run until `finish` was said and all models have ended; returns the coordinator's exit code.
+
+        Raises:
+            BadUse: the nodes cannot be had, or a task is not there.
+            EvaluationError: the coordinator or all agents end again and again; with where their logs are.
+        """
+        self._loop = asyncio.get_running_loop()
+        has_engines = not self._config.rescore
+        nodes = places(
+            self._wanted.on,
+            nodes=self._wanted.nodes,
+            gpus_per_node=self._wanted.gpus_per_node if has_engines else 0,
+            sbatch_options=self._wanted.sbatch_options,
+            linger_s=self._config.linger_s + _STOP_TIMEOUT_S,
+        )
+        if self._wanted.note and has_engines:
+            _log.warning("%s", self._wanted.note)
+        if self._wanted.on != "local":  # where a wrong name is found out at once
+            await check_tasks(self._config.suite, Path(self._config.folder) / "logs" / "tasks.log")
+        self._files.folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(
+            wait_for_the_others,
+            self._files.folder,
+            self._config.linger_s + 2 * _STOP_TIMEOUT_S,
+            _say_waiting,
+        )
+        host = await asyncio.to_thread(nodes.address_host)
+        token = self._prepare()
+        coordinating = asyncio.create_task(self._coordinate())
+        placement: Placement | None = None
+        try:
+            port = await self._port(coordinating)
+            # Not the engines': the server of theirs may be an OpenAI-compatible one, too.
+            environment = {
+                f"{ENV_OF_HOSTS}{name}": value for name, value in self._wanted.environment.items()
+            }
+            environment |= {ENV_ADDRESS: f"{host}:{port}", ENV_TOKEN: token}
+            placement = await asyncio.to_thread(
+                nodes.start,
+                self._agent(host),
+                environment=environment,
+                folder=Path(self._config.folder) / "logs",
+            )
+            speaking = asyncio.create_task(self._speak(f"127.0.0.1:{port}", token))
+            minding = asyncio.create_task(self._mind(placement))
+            leaving = asyncio.create_task(self._left.wait())
+            helpers = {speaking, minding, leaving}
+            try:
+                done, _ = await asyncio.wait(
+                    {coordinating, *helpers}, return_when=asyncio.FIRST_COMPLETED
+                )
+                if coordinating in done:
+                    return coordinating.result()
+                for task in done:
+                    task.result()  # raises why it ended
+                return LEFT
+            finally:
+                for task in helpers:
+                    task.cancel()
+        finally:
+            if not coordinating.done():
+                if placement is not None:
+                    _log.warning(
+                        "Stopping: engines finish what they hold, in %.0f s at most.",
+                        self._config.linger_s,
+                    )
+                coordinating.cancel()
+                await asyncio.wait({coordinating})
+            if placement is not None:
+                await self._end(placement)
+
+    def _prepare(self) -> str:
+        """Write what the coordinator reads; an evaluation that goes on keeps nothing but its results."""
+        token = secrets.token_hex(16)
+        self._files.token.touch(mode=0o600)
+        self._files.token.write_text(token)
+        self._files.address.unlink(missing_ok=True)
+        write_atomic(self._files.config, encode_config(self._config))
+        return token
+
+    def _agent(self, host: str) -> list[str]:
+        config = self._config
+        agent = [
+            sys.executable,
+            "-m",
+            "holdfast.evaluate.run.node_agent",
+            "--folder",
+            config.folder,
+        ]
+        agent += ["--journals", config.journals]
+        agent += ["--metric-slots", str(config.metric_slots), "--linger-s", str(config.linger_s)]
+        if host != "127.0.0.1":
+            agent += [
+                "--listen-host",
+                "0.0.0.0",
+            ]  # peers on other machines; whoever connects needs the token
+        return [*agent, *self._wanted.agent_flags]
+
+    async def _coordinate(self) -> int:
+        """Keep a coordinator running until one means to end."""
+        log = Path(self._config.folder) / "logs" / "coordinator.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        quick_ends = 0
+        for _start in range(_MOST_RESTARTS):
+            began_s = time.monotonic()
+            with log.open("ab") as output:
+                child = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "holdfast.evaluate.coordinator.server",
+                    self._config.folder,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C reaches us alone; closing its input tells it
+                )
+            try:
+                code = await child.wait()
+            except asyncio.CancelledError:
+                assert child.stdin is not None
+                child.stdin.close()
+                try:
+                    await asyncio.wait_for(child.wait(), self._config.linger_s + _STOP_TIMEOUT_S)
+                except (TimeoutError, asyncio.CancelledError):
+                    child.kill()
+                    await child.wait()
+                raise
+            if code == UNWRITABLE:
+                raise EvaluationError(
+                    f"{self._config.folder} cannot be written: its disk is full or failing. What was finished is kept. "
+                    "Make room there."
+                )
+            if code in _ENDS:
+                return code
+            quick_ends = quick_ends + 1 if time.monotonic() - began_s < _QUICK_END_S else 0
+            if quick_ends == _MOST_QUICK_ENDS:
+                break
+            _log.warning(
+                "The coordinator ended with %d and is started again; its log is %s.", code, log
+            )
+        raise EvaluationError(f"The coordinator ends again and again. Its log is {log}.")
+
+    async def _port(self, coordinating: "asyncio.Task[int]") -> int:
+        for _ in range(int(_START_TIMEOUT_S / 0.02)):
+            if self._files.address.exists():
+                return int(self._files.address.read_text().rsplit(":", 1)[1])
+            if coordinating.done():
+                coordinating.result()  # raises why, if it knows
+                break
+            await asyncio.sleep(0.02)
+        raise EvaluationError(
+            f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log."
+        )
+
+    async def _speak(self, address: str, token: str) -> None:
+        def hello() -> Hello:
+            return Hello(token=token, role="command", name="command", pid=os.getpid())
+
+        self._line = Line(address, hello, patience_s=_START_TIMEOUT_S)
+        async for message in self._line.messages():
+            if isinstance(message, Welcome):
+                for model in list(self._models.values()):
+                    self._line.send(model)
+                if self._finishing:
+                    self._line.send(Finish())
+                continue
+            if isinstance(message, ModelOutcome):
+                self._models.pop(message.model, None)
+            self._told(message)
+        raise AssertionError("a line's messages end by an error")
+
+    async def _mind(self, placement: Placement) -> None:
+        """Have agents that ended placed again."""
+        restarts = [0] * self._wanted.nodes
+        began_s, said = time.monotonic(), set[str]()
+        while True:
+            found = await asyncio.to_thread(placement.poll)
+            if time.monotonic() - began_s >= _PATIENT_S:
+                for why in {
+                    place.why for place in found if place.state == "waiting" and place.why
+                } - said:
+                    _log.warning("Waiting for nodes: %s.", why)
+                    said.add(why)
+            ended = [place for place in found if place.state == "ended" and place.exit_code != 0]
+            for place in ended:
+                restarts[place.index] += 1
+                if restarts[place.index] <= _MOST_RESTARTS:
+                    await asyncio.to_thread(placement.restart, place.index)
+            lost = [place for place in ended if restarts[place.index] > _MOST_RESTARTS]
+            if len(lost) == self._wanted.nodes:
+                why = lost[0].why or f"exit code {lost[0].exit_code}"
+                raise EvaluationError(
+                    f"No node's agent stays up ({why}). Their logs are in {self._config.folder}/logs."
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _end(self, placement: Placement) -> None:
+        """Agents end when the coordinator says so; what is left of them is ended here."""
+        for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
+            if all(place.state == "ended" for place in await asyncio.to_thread(placement.poll)):
+                break
+            await asyncio.sleep(_POLL_S)
+        await asyncio.to_thread(placement.stop)
+
+
+def _say_waiting() -> None:
+    _log.warning(
+        "What an earlier command left is finishing what it holds; this one goes on after it."
+    )

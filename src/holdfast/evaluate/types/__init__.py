@@ -1,0 +1,1 @@
+"""Define the data that the other packages exchange, and the Protocols of engine and harness."""

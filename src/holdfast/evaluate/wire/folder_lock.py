@@ -1,0 +1,56 @@
+"""Who still works for an evaluation: its coordinator and its agents say so, also while they outlive their command.
+
+Each holds a lock on the evaluation's folder; the kernel drops it however they end. A command that goes on with the
+evaluation waits for them, since what they are about to keep need not be done again.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.evaluate.types.errors import EvaluationError
+
+_POLL_S = 0.1
+
+
+@contextmanager
+def at_work(state: Path) -> Iterator[None]:
+    """Hold the folder of an evaluation's state, together with others that do."""
+    file = os.open(state / "at-work", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(file)
+
+
+def wait_for_the_others(state: Path, timeout_s: float, told: Callable[[], None]) -> None:
+    """Return when nobody holds the folder; `told` is called once if that takes a while.
+
+    Raises:
+        EvaluationError: they are still there after `timeout_s`.
+    """
+    file = os.open(state / "at-work", os.O_RDWR | os.O_CREAT, 0o644)
+    deadline_s = time.monotonic() + timeout_s
+    waits = False
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise EvaluationError(
+                        f"What an earlier command started for this evaluation still runs after {timeout_s:.0f} s. "
+                        f"End the processes whose command line names {state.parent}, then try again."
+                    ) from None
+                if not waits:
+                    waits = True
+                    told()
+                time.sleep(_POLL_S)
+            else:
+                return
+    finally:
+        os.close(file)

@@ -1,0 +1,464 @@
+"""Messages between the coordinator and whoever dials in, and how they cross a TCP connection.
+
+A frame is four bytes of length (little endian) and that many bytes of msgpack, decoded into one of the types below and
+nothing else. The first frame of a connection is a `Hello` with the evaluation's token; whatever comes instead is closed
+unread. Frames are bounded. Whoever dialled in and lost the connection dials again with the same name.
+
+| role | who | says | hears |
+|---|---|---|---|
+| command | `holdfast eval`, one | AddModel, Finish | Status, TaskOutcome, ModelOutcome |
+| node | one agent a node | NodeReport, ModelFetched, FetchFailed, ChildExited | FetchModel, ReleaseModel, StartEngine |
+| host | the harness host of a node | Prepared, TaskEnded, SampleMeasured | Prepare, RunTask, MeasureSample |
+| client | one task of one model | Submit | Answers |
+| engine | an engine's worker | Serving, ServeFailed, Done, GivenBack, Holding | Serve, AskEngine, TakeBack, Acked |
+
+Every role hears `Welcome`, `Refused` and `Stop`, and says `Alive`.
+"""
+
+import asyncio
+import hmac
+import socket
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import ChannelError
+from holdfast.evaluate.types.engine import Curve, EngineSpec
+from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, TaskResult
+from holdfast.evaluate.types.model_manifest import ModelManifest
+from holdfast.evaluate.types.requests import Keyed
+from holdfast.evaluate.types.suite import TaskEntry
+
+ENV_ADDRESS = "HOLDFAST_EVAL_COORDINATOR"
+"""host:port of the coordinator."""
+ENV_TOKEN = "HOLDFAST_EVAL_TOKEN"
+ENV_OF_HOSTS = "HOLDFAST_HOST_"
+"""What stands before a variable of a node's environment that its harness host alone is to have, without this."""
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+HELLO_TIMEOUT_S = 10.0
+_LOSS_OPTIONS = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 10_000,
+}
+"""Seconds, seconds, probes, milliseconds: tcp(7)."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
+    """What every message is."""
+
+
+# Everyone
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """The first frame. `name` is unique within its role and kept over reconnections."""
+
+    token: str
+    role: str
+    name: str
+    node: int = -1
+    pid: int = 0
+    model: int = -1
+    task: int = -1
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """You are known. `epoch` changes when the coordinator is started anew."""
+
+    epoch: int = 0
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """You are not wanted: end. `why` is a sentence."""
+
+    why: str
+
+
+class Stop(Message, frozen=True, kw_only=True):
+    """End; what you hold is not needed."""
+
+
+class Alive(Message, frozen=True, kw_only=True):
+    """Once a second from whoever may hang."""
+
+
+# Command
+
+
+class AddModel(Message, frozen=True, kw_only=True):
+    """Evaluate the suite on one more model; `model` counts from 0. `manifest` None: the engines have their own.
+
+    `folder` is where its tasks write files, if not the evaluation's own. `tokenizer` is a folder with its config and
+    tokenizer that every host sees, before the weights are anywhere; empty if there is none. `digest` and `numerics`
+    are given where its answers are already kept under them and none shall be asked for.
+    """
+
+    model: int
+    name: str
+    manifest: ModelManifest | None = None
+    folder: str = ""
+    tokenizer: str = ""
+    digest: str = ""
+    numerics: str = ""
+
+
+class Finish(Message, frozen=True, kw_only=True):
+    """No more models will come: end when all are done."""
+
+
+class Status(Message, frozen=True, kw_only=True):
+    """Twice a second: how far it is. Times in seconds since the coordinator's first start."""
+
+    now_s: float
+    samples: int
+    samples_done: int
+    requests: int
+    requests_done: int
+    reused: int
+    engines: int
+    engines_ready: int
+    nodes: int
+    busy_share: float
+    time_left_s: float
+    bound_s: float
+    state: str
+
+
+class TaskOutcome(Message, frozen=True, kw_only=True):
+    """A task of a model ended: its result, or why it has none."""
+
+    model: int
+    task: int
+    result: TaskResult | None = None
+    error: str = ""
+
+
+class ModelOutcome(Message, frozen=True, kw_only=True):
+    """All tasks of a model ended, or it could not be served at all (`error`).
+
+    `wrong_use`: nor could it ever be so. `any_model`: nor any other. `is_stale`: a newer one was to be served instead.
+    """
+
+    model: int
+    digest: str = ""
+    numerics: str = ""
+    error: str = ""
+    wrong_use: bool = False
+    any_model: bool = False
+    is_stale: bool = False
+
+
+# Node
+
+
+class NodeReport(Message, frozen=True, kw_only=True):
+    """What a node has. `store` is host:port of its chunks; `session` names this life of the agent."""
+
+    host: str
+    cores: int
+    memory_bytes: int
+    gpus: int
+    store: str
+
+
+class FetchModel(Message, frozen=True, kw_only=True):
+    """Get a model into this node's memory: read `owners[chunk] == node` from the source, the rest from peers.
+
+    Sent again, with other owners, when a node joined or left. `peers` is node number to host:port of its chunks;
+    `max_read_mib_s` 0 is no limit.
+    """
+
+    model: int
+    manifest: ModelManifest
+    owners: list[int]
+    peers: dict[int, str]
+    max_read_mib_s: float = 0.0
+
+
+class ModelFetched(Message, frozen=True, kw_only=True):
+    """The whole model lies in `folder` of this node."""
+
+    model: int
+    folder: str
+    digest: str
+    remote_bytes: int
+    peer_bytes: int
+    seconds: float
+
+
+class FetchFailed(Message, frozen=True, kw_only=True):
+    """This node cannot have the model. `final`: no other node could either.
+
+    Its memory is full where it names models that lie there `beside`: when one of those is released, it may have it.
+    """
+
+    model: int
+    why: str
+    final: bool = False
+    beside: list[int] = []
+
+
+class ReleaseModel(Message, frozen=True, kw_only=True):
+    """No engine here needs this model any more."""
+
+    model: int
+
+
+class StartEngine(Message, frozen=True, kw_only=True):
+    """Start an engine's worker under this name; again under the same name when it ended."""
+
+    name: str
+    spec: EngineSpec
+    index: int
+
+
+class StopEngine(Message, frozen=True, kw_only=True):
+    """End an engine's worker."""
+
+    name: str
+
+
+class ChildExited(Message, frozen=True, kw_only=True):
+    """A process of the node's ended by itself: `role` "engine" or "host"; `tail` is the end of what it printed."""
+
+    role: str
+    name: str
+    exit_code: int
+    tail: str = ""
+
+
+# Harness host
+
+
+class Prepare(Message, frozen=True, kw_only=True):
+    """Import the harnesses and find these tasks."""
+
+    entries: list[TaskEntry]
+    include_paths: list[str] = []
+    confirm_unsafe_code: bool = False
+    folder: str
+
+
+class Prepared(Message, frozen=True, kw_only=True):
+    """Ready; `versions` is harness to version. With `error`, a sentence, it is not, and will not be."""
+
+    versions: dict[str, str] = {}
+    error: str = ""
+
+
+class RunTask(Message, frozen=True, kw_only=True):
+    """Run a task for a model, in a process of its own. `facts.model` names the model."""
+
+    task: int
+    entry: TaskEntry
+    facts: ModelFacts
+    folder: str
+
+
+class TaskEnded(Message, frozen=True, kw_only=True):
+    """A task's process ended: with its result, or with why not."""
+
+    model: int
+    task: int
+    result: TaskResult | None = None
+    error: str = ""
+
+
+class MeasureSample(Message, frozen=True, kw_only=True):
+    """Compute a metric; `answers` are encoded `Answer`s."""
+
+    metric_key: bytes
+    task: int
+    entry: TaskEntry
+    facts: ModelFacts
+    sample: int
+    answers: list[bytes]
+
+
+class SampleMeasured(Message, frozen=True, kw_only=True):
+    """A metric is computed, or raised (`error`). `lost`: its process died, and it may be tried again."""
+
+    metric_key: bytes
+    measured: bytes = b""
+    seconds: float
+    error: str = ""
+    lost: bool = False
+
+
+# Client
+
+
+class KeyedSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A sample on its way: `SampleRequests` with its requests encoded."""
+
+    sample: int
+    requests: list[Keyed]
+    metric_key: bytes = b""
+
+
+class Submit(Message, frozen=True, kw_only=True):
+    """Samples to answer. `final`: this task asks no more of them. Sent again, whole, after a reconnection."""
+
+    samples: list[KeyedSample]
+    final: bool = False
+
+
+class Answers(Message, frozen=True, kw_only=True):
+    """Samples that are answered and measured, as they come."""
+
+    samples: list[AnsweredSample]
+
+
+# Engine
+
+
+class Serve(Message, frozen=True, kw_only=True):
+    """Have this model answer: by `load` in an engine that has none, else by a swap. `fresh`: by `load` in any case."""
+
+    model: int
+    folder: str
+    digest: str
+    fresh: bool = False
+
+
+class Serving(Message, frozen=True, kw_only=True):
+    """The engine answers as this model: by a "load" or a "swap" (`how`). `kept`: it did so before the line was cut."""
+
+    model: int
+    how: str
+    seconds: float
+    numerics: str
+    max_length: int
+    curve: Curve
+    canary: list[float]
+    kept: bool = False
+
+
+class ServeFailed(Message, frozen=True, kw_only=True):
+    """It cannot. `restart`: a new process may. `any_model`: nor any other model, for there is no such engine."""
+
+    model: int
+    why: str
+    restart: bool = False
+    any_model: bool = False
+
+
+class AskEngine(Message, frozen=True, kw_only=True):
+    """Requests to answer, in this order, behind those it has: (key, encoded `Request`)."""
+
+    model: int
+    requests: list[tuple[bytes, bytes]]
+
+
+class TakeBack(Message, frozen=True, kw_only=True):
+    """Give back those of these keys that are not begun."""
+
+    keys: list[bytes]
+
+
+class GivenBack(Message, frozen=True, kw_only=True):
+    """These were not begun and will not be."""
+
+    keys: list[bytes]
+
+
+class Holding(Message, frozen=True, kw_only=True):
+    """After the line was cut, and after what was not acknowledged: all that this engine is still to answer."""
+
+    model: int
+    keys: list[bytes]
+
+
+class DoneRequest(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """An answer (encoded `Answer`), or `error`; times are of the worker's monotonic clock."""
+
+    key: bytes
+    body: bytes
+    new_tokens: int
+    started_s: float
+    finished_s: float
+    error: str = ""
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """Requests that ended. Kept by the worker, and sent again after a reconnection, until `Acked` names `number`."""
+
+    number: int
+    model: int
+    done: list[DoneRequest]
+    now_s: float
+
+
+class Acked(Message, frozen=True, kw_only=True):
+    """Everything up to this number is committed."""
+
+    number: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def _all_messages() -> Any:
+    union: Any = None
+    for message in Message.__subclasses__():
+        union = message if union is None else union | message
+    return union
+
+
+_decoder = msgspec.msgpack.Decoder(_all_messages())
+
+
+def encode(message: Message) -> bytes:
+    """A frame.
+
+    Raises:
+        ChannelError: it is longer than a frame may be.
+    """
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise ChannelError(
+            f"A {type(message).__name__} has {len(body)} bytes; at most {MAX_FRAME_BYTES} fit."
+        )
+    return len(body).to_bytes(4, "little") + body
+
+
+async def read(reader: asyncio.StreamReader) -> Message:
+    """The next message.
+
+    Raises:
+        EOFError: the other side is gone.
+        ChannelError: what came is too long, or no message.
+    """
+    try:
+        size_bytes = int.from_bytes(await reader.readexactly(4), "little")
+        if size_bytes > MAX_FRAME_BYTES:
+            raise ChannelError(
+                f"A frame of {size_bytes} bytes was announced; at most {MAX_FRAME_BYTES} fit."
+            )
+        body = await reader.readexactly(size_bytes)
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise EOFError from error
+    try:
+        message: Message = _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise ChannelError(f"A frame holds no message: {error}.") from error
+    return message
+
+
+def notice_loss(connection: socket.socket) -> None:
+    """Send at once, and have the connection end soon after the other machine is gone, whether or not anything is said.
+
+    A connection to a host may be silent for long: without probes nobody would learn that its node lost power.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LOSS_OPTIONS.items():
+        if hasattr(socket, name):  # of Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def is_token(given: str, token: str) -> bool:
+    """Whether a token is the right one, in constant time."""
+    return hmac.compare_digest(given.encode(), token.encode())

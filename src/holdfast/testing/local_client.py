@@ -1,0 +1,61 @@
+"""A client whose engine is in this process: no coordinator, nothing kept. For a few samples, and for tests."""
+
+import itertools
+from collections.abc import Sequence
+
+from holdfast.evaluate.types.engine import Engine
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.harness import AnsweredSample, Harness, ModelFacts, SampleRequests
+from holdfast.evaluate.types.requests import Answer, Request, keyed
+from holdfast.evaluate.types.suite import TaskEntry
+
+
+class LocalClient:
+    """See `EngineClient`. Equal requests are asked once.
+
+    Args:
+        engine: that has loaded its model.
+        facts: of that model.
+        harness: computes the metrics that a sample asks for, here and at once; with `entry`, its task.
+        entry: the entry that is run.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: ModelFacts,
+        harness: Harness | None = None,
+        entry: TaskEntry | None = None,
+    ) -> None:
+        self.facts = facts
+        self._engine, self._harness, self._entry = engine, harness, entry
+        self._answers: dict[bytes, Answer] = {}
+
+    def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
+        """See `EngineClient.ask`."""
+        asked: dict[bytes, Request] = {}
+        for sample in samples:
+            asked |= {keyed(request).key: request for request in sample.requests}
+        self._answer({key: request for key, request in asked.items() if key not in self._answers})
+        return [self._answered(sample) for sample in samples]
+
+    async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
+        """See `EngineClient.ask_one`."""
+        return self.ask([sample])[0]
+
+    def _answer(self, asked: dict[bytes, Request]) -> None:
+        keys = dict(zip(itertools.count(), asked))
+        self._engine.submit([(number, asked[key]) for number, key in keys.items()])
+        while keys:
+            for finished in self._engine.step():
+                key = keys.pop(finished.id)
+                if finished.answer is None:
+                    raise EvaluationError(finished.error)
+                self._answers[key] = finished.answer
+
+    def _answered(self, sample: SampleRequests) -> AnsweredSample:
+        answers = [self._answers[keyed(request).key] for request in sample.requests]
+        measured = b""
+        if sample.metric_key and self._harness and self._entry:
+            measured = self._harness.measure(self._entry, sample.sample, answers, self.facts)
+        return AnsweredSample(sample=sample.sample, answers=answers, measured=measured)
