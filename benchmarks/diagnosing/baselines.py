@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from diagnosing.scoring import Answer
-from holdfast.diagnose.diagnosis import CATEGORIES
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 ERROR: Final = re.compile(
     r"\b(?:\w*Error|\w*Exception|error|ERROR|FATAL|fatal|Fatal)\b|Xid|[Ff]ailed|[Kk]illed|oom-kill|timed out|NCCL WARN"

@@ -27,10 +27,10 @@ def squeeze(case: Case) -> Squeezed:
 
     The root is kept where a line of it is, by its number or by its text: repeated lines have several numbers.
     """
-    from holdfast.diagnose.compress import compress
-    from holdfast.diagnose.read import find_files
-    from holdfast.diagnose.rules import packaged_rules
-    from holdfast.diagnose.scan import scan
+    from holdfast.diagnose.explain.compress import compress
+    from holdfast.diagnose.explain.scan import scan
+    from holdfast.diagnose.logs.files import find_files
+    from holdfast.diagnose.rules.packaged import packaged_rules
 
     files = find_files([case.path]).files
     left = compress(files, scan(files, packaged_rules()))

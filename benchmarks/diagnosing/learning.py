@@ -154,7 +154,8 @@ def _right(cases: Sequence[Case], answers: Mapping[str, Answer]) -> int:
 
 def _without(reasons: set[str]) -> Any:
     """The packaged rules less those of `reasons`."""
-    from holdfast.diagnose.rules import RuleSet, packaged_topics
+    from holdfast.diagnose.rules.packaged import packaged_topics
+    from holdfast.diagnose.rules.rules import RuleSet
 
     topics = [
         replace(topic, rules=tuple(rule for rule in topic.rules if rule.reason not in reasons))

@@ -17,7 +17,8 @@ from holdfast.checkpoint.ipc.memory_reservation import reserved
 TAKES = """
 import sys, time
 from pathlib import Path
-from holdfast.checkpoint import memory_reservation, scan
+from holdfast.checkpoint import scan
+from holdfast.checkpoint.ipc import memory_reservation
 memory_reservation._SHARED = Path(sys.argv[1])
 with memory_reservation.reserved(1 << 60):
     print("takes", flush=True)

@@ -23,8 +23,8 @@ from holdfast.cli.diagnosis_view import ACTIONS, at_fault, ranges
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.diagnosis import CATEGORIES
-from holdfast.diagnose.rules import packaged_rules
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 from holdfast.testing.model_endpoint import ModelServer, Words
 
 STEPS = [f"step {step} loss {2.5 - step / 100:.3f}" for step in range(40)]
@@ -97,7 +97,9 @@ def log(job):
 
 @pytest.fixture(scope="module")
 def schema():
-    text = (resources.files("holdfast.diagnose") / "diagnosis.schema.json").read_text("utf-8")
+    text = (resources.files("holdfast.diagnose.explain") / "diagnosis.schema.json").read_text(
+        "utf-8"
+    )
     found = json.loads(text)
     jsonschema.Draft202012Validator.check_schema(found)
     return found

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnose import LogWatcher, diagnose
-from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category
-from holdfast.diagnose.rules import packaged_rules
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 KNOWN = sorted(
     {example for rule in packaged_rules().rules for example in (*rule.match, *rule.no_match)}

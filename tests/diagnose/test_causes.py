@@ -5,10 +5,13 @@ from importlib import resources
 import pytest
 import yaml
 
-from holdfast.diagnose.causes import kinds
-from holdfast.diagnose.rules import ROUTINE, packaged_rules
+from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import ROUTINE
 
-GIVEN = yaml.safe_load((resources.files("holdfast.diagnose") / "causes.yaml").read_text("utf-8"))
+GIVEN = yaml.safe_load(
+    (resources.files("holdfast.diagnose.rules") / "causes.yaml").read_text("utf-8")
+)
 KINDS = kinds()
 
 
@@ -41,7 +44,7 @@ def test_no_key_stands_there_twice():
         return dict(loader.construct_pairs(node))
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    text = (resources.files("holdfast.diagnose") / "causes.yaml").read_text("utf-8")
+    text = (resources.files("holdfast.diagnose.rules") / "causes.yaml").read_text("utf-8")
     yaml.load(text, Loader=Strict)
 
 

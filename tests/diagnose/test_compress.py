@@ -5,11 +5,11 @@ import random
 import pytest
 from failures import FAILURES
 
-from holdfast.diagnose.compress import LIMIT_BYTES, compress, worth_reading
-from holdfast.diagnose.filters import parse_filters
-from holdfast.diagnose.read import find_files
-from holdfast.diagnose.rules import packaged_rules
-from holdfast.diagnose.scan import scan
+from holdfast.diagnose.explain.compress import LIMIT_BYTES, compress, worth_reading
+from holdfast.diagnose.explain.scan import scan
+from holdfast.diagnose.logs.files import find_files
+from holdfast.diagnose.logs.filters import parse_filters
+from holdfast.diagnose.rules.packaged import packaged_rules
 
 
 def compressed(path, **options):

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import LINE_LIMIT_BYTES, read_blocks
+from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, read_blocks
 
 ERROR = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
 

@@ -3,9 +3,10 @@
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.diagnose.diagnosis import CATEGORIES
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.rules import ROUTINE, RuleSet, packaged_rules, parse_topic
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import ROUTINE, RuleSet, parse_topic
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 RULES = packaged_rules()
 TOPIC = """

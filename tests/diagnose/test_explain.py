@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.explain import explain, first_end
-from holdfast.diagnose.rules import packaged_rules
-from holdfast.diagnose.scan import scan_texts
+from holdfast.diagnose.explain.explain import explain, first_end
+from holdfast.diagnose.explain.scan import scan_texts
+from holdfast.diagnose.rules.packaged import packaged_rules
 
 
 def every_rank(which):

@@ -3,9 +3,10 @@
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.diagnose.filters import Filters, packaged_filters, parse_filters
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.rules import ROUTINE, packaged_rules
+from holdfast.diagnose.logs.filters import Filters, packaged_filters, parse_filters
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import ROUTINE
 
 GOOD = "[{id: dots, pattern: '^\\.+$', source: mine, match: ['...']}]"
 
@@ -45,7 +46,7 @@ def test_no_root_of_the_labelled_cases_is_routine(dev_cases):
 
 
 def test_most_of_a_noisy_log_is_routine_or_repeated(dev_cases):
-    from holdfast.diagnose.progress import reported_step
+    from holdfast.diagnose.logs.progress import reported_step
 
     filters = Filters(packaged_filters())
     case = dev_cases[0]

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.flight_recorder import flight_lines, read_dump
-from holdfast.diagnose.read import Reading
+from holdfast.diagnose.logs.files import Reading
+from holdfast.diagnose.logs.flight_recorder import flight_lines, read_dump
 
 NAMES = ["nccl:all_reduce", "nccl:_all_gather_base", "nccl:_reduce_scatter_base"]
 

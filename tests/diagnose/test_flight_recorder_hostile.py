@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.flight_recorder import flight_lines, read_dump
-from holdfast.diagnose.read import Reading
+from holdfast.diagnose.logs.files import Reading
+from holdfast.diagnose.logs.flight_recorder import flight_lines, read_dump
 
 KEY_ERROR = "Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
 GOOD = {"entries": [], "pg_config": {}, "version": "2.10"}

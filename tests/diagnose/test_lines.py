@@ -6,11 +6,11 @@ import pytest
 import re2
 import yaml
 
-from holdfast.diagnose.lines import clean_line, dialects
+from holdfast.diagnose.logs.lines import clean_line, dialects
 
 GROUPS = {"time", "host", "rank", "local_rank", "task", "stream"}
 DIALECTS = yaml.safe_load(
-    (resources.files("holdfast.diagnose") / "dialects.yaml").read_text("utf-8")
+    (resources.files("holdfast.diagnose.logs") / "dialects.yaml").read_text("utf-8")
 )
 
 

@@ -9,12 +9,12 @@ import re2
 import yaml
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.progress import PROGRESS, reported_step
-from holdfast.diagnose.read import LINE_LIMIT_BYTES
-from holdfast.diagnose.rules import packaged_rules
+from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.logs.progress import PROGRESS, reported_step
+from holdfast.diagnose.rules.packaged import packaged_rules
 
-FOLDER = resources.files("holdfast.diagnose")
+FOLDER = resources.files("holdfast.diagnose.logs")
 MEGABYTE = 1 << 20
 
 

@@ -5,10 +5,12 @@ from importlib import resources
 import pytest
 import yaml
 
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.progress import PROGRESS, reported_step
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.logs.progress import PROGRESS, reported_step
 
-GIVEN = yaml.safe_load((resources.files("holdfast.diagnose") / "progress.yaml").read_text("utf-8"))
+GIVEN = yaml.safe_load(
+    (resources.files("holdfast.diagnose.logs") / "progress.yaml").read_text("utf-8")
+)
 
 
 @pytest.mark.parametrize("one", GIVEN, ids=lambda one: one["id"])

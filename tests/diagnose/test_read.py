@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.errors import NotFound
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import find_files
+from holdfast.diagnose.logs.files import find_files
 
 
 def write(folder, *names, text="step 1 loss 2.1\n"):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import BLOCK_BYTES, LINE_LIMIT_BYTES, Reading, read_blocks
+from holdfast.diagnose.logs.files import BLOCK_BYTES, LINE_LIMIT_BYTES, Reading, read_blocks
 
 KEY_ERROR = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
 

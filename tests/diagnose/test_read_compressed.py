@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import Reading, read_blocks
+from holdfast.diagnose.logs.files import Reading, read_blocks
 
 PACK = {"gz": lambda data: gzip.compress(data, mtime=0), "zst": zstandard.ZstdCompressor().compress}
 KEY_ERROR = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"

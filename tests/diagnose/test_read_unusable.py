@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import Reading, read_blocks
+from holdfast.diagnose.logs.files import Reading, read_blocks
 
 KEY_ERROR = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
 

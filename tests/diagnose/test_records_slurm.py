@@ -5,8 +5,8 @@ import json
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import Reading, find_files
-from holdfast.diagnose.records import record_lines
+from holdfast.diagnose.logs.files import Reading, find_files
+from holdfast.diagnose.logs.records import record_lines
 
 KEY_ERROR = "Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
 

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.read import find_files
-from holdfast.diagnose.rules import packaged_rules
-from holdfast.diagnose.scan import scan
+from holdfast.diagnose.explain.scan import scan
+from holdfast.diagnose.logs.files import find_files
+from holdfast.diagnose.rules.packaged import packaged_rules
 
 KEY_ERROR = "Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
 

@@ -3,8 +3,9 @@
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.diagnose import tables
-from holdfast.diagnose.rules import ROUTINE, packaged_rules
+from holdfast.diagnose.rules import code_tables
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import ROUTINE
 
 XID = "NVRM: Xid (PCI:0000:4E:00): "
 
@@ -15,10 +16,10 @@ def found(line):
 
 
 def test_every_xid_has_one_row_and_says_where_it_comes_from():
-    rows = tables.read_table("xid")
+    rows = code_tables.read_table("xid")
     assert [int(row["code"]) for row in rows] == list(range(1, 173))
     assert all(row["source"] for row in rows)
-    assert len(tables.read_table("xid_nvlink5")) == 94
+    assert len(code_tables.read_table("xid_nvlink5")) == 94
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,6 @@ def test_a_row_that_makes_no_sense_is_named(monkeypatch):
         "reason": "CUDAError",
         "action": "restart",
     }
-    monkeypatch.setattr(tables, "read_table", lambda name: [row])
+    monkeypatch.setattr(code_tables, "read_table", lambda name: [row])
     with pytest.raises(BadUse, match="gremlin"):
-        list(tables._xid_rules())
+        list(code_tables._xid_rules())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.diagnose import Hang, JobContext, LogWatcher, RankExit, diagnose
-from holdfast.diagnose.rules import RuleSet
+from holdfast.diagnose.rules.rules import RuleSet
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/job/t.py", line 8, in f\n    g()\n{}\n'
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"

@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.causes import kinds
-from holdfast.diagnose.names import names
+from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.names import names
 
 SPAWNED = """-- Process 1 terminated with the following error:
 Traceback (most recent call last):

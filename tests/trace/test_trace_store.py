@@ -18,7 +18,8 @@ from holdfast.trace import aggregates
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace, LeftOut
 from holdfast.trace.loading import load
-from holdfast.trace.sources.reading import Note, Reading
+from holdfast.trace.notes import Note
+from holdfast.trace.sources.reading import Reading
 from holdfast.trace.sources.rows import read_rows
 from holdfast.trace.sources.stored import is_store
 from holdfast.trace.store import convert, merge_partials, write_partials

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from holdfast.cli.diagnosis_study import Study
     from holdfast.core.ledger import Ledger
     from holdfast.diagnose.agents import Endpoint
-    from holdfast.diagnose.compress import Compressed
-    from holdfast.diagnose.diagnosis import Diagnosis
+    from holdfast.diagnose.explain.compress import Compressed
+    from holdfast.diagnose.explain.diagnosis import Diagnosis
     from holdfast.diagnose.memory import Known
-    from holdfast.diagnose.rules import RuleSet
+    from holdfast.diagnose.rules.rules import RuleSet
 
 STDIN = "-"
 
@@ -229,7 +229,7 @@ def _known(ledger: "Ledger", place: Place) -> "Known":
 
 def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
     from holdfast.cli.diagnosis_study import with_own_rules
-    from holdfast.diagnose.rules import packaged_rules
+    from holdfast.diagnose.rules.packaged import packaged_rules
 
     return with_own_rules(packaged_rules() if known is None else known.rules, folder)
 

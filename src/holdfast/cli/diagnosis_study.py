@@ -13,13 +13,12 @@ from holdfast.cli.output import shorten
 from holdfast.cli.progress import Progress
 from holdfast.core.errors import BadUse
 from holdfast.core.words import clean
-from holdfast.diagnose.compress import Compressed, compress
-from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.diagnosis import Diagnosis, LogLine
-from holdfast.diagnose.explain import Explanation, explain, first_end
-from holdfast.diagnose.filters import Filter
-from holdfast.diagnose.lines import CITED_LIMIT, clean_line
-from holdfast.diagnose.read import (
+from holdfast.diagnose.explain.compress import Compressed, compress
+from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.diagnosis import Diagnosis, LogLine
+from holdfast.diagnose.explain.explain import Explanation, explain, first_end
+from holdfast.diagnose.explain.scan import Event, scan
+from holdfast.diagnose.logs.files import (
     LINE_LIMIT_BYTES,
     STDIN,
     LogFile,
@@ -28,8 +27,9 @@ from holdfast.diagnose.read import (
     is_flight_record,
     read_blocks,
 )
-from holdfast.diagnose.rules import RuleSet
-from holdfast.diagnose.scan import Event, scan
+from holdfast.diagnose.logs.filters import Filter
+from holdfast.diagnose.logs.lines import CITED_LIMIT, clean_line
+from holdfast.diagnose.rules.rules import RuleSet
 
 BEFORE: Final = 5
 AFTER: Final = 3

@@ -16,8 +16,9 @@ from holdfast.cli.diagnosis_study import Study
 from holdfast.cli.diagnosis_why import INTRODUCTION, in_words
 from holdfast.cli.output import PIPE_WIDTH, when
 from holdfast.core.words import clean
-from holdfast.diagnose.diagnosis import Action, Diagnosis, LogLine, Role
-from holdfast.diagnose.explain import Cluster
+from holdfast.diagnose.explain.diagnosis import Diagnosis, LogLine, Role
+from holdfast.diagnose.explain.explain import Cluster
+from holdfast.diagnose.rules.taxonomy import Action
 
 ACTIONS: Final[Mapping[Action, str]] = {
     "restart": "Start the job again",

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from holdfast.cli.output import shorten
 from holdfast.core.words import clean, percent, plainly
-from holdfast.diagnose.explain import Cluster, Explanation, Reckoning
+from holdfast.diagnose.explain.explain import Cluster, Explanation, Reckoning
 
 SHOWN: Final = 4
 """Candidates that a person is shown."""

@@ -14,7 +14,7 @@ from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import RunPaths
 
 if TYPE_CHECKING:
-    from holdfast.diagnose.compress import Kept
+    from holdfast.diagnose.explain.compress import Kept
 
 _WITHOUT_RUN = "m"
 """How the name of an incident begins that belongs to no run."""

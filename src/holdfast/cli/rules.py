@@ -16,7 +16,7 @@ from holdfast.core.processes import whoami
 
 if TYPE_CHECKING:
     from holdfast.diagnose.agents import Endpoint
-    from holdfast.diagnose.rules import Topic
+    from holdfast.diagnose.rules.rules import Topic
 
 
 @click.group()
@@ -158,9 +158,9 @@ def _ask_for_filters(
 ) -> tuple[list[str], tuple[str, ...]]:
     """The ids of the filters that a model's votes added, and what failed or was refused."""
     from holdfast.diagnose.agents import propose_filters, segments_of
+    from holdfast.diagnose.logs.files import find_files
     from holdfast.diagnose.memory import Known
     from holdfast.diagnose.memory.good import keep_filters
-    from holdfast.diagnose.read import find_files
 
     known = Known.of_ledger(ledger, place.home)
     segments = segments_of(find_files(paths).files, known.rules, known.filters)
@@ -198,7 +198,7 @@ def good_ls(place: Place, as_json: bool) -> None:
 
 def _topics(place: Place) -> "list[Topic]":
     from holdfast.diagnose.memory.own_rules import own_topics
-    from holdfast.diagnose.rules import packaged_topics
+    from holdfast.diagnose.rules.packaged import packaged_topics
 
     return [*packaged_topics(), *own_topics(place.home)]
 

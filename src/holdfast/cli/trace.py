@@ -15,7 +15,7 @@ from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.words import plainly
 
 if TYPE_CHECKING:
-    from holdfast.trace.sources.reading import Note
+    from holdfast.trace.notes import Note
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 TWINS = ("seren", "kalos")

@@ -6,16 +6,18 @@ log of any size takes bounded memory.
 
 | stage | module | from → to |
 |---|---|---|
-| 1 | `read`, `records`, `flight_recorder` | paths → files, rotated parts in order → blocks of whole lines |
-| | `lines`, `progress` | a raw line → clean text, its time, host and rank, the step it reports |
-| | `tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
-| 2 | `rules`, `tables` | `rules/*.yaml`, `tables/*.tsv` → what one line means |
-| | `scan` | files → events, with the progress before and after each |
-| 3 | `explain` | events and `causes.yaml` → the least-cost explanation, and its rivals |
-| | `answer`, `locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
-| 4 | `memory` | past incidents, good runs → rules that were learned, and what is like this one |
+| 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
+| | `logs.lines`, `logs.progress` | a raw line → clean text, its time, host and rank, the step it reports |
+| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
+| 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
+| | `explain.scan` | files → events, with the progress before and after each |
+| 3 | `explain.explain` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
+| | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
+| 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
+| | `agents` | a language model's proposal, checked against the log |
 
-`context` is what the supervisor knows, `diagnosis` the published answer, `watch` the same for a job that still runs.
+`logs.job_context` holds the supervisor's observations, `explain.diagnosis` the published answer; `watch` does the same
+for a job that still runs.
 """
 
 import os
@@ -24,12 +26,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import NotFound
-from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.context import Hang, JobContext, RankExit, observed_lines
-from holdfast.diagnose.diagnosis import Alternative, Diagnosis, Evidence, LogLine
-from holdfast.diagnose.read import Found, Reading, find_files
-from holdfast.diagnose.rules import packaged_rules
-from holdfast.diagnose.scan import scan, scan_texts
+from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine
+from holdfast.diagnose.explain.scan import scan, scan_texts
+from holdfast.diagnose.logs.files import Found, Reading, find_files
+from holdfast.diagnose.logs.job_context import Hang, JobContext, RankExit, observed_lines
+from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.watch import LogWatcher
 
 __all__ = [
@@ -79,6 +81,6 @@ def diagnose(
     decided = replace(conclude(events, observed), notes=tuple(reading.notes))
     if known is None:
         return decided
-    from holdfast.diagnose.compress import compress
+    from holdfast.diagnose.explain.compress import compress
 
     return known.recall(decided, lambda: compress(found.files, events, known.filters).lines)

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.context import JobContext, observed_lines
-from holdfast.diagnose.diagnosis import Diagnosis, Evidence, LogLine
-from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile
-from holdfast.diagnose.rules import RuleSet, packaged_rules
-from holdfast.diagnose.scan import Scan, scan_texts
+from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.diagnosis import Diagnosis, Evidence, LogLine
+from holdfast.diagnose.explain.scan import Scan, scan_texts
+from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile
+from holdfast.diagnose.logs.job_context import JobContext, observed_lines
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import RuleSet
 
 _BLOCK_BYTES: Final = 64 * 1024
 """Lines are looked at when so many bytes have come together, or when the diagnosis is asked for."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from holdfast.core.errors import HoldfastError
 from holdfast.core.rotating_log import LogTail
 from holdfast.diagnose import Diagnosis, JobContext, LogWatcher
-from holdfast.diagnose.compress import Kept, compress
+from holdfast.diagnose.explain.compress import Kept, compress
+from holdfast.diagnose.explain.scan import scan
+from holdfast.diagnose.logs.files import find_files, rank_by_name
 from holdfast.diagnose.memory import Known
-from holdfast.diagnose.read import find_files, rank_by_name
-from holdfast.diagnose.scan import scan
 
 FOLLOW_S = 5.0
 """Between two looks at the logs; an attempt that ends before the first costs no rules."""

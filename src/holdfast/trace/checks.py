@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.trace.sources.reading import Note, Reading
+from holdfast.trace.notes import Note
+from holdfast.trace.sources.reading import Reading
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,10 +16,10 @@ from holdfast.trace.checks import check_jobs
 from holdfast.trace.clusters import sized
 from holdfast.trace.jobtypes import DEFAULT_RULES, read_rules, tell_types
 from holdfast.trace.schema import DURATIONS
+from holdfast.trace.sources.csv.mapped import mapped_source
+from holdfast.trace.sources.csv.reasons import join_reasons
 from holdfast.trace.sources.joining import ASSUMED_SIZE, joined, renamed
-from holdfast.trace.sources.mapped import mapped_source
 from holdfast.trace.sources.reading import Reading, Source
-from holdfast.trace.sources.reasons import join_reasons
 from holdfast.trace.sources.recognition import Input, named_source, recognised
 from holdfast.trace.sources.span import keep_span, set_span
 from holdfast.trace.sources.stored import is_store

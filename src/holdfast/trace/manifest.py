@@ -9,7 +9,7 @@ from typing import Any, Final
 from holdfast.core.atomic import write_atomic
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 
 FILE: Final = "manifest.json"
 VERSION: Final = 1

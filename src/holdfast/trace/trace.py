@@ -17,13 +17,14 @@ from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.schema import jobs_view
-from holdfast.trace.sources.reading import Note, Reading
+from holdfast.trace.sources.reading import Reading
 from holdfast.trace.table import Table
 
 if TYPE_CHECKING:
     import duckdb
 
     from holdfast.trace.clusters import Cluster
+    from holdfast.trace.notes import Note
 
 _AGGREGATES_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+agg_(\w+)")
 _TELEMETRY_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+(samples|devices|metrics)\b")

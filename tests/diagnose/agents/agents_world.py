@@ -4,11 +4,11 @@ import asyncio
 import json
 
 from holdfast.diagnose.agents.endpoint import Endpoint
-from holdfast.diagnose.compress import compress
-from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.read import find_files
-from holdfast.diagnose.rules import packaged_rules
-from holdfast.diagnose.scan import scan
+from holdfast.diagnose.explain.compress import compress
+from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.scan import scan
+from holdfast.diagnose.logs.files import find_files
+from holdfast.diagnose.rules.packaged import packaged_rules
 
 RULES = packaged_rules()
 ROOT = "[rank3]: lease 0x11 on fabric segment gone; quorum of the segment is void"

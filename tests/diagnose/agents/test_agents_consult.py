@@ -21,9 +21,9 @@ from agents_world import (
 from holdfast.core.errors import LedgerError
 from holdfast.diagnose.agents import consult, consultation
 from holdfast.diagnose.agents.consult import CEILING
-from holdfast.diagnose.compress import worth_reading
-from holdfast.diagnose.diagnosis import Alternative, Evidence
-from holdfast.diagnose.rules import parse_topic
+from holdfast.diagnose.explain.compress import worth_reading
+from holdfast.diagnose.explain.diagnosis import Alternative, Evidence
+from holdfast.diagnose.rules.rules import parse_topic
 from holdfast.testing.model_endpoint import Cut, Drip, ModelServer, Status, Words
 
 VOID = "tune.py: error: segment seven is void"

@@ -7,8 +7,8 @@ import pytest
 from agents_world import RULES, endpoint_to, shown_lines
 
 from holdfast.diagnose.agents import Segments, propose_filters, segments_of
-from holdfast.diagnose.filters import Filters, packaged_filters, parse_filters
-from holdfast.diagnose.read import find_files
+from holdfast.diagnose.logs.files import find_files
+from holdfast.diagnose.logs.filters import Filters, packaged_filters, parse_filters
 from holdfast.testing.model_endpoint import Drip, ModelServer, Status, Words
 
 SEGMENT = (

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from holdfast.diagnose.diagnosis import CATEGORIES
 from holdfast.diagnose.lab import noise
 from holdfast.diagnose.lab.program import Program
 from holdfast.diagnose.lab.programs import PROGRAMS
@@ -22,6 +21,7 @@ from holdfast.diagnose.lab.variants import (
     variants,
     write_variants,
 )
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 RANK0 = """\
  [2026-03-14 02:00:01] iteration        1/  500000 | lm loss: 1.2

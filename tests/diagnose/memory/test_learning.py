@@ -1,12 +1,13 @@
 """From confirmed incidents to rules: as general as all that is known allows, and no more."""
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.compress import Kept
+from holdfast.diagnose.explain.compress import Kept
 from holdfast.diagnose.memory import Case, Known, learn
 from holdfast.diagnose.memory.candidates import candidates
 from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.topics import Layered, Learned, learned_topics, shielded
-from holdfast.diagnose.rules import RuleSet, Topic, packaged_rules, packaged_topics
+from holdfast.diagnose.rules.packaged import packaged_rules, packaged_topics
+from holdfast.diagnose.rules.rules import RuleSet, Topic
 
 
 def without(*reasons):

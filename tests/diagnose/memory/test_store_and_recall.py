@@ -12,7 +12,7 @@ from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import ledger_url
 from holdfast.diagnose import LogLine, diagnose
-from holdfast.diagnose.filters import Filters, packaged_filters
+from holdfast.diagnose.logs.filters import Filters, packaged_filters
 from holdfast.diagnose.memory import Known, judge, remember
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, cosine, packed, unpacked
 from holdfast.diagnose.memory.good import add_good_run, learn_filters

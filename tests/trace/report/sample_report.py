@@ -15,8 +15,8 @@ from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.charts import Bars, Boxes, Figure, Heatmap
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.findings import Finding
+from holdfast.trace.notes import Note
 from holdfast.trace.report import Entry, Read, Report
-from holdfast.trace.sources.reading import Note
 from holdfast.trace.table import Table
 
 HOSTILE = sample_charts.HOSTILE

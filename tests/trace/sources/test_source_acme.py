@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 import pytest
 from source_files import dicts, published, read_in_order, sample_rows
 
-from holdfast.trace.sources.acme import KALOS, SEREN, SOURCE
+from holdfast.trace.sources.published.acme import KALOS, SEREN, SOURCE
 from holdfast.trace.sources.recognition import Input, recognised
 
 SEREN_HEADER = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"  # noqa: E501

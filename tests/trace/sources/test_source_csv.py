@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from normalised_rows import database
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.csv_sql import Time
-from holdfast.trace.sources.csv_text import read_csv
+from holdfast.trace.sources.csv.sql import Time
+from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.sources.plain_text import LONGEST_LINE_BYTES
 
 COLUMNS = {"id": "VARCHAR", "gpus": "DOUBLE", "nodes": "INTEGER", "began": Time(), "ended": Time()}

@@ -2,7 +2,7 @@ from datetime import datetime, timedelta
 
 from source_files import dicts, read_in_order, sample_rows
 
-from holdfast.trace.sources.helios import SOURCE
+from holdfast.trace.sources.published.helios import SOURCE
 
 HEADER = (
     "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
@@ -51,6 +51,6 @@ def test_a_cluster_is_named_by_its_folder(tmp_path):
 
 
 def test_the_four_clusters_have_as_many_gpus_as_the_study_says():
-    from holdfast.trace.sources.helios import NODES
+    from holdfast.trace.sources.published.helios import NODES
 
     assert sum(NODES.values()) * 8 == 6416

@@ -4,9 +4,9 @@ import pytest
 from normalised_rows import notes_of, read_file, unix_s
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources import kueue
-from holdfast.trace.sources.kube_resources import gpu_model_of, of_pod, of_resources, quantity
-from holdfast.trace.sources.kubernetes import SOURCE
+from holdfast.trace.sources.kubernetes import kueue
+from holdfast.trace.sources.kubernetes.jobs import SOURCE
+from holdfast.trace.sources.kubernetes.resources import gpu_model_of, of_pod, of_resources, quantity
 
 
 def at(second: int) -> str:

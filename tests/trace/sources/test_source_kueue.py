@@ -4,8 +4,8 @@ import pytest
 from normalised_rows import notes_of, read_file, unix_s
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources import kubernetes
-from holdfast.trace.sources.kueue import SOURCE
+from holdfast.trace.sources.kubernetes import jobs
+from holdfast.trace.sources.kubernetes.kueue import SOURCE
 
 ZERO_S = 1714521600.0  # 2024-05-01T00:00:00Z
 
@@ -67,7 +67,7 @@ def read(tmp_path):
         path = tmp_path / "prod.json"
         path.write_text(json.dumps({"apiVersion": "v1", "items": items, "kind": "List"}, indent=4))
         assert SOURCE.recognises(path)
-        assert not kubernetes.SOURCE.recognises(path)
+        assert not jobs.SOURCE.recognises(path)
         return read_file(SOURCE, path, **variables)
 
     return reading

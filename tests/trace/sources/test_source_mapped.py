@@ -9,8 +9,8 @@ from source_files import dicts, published, read_in_order
 
 from holdfast.core.errors import BadUse
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.column_map import MAPPABLE, read_column_map
-from holdfast.trace.sources.mapped import mapped_source
+from holdfast.trace.sources.csv.column_map import MAPPABLE, read_column_map
+from holdfast.trace.sources.csv.mapped import mapped_source
 
 KALOS_MAP = """
 [columns]
@@ -346,7 +346,7 @@ def test_a_wrong_map_is_refused_with_the_place_and_the_choices(tmp_path, text, w
 
 
 def test_the_reference_in_the_docstring_is_a_map(tmp_path):
-    from holdfast.trace.sources import mapped as module
+    from holdfast.trace.sources.csv import mapped as module
 
     text = (module.__doc__ or "").split("\n\n", 1)[1].rpartition("\n\n`[columns]`")[0]
     first_end_at = text.index('    end_at    = {column = "ended_ms"')

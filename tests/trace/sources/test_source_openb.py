@@ -5,7 +5,7 @@ from normalised_rows import database
 from source_files import dicts, published, read_in_order
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.openb import SOURCE
+from holdfast.trace.sources.published.openb import SOURCE
 
 HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"  # noqa: E501
 

@@ -2,7 +2,7 @@ from datetime import UTC, datetime
 
 from source_files import dicts, read_in_order, sample_rows
 
-from holdfast.trace.sources.pai import SOURCE
+from holdfast.trace.sources.published.pai import SOURCE
 
 
 def at(seconds):

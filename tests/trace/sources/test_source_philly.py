@@ -9,7 +9,7 @@ from normalised_rows import database
 from source_files import dicts, published, read_in_order, sample_rows
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.philly import SOURCE
+from holdfast.trace.sources.published.philly import SOURCE
 
 PACIFIC = ZoneInfo("America/Los_Angeles")
 

@@ -7,8 +7,8 @@ from normalised_rows import database
 
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace
+from holdfast.trace.sources.csv.reasons import join_reasons
 from holdfast.trace.sources.reading import Reading
-from holdfast.trace.sources.reasons import join_reasons
 
 JOBS = [
     ("1", 0, "FAILED"), ("2", 0, "COMPLETED"), ("3", 0, "FAILED"), ("3", 1, "NODE_FAIL"), ("3", 2, "COMPLETED"),

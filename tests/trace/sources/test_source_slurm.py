@@ -7,8 +7,8 @@ import pytest
 from normalised_rows import database, notes_of, read_file, rows_of, unix_s
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.slurm import SOURCE, read_sacct
-from holdfast.trace.sources.slurm_fields import zone_of
+from holdfast.trace.sources.slurm.fields import zone_of
+from holdfast.trace.sources.slurm.sacct import SOURCE, read_sacct
 
 FIELDS = (
     "Cluster|JobIDRaw|JobID|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|AllocTRES|ReqTRES|NodeList|"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from holdfast.core.errors import BadUse
 from holdfast.trace.schema import OUTCOMES, STATES
 from holdfast.trace.sources.mig import mig_share
-from holdfast.trace.sources.slurm_fields import (
+from holdfast.trace.sources.slurm.fields import (
     MOST_NODES,
     elapsed_s,
     exit_code_of,

@@ -7,7 +7,7 @@ from normalised_rows import notes_of, read_file, unix_s
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources import json_stream
 from holdfast.trace.sources.json_stream import json_objects
-from holdfast.trace.sources.slurm import SOURCE
+from holdfast.trace.sources.slurm.sacct import SOURCE
 
 
 def tres(gpus: int, kind: str = "") -> list[dict]:

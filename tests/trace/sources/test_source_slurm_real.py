@@ -8,7 +8,7 @@ import pytest
 from normalised_rows import notes_of, read_file, unix_s
 
 from holdfast.testing.slurm import PrivateSlurm
-from holdfast.trace.sources.slurm import SOURCE
+from holdfast.trace.sources.slurm.sacct import SOURCE
 
 MISSING = PrivateSlurm.missing(accounting=True)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]

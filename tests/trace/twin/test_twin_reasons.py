@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.trace.analyses.failures import failure_table
 from holdfast.trace.findings import findings
-from holdfast.trace.sources.acme import SOURCE
-from holdfast.trace.sources.reasons import join_reasons
+from holdfast.trace.sources.csv.reasons import join_reasons
+from holdfast.trace.sources.published.acme import SOURCE
 from holdfast.trace.trace import Trace, open_scratch
 from holdfast.trace.twin import calibration, draw, fit, write_jobs, write_reasons
 

@@ -14,11 +14,12 @@ from typing import Final, get_args
 import re2
 
 from holdfast.diagnose.agents.untrusted import Shown
-from holdfast.diagnose.compress import Kept
-from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
-from holdfast.diagnose.lines import Line, clean_line
-from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Where
-from holdfast.diagnose.tracebacks import is_exception
+from holdfast.diagnose.explain.compress import Kept
+from holdfast.diagnose.explain.diagnosis import Diagnosis
+from holdfast.diagnose.logs.lines import Line, clean_line
+from holdfast.diagnose.logs.tracebacks import is_exception
+from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 QUOTE_LEAST: Final = 8
 """Characters of a quote, where the line has so many: a single word is no citation."""

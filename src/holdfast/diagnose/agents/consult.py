@@ -15,9 +15,10 @@ from holdfast.diagnose.agents.endpoint import Endpoint
 from holdfast.diagnose.agents.failure_agent import SAMPLES, Finding, Similar, find_cause
 from holdfast.diagnose.agents.proposal import proposed_rule
 from holdfast.diagnose.agents.untrusted import Draw, draw_mark
-from holdfast.diagnose.compress import Compressed, Kept, worth_reading
-from holdfast.diagnose.diagnosis import Alternative, Diagnosis, Evidence, LogLine
-from holdfast.diagnose.rules import RuleSet, packaged_rules
+from holdfast.diagnose.explain.compress import Compressed, Kept, worth_reading
+from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import RuleSet
 
 CEILING: Final = 0.55
 """Confidence of a finding on which all votes agree: below that of an answer which is not worth a second reading."""

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
+from holdfast.diagnose.agents.openai_api import Api
 from holdfast.diagnose.agents.redact import redact
-from holdfast.diagnose.api import Api
 
 _GRACE_S: Final = 2.0
 """So long after its latest moment an exchange is waited for: a name server's silence cannot be cut short."""

@@ -24,9 +24,10 @@ from holdfast.diagnose.agents.endpoint import Endpoint, Prompt
 from holdfast.diagnose.agents.prompts import FAILURE_INSTRUCTIONS
 from holdfast.diagnose.agents.proposal import PATTERN_CHARACTERS, RuleIdea
 from holdfast.diagnose.agents.untrusted import Draw, Shown, draw_mark, fenced, sentence, show
-from holdfast.diagnose.compress import Compressed, Kept
-from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
-from holdfast.diagnose.rules import RuleSet
+from holdfast.diagnose.explain.compress import Compressed, Kept
+from holdfast.diagnose.explain.diagnosis import Diagnosis
+from holdfast.diagnose.rules.rules import RuleSet
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 SAMPLES: Final = 3
 TEMPERATURE: Final = 0.7

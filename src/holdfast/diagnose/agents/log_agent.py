@@ -25,9 +25,9 @@ from holdfast.diagnose.agents.proposal import PATTERN_CHARACTERS, compiled, spel
 from holdfast.diagnose.agents.redact import redact
 from holdfast.diagnose.agents.segments import Segments
 from holdfast.diagnose.agents.untrusted import Draw, Shown, draw_mark, fenced, show
-from holdfast.diagnose.filters import Filter
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.rules import ROUTINE, RuleSet
+from holdfast.diagnose.logs.filters import Filter
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.rules.rules import ROUTINE, RuleSet
 
 SAMPLES: Final = 3
 TEMPERATURE: Final = 0.8

@@ -14,10 +14,10 @@ import re2
 
 from holdfast.diagnose.agents.checks import HELPS, cleaned
 from holdfast.diagnose.agents.redact import redact
-from holdfast.diagnose.compress import Kept
-from holdfast.diagnose.diagnosis import Action, Category
-from holdfast.diagnose.filters import packaged_filters
-from holdfast.diagnose.rules import ROUTINE, RuleSet
+from holdfast.diagnose.explain.compress import Kept
+from holdfast.diagnose.logs.filters import packaged_filters
+from holdfast.diagnose.rules.rules import ROUTINE, RuleSet
+from holdfast.diagnose.rules.taxonomy import Action, Category
 
 PATTERN_CHARACTERS: Final = 300
 _PATTERN_MEMORY_BYTES: Final = 1 << 20

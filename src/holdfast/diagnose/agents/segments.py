@@ -10,11 +10,11 @@ from typing import Final
 
 import re2
 
-from holdfast.diagnose.filters import Filter, Filters, packaged_filters
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.progress import PROGRESS
-from holdfast.diagnose.read import LogFile, read_blocks
-from holdfast.diagnose.rules import ROUTINE, RuleSet
+from holdfast.diagnose.logs.files import LogFile, read_blocks
+from holdfast.diagnose.logs.filters import Filter, Filters, packaged_filters
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.logs.progress import PROGRESS
+from holdfast.diagnose.rules.rules import ROUTINE, RuleSet
 
 SEGMENTS_LIMIT: Final = 8
 LINES_LIMIT: Final = 40

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holdfast.diagnose.diagnosis import CATEGORIES, Category
 from holdfast.diagnose.lab.dialects import DIALECTS
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Category
 
 Launcher = Literal["torchrun", "python", "shell"]
 Need = Literal["tmpfs", "read-only", "s3", "owner-only"]

@@ -21,10 +21,10 @@ from typing import Final
 
 import re2
 
-from holdfast.diagnose.diagnosis import CATEGORIES
+from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.memory.profile import NAMED, NAMES
 from holdfast.diagnose.memory.words import TROUBLE, Token, is_trouble, tokens
-from holdfast.diagnose.tracebacks import is_exception
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 FAMILY, OWN, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 4, 9
 _PHRASE_WORDS: Final = 4

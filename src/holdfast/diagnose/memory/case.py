@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES
-from holdfast.diagnose.compress import Kept, compress
-from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.diagnosis import Diagnosis, LogLine
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.read import LogFile, find_files, rank_by_name, read_blocks
-from holdfast.diagnose.rules import RuleSet
-from holdfast.diagnose.scan import Event, Scan, scan
+from holdfast.diagnose.explain.compress import Kept, compress
+from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.diagnosis import Diagnosis, LogLine
+from holdfast.diagnose.explain.scan import Event, Scan, scan
+from holdfast.diagnose.logs.files import LogFile, find_files, rank_by_name, read_blocks
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.rules.rules import RuleSet
 
 ROOTS_LIMIT: Final = 8
 ROOT_CHARACTERS: Final = 1000

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, Final
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
+from holdfast.diagnose.agents.openai_api import Api
 from holdfast.diagnose.agents.redact import redact
-from holdfast.diagnose.api import Api
 from holdfast.diagnose.memory.words import mask
 
 _TEXT_CHARACTERS: Final = 1000

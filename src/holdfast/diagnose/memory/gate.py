@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import re2
 
-from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.topics import Layered, Learned, LearnedTopic, shielded
-from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet
+from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet
 
 FOREIGN_LIMIT: Final = 2
 """So many examples of rules for other reasons, all of which earlier rules decide, may a pattern match that says nothing

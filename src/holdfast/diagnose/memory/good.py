@@ -17,13 +17,14 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import GoodRun, LearnedRule
-from holdfast.diagnose.filters import Filter, Filters, packaged_filters
-from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.logs.files import find_files, read_blocks
+from holdfast.diagnose.logs.filters import Filter, Filters, packaged_filters
+from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.memory.store import learned_of
 from holdfast.diagnose.memory.topics import shielded
 from holdfast.diagnose.memory.words import mask, tokens
-from holdfast.diagnose.read import find_files, read_blocks
-from holdfast.diagnose.rules import ROUTINE, packaged_rules
+from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import ROUTINE
 
 _SHAPES_LIMIT: Final = 50_000
 _KEPT_LINES: Final = 3000

@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from holdfast.core.ledger import Ledger
-from holdfast.diagnose.compress import Kept
-from holdfast.diagnose.diagnosis import Diagnosis
-from holdfast.diagnose.filters import Filter
+from holdfast.diagnose.explain.compress import Kept
+from holdfast.diagnose.explain.diagnosis import Diagnosis
+from holdfast.diagnose.logs.filters import Filter
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.embeddings import Embedder
 from holdfast.diagnose.memory.own_rules import own_topics
 from holdfast.diagnose.memory.recall import Past, Recall
 from holdfast.diagnose.memory.store import adopt_incidents, filter_of, key_of, learned_of, past_of
 from holdfast.diagnose.memory.topics import Learned, learned_topics
-from holdfast.diagnose.rules import ROUTINE, RuleSet, Topic, packaged_topics
+from holdfast.diagnose.rules.packaged import packaged_topics
+from holdfast.diagnose.rules.rules import ROUTINE, RuleSet, Topic
 
 _EFFECTS = (ROUTINE, "exit", "teardown", "death", "peer_lost", "store_lost", "collective_timeout")
 """Kinds of what mostly follows from something else: likeness of such lines tells nothing of the cause."""

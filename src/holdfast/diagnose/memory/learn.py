@@ -13,7 +13,6 @@ from typing import Final
 
 import re2
 
-from holdfast.diagnose.causes import kinds
 from holdfast.diagnose.memory.candidates import (
     CLASS,
     OWN,
@@ -28,7 +27,8 @@ from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.profile import profile_of
 from holdfast.diagnose.memory.topics import BARE_ORDER, LAST_ORDER, Learned
 from holdfast.diagnose.memory.words import mask
-from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet
+from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet
 
 _TRIES_LIMIT: Final = 10
 """Candidates of one facet that are tried for a root line: the more special ones would teach little."""

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.core.errors import BadUse
-from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.rules import Rule, RuleSet, Topic, packaged_topics, parse_topic
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.rules.packaged import packaged_topics
+from holdfast.diagnose.rules.rules import Rule, RuleSet, Topic, parse_topic
 
 FOLDER: Final = "rules"
 _SIZE_LIMIT_BYTES: Final = 4 << 20

@@ -7,8 +7,8 @@ from typing import Final, get_args
 
 import re2
 
-from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category
-from holdfast.diagnose.rules import ROUTINE, Rule
+from holdfast.diagnose.rules.rules import ROUTINE, Rule
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 _WEAK: Final = frozenset({ROUTINE, "suspect", "exit", "teardown"})
 """Kinds that say nothing of what began a failure."""

@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from holdfast.diagnose.compress import Kept
-from holdfast.diagnose.diagnosis import CATEGORIES, Alternative, Category, Diagnosis, LogLine
-from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.explain.compress import Kept
+from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, LogLine
+from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, cosine
 from holdfast.diagnose.memory.profile import profile_of
 from holdfast.diagnose.memory.topics import sounds_bad
 from holdfast.diagnose.memory.vectors import Vectors
 from holdfast.diagnose.memory.words import COMMON, is_trouble, words_of
-from holdfast.diagnose.rules import packaged_topics
+from holdfast.diagnose.rules.packaged import packaged_topics
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Category
 
 NEAR: Final = 0.5
 """From this likeness on a confirmed incident may decide: half of what tells something in the two root lines is the

@@ -12,11 +12,13 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES, LearnedRule, Memory
 from holdfast.core.processes import whoami
-from holdfast.diagnose.compress import Compressed, Kept, compress
-from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
-from holdfast.diagnose.filters import Filter
-from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.explain.compress import Compressed, Kept, compress
+from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.diagnosis import Diagnosis
+from holdfast.diagnose.explain.scan import scan
+from holdfast.diagnose.logs.files import find_files
+from holdfast.diagnose.logs.filters import Filter
+from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct, kept_with
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, packed, unpacked
 from holdfast.diagnose.memory.gate import Gate
@@ -28,9 +30,9 @@ from holdfast.diagnose.memory.suggested import KIND as SUGGESTION
 from holdfast.diagnose.memory.suggested import accepted_suggestions, keep_suggestion
 from holdfast.diagnose.memory.topics import Learned
 from holdfast.diagnose.memory.words import search_words
-from holdfast.diagnose.read import find_files
-from holdfast.diagnose.rules import RuleSet, packaged_rules, packaged_topics
-from holdfast.diagnose.scan import scan
+from holdfast.diagnose.rules.packaged import packaged_rules, packaged_topics
+from holdfast.diagnose.rules.rules import RuleSet
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 _KEY: Final = re2.compile(r"^(m?)([0-9]{1,9})$")
 _SHOWN_LINE: Final = re2.compile(r"^([0-9]+)(?: x([0-9]+))?: (.*)$")

@@ -11,13 +11,13 @@ import re2
 
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import LearnedRule
-from holdfast.diagnose.diagnosis import CATEGORIES
 from holdfast.diagnose.memory.candidates import PHRASE
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.topics import BARE_ORDER, Learned
 from holdfast.diagnose.memory.words import tokens
-from holdfast.diagnose.rules import Rule
+from holdfast.diagnose.rules.rules import Rule
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 KIND: Final = "suggestion"
 AUTHOR: Final = "model"

@@ -14,7 +14,8 @@ from typing import Any, Final, Self
 
 import re2
 
-from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Topic, Where, packaged_topics
+from holdfast.diagnose.rules.packaged import packaged_topics
+from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Topic, Where
 
 BARE_ORDER: Final = 90
 """Of `python.yaml`, Python's bare classes; a learned topic of the same order is asked before it, by its name."""

@@ -19,7 +19,7 @@ from holdfast.trace.analyses.selection import (
 )
 from holdfast.trace.charts import Axis, Figure, Lines, Series
 from holdfast.trace.distribution import Distribution
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 from holdfast.trace.table import Table
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.findings import Finding
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 
 Progress = Callable[[str, float, float | None], None]
 """`progress(description, done, total)`."""

@@ -11,11 +11,11 @@ from holdfast.trace.analyses import SECTIONS
 from holdfast.trace.analyses.result import Result
 from holdfast.trace.figures import inline as drawing
 from holdfast.trace.findings import Finding
+from holdfast.trace.notes import Note
 from holdfast.trace.report.answer import KeyFigure, answer, key_figures
 from holdfast.trace.report.embedded import embedded
 from holdfast.trace.report.model import Entry, Progress, Read, Report
 from holdfast.trace.report.tables import TableView, number, table_view
-from holdfast.trace.sources.reading import Note
 
 EXAMPLES_LIMIT = 3
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 
 MOST_EXAMPLES: Final = 3
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.clusters import Cluster, known_first, together
+from holdfast.trace.notes import Note
 from holdfast.trace.schema import JOB_COLUMNS
-from holdfast.trace.sources.reading import Note, Reading
+from holdfast.trace.sources.reading import Reading
 from holdfast.trace.sources.sql import literal
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.trace.clusters import Cluster
+from holdfast.trace.notes import Note
 from holdfast.trace.sources.plain_text import csv_header, head
 from holdfast.trace.sources.rows import read_rows
 
@@ -13,23 +14,6 @@ if TYPE_CHECKING:
     import duckdb
 
 __all__ = ["Note", "Reading", "Source", "csv_header", "drops_bad_rows", "head", "read_rows"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Note:
-    """Something found, dropped or mended while reading or checking, with its count."""
-
-    cluster: str
-    check: str
-    """Which check or rule, a slug: `duplicate-job-id`."""
-    sentence: str
-    """What was found, for a person."""
-    rows: int
-    """How many rows it concerns."""
-    action: str
-    """`kept`, `dropped` or `mended`."""
-    examples: tuple[str, ...] = ()
-    """A few job ids or places."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from holdfast.core.words import plainly
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 from holdfast.trace.telemetry.metrics import Metric
 from holdfast.trace.telemetry.scan import Scan
 

@@ -15,7 +15,8 @@ import numpy as np
 from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.reading import Note, csv_header
+from holdfast.trace.notes import Note
+from holdfast.trace.sources.reading import csv_header
 from holdfast.trace.telemetry.checks import empty_note, unit_sentence
 from holdfast.trace.telemetry.devices import device_named
 from holdfast.trace.telemetry.inputs import SERVER_POWER, Given

@@ -21,7 +21,7 @@ import numpy as np
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.long import steps_of
 from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named

@@ -27,7 +27,7 @@ import numpy as np
 
 from holdfast.core.atomic import fsync_folder, replacing, write_atomic
 from holdfast.core.errors import BadUse
-from holdfast.trace.sources.reading import Note
+from holdfast.trace.notes import Note
 from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.dictionary import Ids
 from holdfast.trace.telemetry.inputs import STORE_MARK

@@ -8,8 +8,8 @@ import numpy as np
 
 from holdfast.trace import aggregates
 from holdfast.trace.distribution import Distribution
+from holdfast.trace.notes import Note
 from holdfast.trace.schema import DEVICE_COLUMNS
-from holdfast.trace.sources.reading import Note
 from holdfast.trace.telemetry.checks import notes_of
 from holdfast.trace.telemetry.devices import Device, device_named
 from holdfast.trace.telemetry.metrics import METRICS, Metric

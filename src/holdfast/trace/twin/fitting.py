@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
-from holdfast.diagnose.diagnosis import CATEGORIES as CAUSES
+from holdfast.diagnose.rules.taxonomy import CATEGORIES as CAUSES
 from holdfast.trace.twin.bins import BINS, bin_of
 from holdfast.trace.twin.model import CPU, Calibration, Floats, Ints, Reasons
 from holdfast.trace.twin.placing import peak_gpus

@@ -1,0 +1,151 @@
+"""An explanation to the published answer: reason, cited lines, who is at fault, what to do, how sure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from holdfast.diagnose.explain.calibration import calibrated
+from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine, Role
+from holdfast.diagnose.explain.explain import (
+    OF_PEERS,
+    Cluster,
+    Explanation,
+    FirstEnd,
+    is_bare,
+    rank_of,
+)
+from holdfast.diagnose.explain.locate import scope_of
+from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.rules.rules import Rule
+
+ROOT_LINES: Final = 3
+_EVIDENCE_LIMITS: Final[dict[Role, int]] = {
+    "root": ROOT_LINES,
+    "cascade": 6,
+    "recovered": 4,
+    "teardown": 4,
+}
+_CLOSE_RIVAL: Final = 0.3
+"""Share of another reason from which on the answer is in doubt."""
+_WORTH_NAMING: Final = 0.03
+"""Share of the likelihood from which on another reason is named as an alternative."""
+
+_UNKNOWN: Final = (
+    "No line of the logs states a cause that is known. Read the end of the log of the rank that ended first;"
+    " if the failure comes back at the same step, a restart does not mend it."
+)
+
+
+def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEnd) -> Diagnosis:
+    """The diagnosis of a job in which `everything` was seen."""
+    if not explanation.ranked:
+        return Diagnosis(
+            reason="Unknown",
+            category="Unknown",
+            evidence=_evidence(everything, ()),
+            action="restart",
+            restart_helps=True,
+            mitigation=_UNKNOWN,
+            confidence=0.2,
+        )
+    cluster = explanation.ranked[0]
+    root = cluster.first
+    same = _of_the_same_cause(explanation)
+    stating = list(
+        {(event.file, event.line): event for event in reversed(same) if event.line > 0}.values()
+    )
+    stating = stating[::-1][:ROOT_LINES]
+    if root.line == 0:
+        stating = []  # the supervisor's word; what logs say of the same reason is another matter
+    shares = _shares(explanation)
+    share = shares.pop(root.rule.reason)[0]
+    lines = tuple(LogLine(file=event.file, line=event.line, text=event.cited) for event in stating)
+    decided_by = [root.rule.id]
+    if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:
+        decided_by.append(first.rule_id)
+    rival = max((other for other, _ in shares.values()), default=0.0)
+    sure = (
+        share
+        * root.rule.confidence
+        * (0.9 if is_bare(root) else 1.0)
+        * (0.8 if root.recovered else 1.0)
+    )
+    confidence = min(calibrated(sure), _most(root.rule, rival))
+    return Diagnosis(
+        reason=root.rule.reason,
+        category=root.rule.category,
+        root_line=lines[0] if lines else None,
+        root_lines=lines,
+        evidence=_evidence(everything, stating),
+        scope=scope_of(cluster, same, everything),
+        action=root.rule.action,
+        restart_helps=root.rule.restart_helps,
+        mitigation=root.rule.mitigation,
+        confidence=confidence,
+        alternatives=tuple(
+            Alternative(
+                reason=reason,
+                confidence=round(min(other * one.first.rule.confidence, confidence), 3),
+                decided_by=one.first.rule.id,
+            )
+            for reason, (other, one) in sorted(shares.items(), key=lambda item: -item[1][0])[:3]
+            if other >= _WORTH_NAMING
+        ),
+        decided_by=tuple(decided_by),
+        root_text=root.text.strip(),
+    )
+
+
+def _most(rule: Rule, rival: float) -> float:
+    """How sure one can be at most, whatever the laboratory says of such scores."""
+    most = 1.0 if rival < _CLOSE_RIVAL else 1.0 - rival
+    # Who tells of a peer does not know what befell it.
+    return min(most, rule.confidence) if rule.kind in OF_PEERS else most
+
+
+def _of_the_same_cause(explanation: Explanation) -> list[Event]:
+    """The root's own events, and those of other candidates of its kind and reason that stand beside it."""
+    cluster, rule = explanation.ranked[0], explanation.ranked[0].first.rule
+    beside = [
+        one
+        for one in explanation.ranked[1:]
+        if one.first.rule.kind == rule.kind and one.first.rule.reason == rule.reason
+        and one.first.recovered == cluster.first.recovered and not one.first.demoted
+    ]  # fmt: skip
+    # A line of each first: three that say the same in the same words are worth less than three that add to it.
+    firsts = [cluster.first, *(one.first for one in beside)]
+    rest = [event for one in (cluster, *beside) for event in one.events[1:]]
+    return firsts + rest
+
+
+def _shares(explanation: Explanation) -> dict[str, tuple[float, Cluster]]:
+    found: dict[str, tuple[float, Cluster]] = {}
+    for cluster, share in zip(explanation.ranked, explanation.shares, strict=True):
+        before, likeliest = found.get(cluster.first.rule.reason, (0.0, cluster))
+        found[cluster.first.rule.reason] = (before + share, likeliest)
+    return found
+
+
+def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Evidence, ...]:
+    by_role: dict[Role, list[Evidence]] = {role: [] for role in _EVIDENCE_LIMITS}
+    cited = {(event.file, event.line) for event in stating}
+    rest = [event for event in events if event.line > 0 and (event.file, event.line) not in cited]
+    rest = list(
+        {(event.file, event.line): event for event in reversed(_weightiest_first(rest))}.values()
+    )
+    for event in [*stating, *reversed(rest)]:
+        role: Role = "cascade"
+        if (event.file, event.line) in cited:
+            role = "root"
+        elif event.rule.kind == "teardown":
+            role = "teardown"
+        elif event.recovered:
+            role = "recovered"
+        if len(by_role[role]) < _EVIDENCE_LIMITS[role]:
+            by_role[role].append(
+                Evidence(file=event.file, line=event.line, text=event.cited, role=role)
+            )
+    return tuple(one for group in by_role.values() for one in group)
+
+
+def _weightiest_first(events: Iterable[Event]) -> list[Event]:
+    return sorted(events, key=lambda one: (one.rule.weight, one.file, one.line))

@@ -1,0 +1,161 @@
+"""A log of any size to the few lines that matter, as text for a person or a model.
+
+Kept are, in this order until the budget is spent: one line of each kind of event, those of the likeliest roots first,
+then what no filter knows and was printed seldom. Lines that differ only in their numbers are one line with a count.
+They are shown in the order of the log, each with its place.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import re2
+
+from holdfast.diagnose.explain.diagnosis import Diagnosis
+from holdfast.diagnose.explain.explain import explain, first_end
+from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.logs.files import LogFile, read_blocks
+from holdfast.diagnose.logs.filters import Filter, Filters, packaged_filters
+from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.logs.progress import PROGRESS
+
+LIMIT_BYTES: Final = 8192
+RATIO: Final = 220
+"""Bytes of log for a byte of text, where the log is long enough."""
+LEAST_BYTES: Final = 700
+_SHAPES_LIMIT: Final = 200_000
+_SELDOM: Final = 4
+"""Lines of a shape that are still seldom."""
+_LINE_CHARACTERS: Final = 240
+_RAW_BYTES: Final = 2 * _LINE_CHARACTERS
+_DIGITS: Final = b"0123456789"
+_STRANGE: Final = re2.compile(
+    r"(?i)\b(?:errors?|fail(?:ed|ure|s)?|fatal|exception|abort\w*|cannot|could not|unable|denied|refused|invalid"
+    r"|corrupt\w*|lost|killed|died|crash\w*|timed? ?out|unavailable|unreachable|not found|no such|mismatch|exceeded"
+    r"|missing|unexpected)\b"
+)
+
+
+@dataclass
+class _Shape:
+    file: str
+    line: int
+    raw: bytes
+    count: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """A line that is shown, for `count` lines like it."""
+
+    file: str
+    line: int
+    text: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        times = f" x{self.count}" if self.count > 1 else ""
+        return f"{self.line}{times}: {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressed:
+    """What is left of a job's logs."""
+
+    lines: tuple[Kept, ...]
+    bytes_in: int
+    text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Write the text: a heading for each file, then its lines."""
+        said, at = [], ""
+        several = len({one.file for one in self.lines}) > 1
+        for one in self.lines:
+            if several and one.file != at:
+                said.append(f"== {one.file}")
+                at = one.file
+            said.append(str(one))
+        object.__setattr__(self, "text", "\n".join(said) + "\n" if said else "")
+
+
+def compress(
+    files: Iterable[LogFile],
+    events: Iterable[Event],
+    learned: Iterable[Filter] = (),
+    limit_bytes: int = LIMIT_BYTES,
+) -> Compressed:
+    """Compress `files`, in which `scan` found `events`; `learned` are filters beside the packaged ones."""
+    filters = Filters((*packaged_filters(), *learned))
+    bytes_in, seldom, counts = _seldom(files, filters)
+    budget = min(limit_bytes, max(LEAST_BYTES, bytes_in // RATIO))
+    kept: dict[tuple[str, int], Kept] = {}
+    for one in (*_roots(events, counts), *seldom):
+        if (one.file, one.line) in kept:
+            continue
+        cost = len(str(one).encode()) + 1
+        if cost > budget:
+            continue
+        budget -= cost
+        kept[one.file, one.line] = one
+    return Compressed(
+        lines=tuple(sorted(kept.values(), key=lambda one: (one.file, one.line))), bytes_in=bytes_in
+    )
+
+
+def _roots(events: Iterable[Event], counts: dict[bytes, int]) -> Iterator[Kept]:
+    everything = list(events)
+    explanation = explain(everything, first_end(everything))
+    for cluster in explanation.ranked:
+        for event in cluster.events[:1]:
+            if event.line > 0:
+                yield Kept(
+                    file=event.file,
+                    line=event.line,
+                    text=event.cited[:_LINE_CHARACTERS],
+                    count=max(len(cluster.events), counts.get(_shape_of(event.cited.encode()), 1)),
+                )
+
+
+def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept], dict[bytes, int]]:
+    """All bytes; lines of seldom shapes that no filter knows, the strangest first; how often each shape came."""
+    shapes: dict[bytes, _Shape] = {}
+    bytes_in = total = 0
+    for file in files:
+        for block, first in read_blocks(file.path):
+            bytes_in += len(block)
+            for offset, raw in enumerate(block.split(b"\n")):
+                if not raw:
+                    continue
+                total += 1
+                shape = _shape_of(raw)
+                known = shapes.get(shape)
+                if known is not None:
+                    known.count += 1
+                    known.line, known.raw = (
+                        first + offset,
+                        raw[:_RAW_BYTES],
+                    )  # the last is the one that may tell of the end
+                elif len(shapes) < _SHAPES_LIMIT:
+                    shapes[shape] = _Shape(str(file.path), first + offset, raw[:_RAW_BYTES])
+    found = []
+    for one in shapes.values():
+        if one.count > _SELDOM or PROGRESS.search(one.raw):
+            continue
+        line = clean_line(one.raw, one.line)
+        if not filters.routine(line.text):
+            found.append((not _STRANGE.search(line.text), -one.line, one, line.cited))
+    found.sort(key=lambda each: each[:2])
+    lines = [
+        Kept(file=one.file, line=one.line, text=cited[:_LINE_CHARACTERS], count=one.count)
+        for _, _, one, cited in found
+    ]
+    return bytes_in, lines, {shape: one.count for shape, one in shapes.items()}
+
+
+def _shape_of(raw: bytes) -> bytes:
+    return raw.strip()[:256].translate(None, _DIGITS)
+
+
+def worth_reading(diagnosis: Diagnosis) -> bool:
+    """Whether rules left the case open enough for a model to be asked."""
+    return diagnosis.reason == "Unknown" or diagnosis.confidence < 0.6

@@ -1,0 +1,390 @@
+"""Log files to events: each line that a rule knows, once, with what is needed to weigh it. Bounded memory."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
+from holdfast.diagnose.logs.lines import Line, clean_line
+from holdfast.diagnose.logs.progress import PROGRESS, reported_step
+from holdfast.diagnose.logs.records import plain_text, record_lines
+from holdfast.diagnose.logs.tracebacks import Raised, TracebackReader
+from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
+
+KEPT_PER_RULE: Final = 16
+"""So many events of one rule in one log: the first since the last progress, and as many last ones."""
+_STREAMS_LIMIT: Final = 4096
+_PROGRESS_WINDOW_BYTES: Final = 64 * 1024
+_PROGRESS_LINES: Final = 16
+"""The last so many lines of progress before an event, or the end of a block: older ones tell no more."""
+_SHAPES_LIMIT: Final = 65_536
+_ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
+_TORN_LINES: Final = 5000
+"""Lines of others after which a traceback that does not go on counts as torn."""
+JOB_STEPS_RECOVERED: Final = 3
+"""Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
+together, but their output may arrive a step or two late."""
+
+
+StreamKey: TypeAlias = int | tuple[str | None, int | None] | None
+"""A rank; where none is known the host and local rank."""
+
+
+@dataclass
+class Stream:
+    """One rank's part of a log."""
+
+    last_step: int | None = None
+    tracebacks: TracebackReader = field(default_factory=TracebackReader)
+    chain: "Event | None" = None
+    """The root so far of the newest chain of tracebacks."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Event:
+    """A line and the rule that knows it."""
+
+    rule: Rule
+    captures: dict[str, str]
+    file: str
+    line: int
+    text: str
+    cited: str
+    rank: int | None
+    local_rank: int | None
+    node: str | None
+    """The host whose line it is, where a prefix says so."""
+    stream: Stream
+    log: "_Log"
+    log_line: int
+    """Lines of its log up to it, over all parts."""
+    own_step_before: int | None
+    """The last step that its rank had reported."""
+    job_step_before: int | None
+    job_steps_before: int
+    attempt: int
+    whole_traceback: bool = False
+    demoted: bool = False
+    """A better line of the same chain of tracebacks states the root, or Python went on after it."""
+
+    @property
+    def recovered(self) -> bool:
+        """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
+        if self.own_progress:
+            return True
+        if self.log.attempt > self.attempt:  # the job was started again since
+            return self.log.steps - self.log.steps_before_attempt >= JOB_STEPS_RECOVERED
+        steps = self.log.steps - self.job_steps_before
+        if self.log.largest_step is not None and self.job_step_before is not None:
+            steps = min(steps, self.log.largest_step - self.job_step_before)
+        return steps >= JOB_STEPS_RECOVERED
+
+    @property
+    def own_progress(self) -> bool:
+        """Whether its rank, where that is known, made progress after it."""
+        own, before = self.stream.last_step, self.own_step_before
+        return self.rank is not None and own is not None and (before is None or own > before)
+
+    @property
+    def lines_below(self) -> int:
+        """Lines of its log after it, for each rank that the log knows."""
+        return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
+
+
+class _Log:
+    """The state of one log while its parts are read."""
+
+    def __init__(self, rules: RuleSet, shapes: set[int], ranks: set[int]) -> None:
+        self.rules = rules
+        self.shapes = shapes
+        """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
+        self.ranks = ranks
+        """Of the job, as far as any of its logs names them."""
+        self.steps = 0
+        """Steps of the job that were reported."""
+        self.last_step: int | None = None
+        self.largest_step: int | None = None
+        self.attempt = self.steps_before_attempt = 0
+        self.lines = 0
+        self.streams: dict[StreamKey, Stream] = {}
+        self.open: dict[StreamKey, int] = {}
+        """Streams inside a traceback, which want every line, and the line of the log at which each had its last."""
+        self.reporters: dict[str, dict[int, int | None]] = {}
+        """By rule: every rank that said so itself, also where the event was not kept, and what it had enqueued."""
+        self.block = b""
+        self.line_start = self.line_end = 0
+        self.steps_noted_to = 0
+        """Up to here the block's progress is noted; the rest waits until an event needs it."""
+        self.first: dict[str, list[Event]] = {}
+        self.last: dict[str, deque[Event]] = {}
+
+    def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
+        if key not in self.streams:
+            if len(self.streams) >= _STREAMS_LIMIT:
+                key = None
+            elif isinstance(key, int):
+                self.ranks.add(key)
+        return key, self.streams.setdefault(key, Stream())
+
+    def keep(self, event: Event) -> None:
+        rank = event.rank
+        if rank is not None:
+            enqueued = event.captures.get("enqueued")
+            self.reporters.setdefault(event.rule.id, {})[rank] = (
+                None if enqueued is None else int(enqueued)
+            )
+        first = self.first.setdefault(event.rule.id, [])
+        if len(first) >= KEPT_PER_RULE:
+            survived = [one for one in first if one.recovered]
+            first[:] = survived[-1:] + [one for one in first if not one.recovered]
+        if len(first) < KEPT_PER_RULE:
+            first.append(event)
+        else:
+            self.last.setdefault(event.rule.id, deque(maxlen=KEPT_PER_RULE)).append(event)
+
+    def events(self) -> Iterator[Event]:
+        for kept in (*self.first.values(), *self.last.values()):
+            yield from kept
+
+
+class Scan:
+    """The logs of one job, read piece by piece; memory stays bounded."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._rules = rules
+        self._logs: dict[str, _Log] = {}
+        self._shapes: set[int] = set()
+        self._ranks: set[int] = set()
+
+    def block(self, file: LogFile, block: bytes, number: int) -> None:
+        """Take in whole lines of `file`, the first of which is its line `number`."""
+        self.know(file)
+        _scan_block(self._log(file.group), file, plain_text(block), number)
+
+    def know(self, file: LogFile) -> None:
+        """There is such a file, and a rank whose output it is, though it may be empty."""
+        if file.rank is not None:
+            self._ranks.add(file.rank)
+
+    def line(self, file: LogFile, text: str, number: int) -> None:
+        """Take in one line that stands for a record, or for what a supervisor saw (number 0)."""
+        _scan_line(self._log(file.group), file, clean_line(text.encode("utf-8", "replace"), number))
+
+    def events(self) -> list[Event]:
+        """What was found so far."""
+        return [event for log in self._logs.values() for event in log.events()]
+
+    def _log(self, group: str) -> "_Log":
+        if group not in self._logs:
+            self._logs[group] = _Log(self._rules, self._shapes, self._ranks)
+        return self._logs[group]
+
+
+def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = None) -> list[Event]:
+    """The events of all files; the parts of a rotated log are read as one."""
+    reading = Reading() if reading is None else reading
+    records, logs = record_lines(list(files), reading)
+    scan = Scan(rules)
+    for file in logs:
+        scan.know(file)
+        for block, number in read_blocks(file.path, reading):
+            scan.block(file, block, number)
+    for path, lines in records.items():
+        for number, text, rank in lines:
+            scan.line(LogFile(path=path, group=str(path), part=0, rank=rank), text, number)
+    return scan.events()
+
+
+def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
+    """Events of lines that stand in no file: their line number is 0."""
+    log = _Log(rules, set(), set())
+    for text in texts:
+        line = clean_line(text.encode(), 0)
+        _note(log, None, line, log.stream(None)[1])
+    return list(log.events())
+
+
+def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
+    log.block, log.steps_noted_to = block, 0
+    position = 0
+    for raw in block.split(b"\n"):
+        if raw:
+            for part in raw.split(b"\r") if b"\r" in raw else (raw,):
+                # Most lines of a log were met before but for their numbers, and cost no more than this.
+                shape = hash(part.translate(_ONE_DIGIT))
+                if log.open or (shape not in log.shapes and hash(part) not in log.shapes):
+                    log.line_start, log.line_end = position, position + len(part) + 1
+                    _look_at(log, file, part[:LINE_LIMIT_BYTES], number, shape, hash(part))
+                position += len(part) + 1
+        else:
+            position += 1
+        number += 1
+        log.lines += 1
+    _note_progress(log, file, len(block), len(block))
+    log.block = b""  # one a log would be kept else
+
+
+def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
+    hot = log.rules.hot.search(raw) is not None
+    if hot or log.open:
+        line = clean_line(raw, number)
+        if _scan_line(log, file, line):
+            return
+        if hot and log.rules.digits_matter(line.text):
+            shape = whole
+    if len(log.shapes) >= _SHAPES_LIMIT:
+        log.shapes.clear()
+    log.shapes.add(shape)
+
+
+def _line_start(block: bytes, low: int, position: int) -> int:
+    return max(low, block.rfind(b"\n", low, position) + 1, block.rfind(b"\r", low, position) + 1)
+
+
+def _line_end(block: bytes, position: int) -> int:
+    ends = [end for end in (block.find(b"\n", position), block.find(b"\r", position)) if end >= 0]
+    return min(ends, default=len(block))
+
+
+def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
+    """Note the last steps reported before `end` and after the last event; older ones there change nothing."""
+    block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
+    log.steps_noted_to = resume
+    found: deque[Any] = deque()
+    while start < end and len(found) < _PROGRESS_LINES:
+        window = max(start, end - _PROGRESS_WINDOW_BYTES)
+        window = window if window == start else _line_start(block, start, window)
+        found.extendleft(reversed(list(PROGRESS.finditer(block, window, end))))
+        end = window
+    noted = list(found)[-_PROGRESS_LINES:]
+    if log.last_step is None and noted and (earliest := PROGRESS.search(block, first, resume)):
+        noted.insert(
+            0, earliest
+        )  # else an error before the first step would never be seen to be survived
+    for match in noted:
+        low = _line_start(block, first, match.start())
+        high = _line_end(block, match.end())
+        _note_step(log, file, clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0))
+
+
+def _note_step(log: _Log, file: LogFile, line: Line) -> None:
+    step = reported_step(line.text)
+    if step is None:
+        return
+    key, stream = log.stream(_key(line, file))
+    before = stream.last_step
+    # The job was started again within this log; the first rank that goes back tells, the others do so too.
+    went_back = (
+        before is not None
+        and step < before
+        and log.last_step is not None
+        and log.last_step >= before
+    )
+    stream.last_step = step
+    log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
+    if log.last_step is None or went_back:
+        log.last_step = step
+        if went_back and isinstance(key, int):
+            log.attempt, log.steps_before_attempt, log.largest_step = (
+                log.attempt + 1,
+                log.steps,
+                step,
+            )
+    elif step > log.last_step:
+        log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
+        log.last_step = step
+
+
+def _key(line: Line, file: LogFile) -> StreamKey:
+    if line.rank is not None:
+        return line.rank
+    if line.local_rank is None:
+        return file.rank if line.host is None or file.rank is not None else (line.host, None)
+    return line.local_rank if line.host is None else (line.host, line.local_rank)
+
+
+def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
+    """Take one line in; return whether lines of its shape are to be looked at again."""
+    key, stream = log.stream(_key(line, file))
+    raised = stream.tracebacks.feed(line)
+    _note_open(log, key, stream)
+    if stream.tracebacks.is_open and raised is None and (line.text[:1] in " \t" or not line.text):
+        return True  # a frame or its source text, which may quote anything
+    if raised is not None:
+        _link(stream, raised, _note(log, file, raised.line, stream, raised))
+        return True
+    return _note(log, file, line, stream) is not None or stream.tracebacks.expects
+
+
+def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
+    log.open.pop(key, None)
+    if stream.tracebacks.is_open:
+        log.open[key] = log.lines  # the last of all: the first is the one that was silent longest
+    oldest = next(iter(log.open), key)
+    if log.lines - log.open.get(oldest, log.lines) > _TORN_LINES:
+        log.streams[oldest].tracebacks.is_open = False
+        del log.open[oldest]
+
+
+def _note(
+    log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: Raised | None = None
+) -> Event | None:
+    where: Where = "line"
+    if raised is not None:
+        where = "user_exception" if raised.in_user_code else "library_exception"
+    found = log.rules.find(line.text, where)
+    if found is None or found[0].kind == ROUTINE:
+        return None
+    if file is not None:
+        _note_progress(log, file, log.line_start, log.line_end)
+    rule, captures = found
+    event = Event(
+        rule=rule,
+        captures=captures,
+        file="" if file is None else str(file.path),
+        line=line.number,
+        text=line.text,
+        cited=line.cited,
+        rank=_printed_by(line, captures, file),
+        local_rank=line.local_rank,
+        node=line.host,
+        stream=stream,
+        log=log,
+        log_line=log.lines,
+        own_step_before=stream.last_step,
+        job_step_before=log.largest_step,
+        job_steps_before=log.steps,
+        attempt=log.attempt,
+        whole_traceback=raised is not None,
+    )
+    log.keep(event)
+    return event
+
+
+def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> int | None:
+    if line.rank is not None:
+        return line.rank
+    if "reporter" in captures:
+        return int(captures["reporter"])
+    return None if file is None else file.rank
+
+
+def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
+    """Let one link of a chain of tracebacks stand for its root.
+
+    `raise … from cause`: the cause. An error while handling another: the later one, unless it says less. The
+    original that PyTorch repeats inside a message: the original.
+    """
+    if event is None:
+        return
+    before = stream.chain
+    if raised.link == "none" or before is None:
+        stream.chain = event
+    else:
+        slack = 0.3 if raised.link == "cause" else -0.02
+        keep_before = raised.link != "inner" and before.rule.weight <= event.rule.weight + slack
+        loser = event if keep_before else before
+        loser.demoted = True
+        stream.chain = before if keep_before else event
+    event.demoted |= raised.ignored

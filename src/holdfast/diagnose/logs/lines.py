@@ -1,0 +1,100 @@
+"""One raw line to clean text, and what its prefixes tell of it."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Final
+
+import re2
+import yaml
+
+TEXT_LIMIT: Final = 4096
+"""Characters of a line that rules meet."""
+CITED_LIMIT: Final = 400
+"""Characters of a line that a diagnosis shows."""
+_PREFIXES_LIMIT: Final = 6
+
+_ANSI = re2.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
+_CONTROL = re2.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{2028}-\x{202e}\x{2066}-\x{2069}]")
+"""What a terminal would act upon: control characters, and those that turn the direction of text."""
+_BOX = re2.compile(r"^[│|] (.*?)[ ]*[│|]$")
+"""A line within the box that rich draws around a traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A cleaned line."""
+
+    number: int
+    text: str
+    """Without prefixes; its indentation is kept."""
+    cited: str
+    """As a person would read it in the file, shortened."""
+    rank: int | None
+    local_rank: int | None
+    host: str | None = None
+    time: str | None = None
+    """As printed."""
+    stream: str | None = None
+    """`stdout` or `stderr`, where a prefix says so."""
+
+
+class Dialects:
+    """The prefixes of `dialects.yaml`: which one a line begins with, and what it tells."""
+
+    def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
+        self.examples = [(one["id"], *one["example"]) for one in given]
+        self._set = re2.Set.MatchSet(re2.Options())
+        for one in given:
+            self._set.Add(one["pattern"])
+        self._set.Compile()
+        self._patterns = [re2.compile(one["pattern"]) for one in given]
+        self._groups = [sorted(one.groupindex.items()) for one in self._patterns]
+
+    def part(self, text: str) -> tuple[str, dict[str, str]]:
+        """`text` without its prefixes, and what they tell; of two that tell the same, the later."""
+        told: dict[str, str] = {}
+        for _ in range(_PREFIXES_LIMIT):
+            found = self._set.Match(text)
+            if not found:
+                break
+            first = min(found)
+            prefix = self._patterns[first].match(text)
+            for name, group in self._groups[first]:
+                if value := prefix[group]:
+                    told[name] = value
+            text = text[prefix.end() :]
+        return text, told
+
+
+@functools.cache
+def dialects() -> Dialects:
+    """The prefixes that come with Holdfast."""
+    text = (resources.files("holdfast.diagnose.logs") / "dialects.yaml").read_text("utf-8")
+    return Dialects(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def clean_line(raw: bytes, number: int) -> Line:
+    """Decode `raw` (invalid UTF-8 replaced), drop ANSI codes, and part its prefixes from its text."""
+    whole = raw.decode("utf-8", "replace")
+    if not whole.isprintable():  # tabs too, but most lines are spared the work
+        whole = _CONTROL.sub(" ", _ANSI.sub("", whole))
+    whole = whole.rstrip()
+    text, told = dialects().part(whole)
+    if text[:1] in "│|" and (box := _BOX.search(text)):
+        text = box[1]
+    rank = told.get("rank", told.get("task"))
+    cited = whole.strip()
+    if len(cited) > CITED_LIMIT:
+        cited = cited[: CITED_LIMIT - 1] + "…"
+    return Line(
+        number,
+        text[:TEXT_LIMIT],
+        cited,
+        None if rank is None else int(rank),
+        int(told["local_rank"]) if "local_rank" in told else None,
+        told.get("host"),
+        told.get("time"),
+        told.get("stream"),
+    )

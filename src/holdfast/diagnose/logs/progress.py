@@ -1,0 +1,71 @@
+"""The training step that a line reports, in the dialects of `progress.yaml`."""
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any, Final
+
+import re2
+import yaml
+
+_UNITS: Final = {"k": 1e3, "M": 1e6}
+_MEMORY_BYTES: Final = 64 << 20
+
+
+def _given() -> Sequence[Mapping[str, Any]]:
+    text = (resources.files("holdfast.diagnose.logs") / "progress.yaml").read_text("utf-8")
+    given: Sequence[Mapping[str, Any]] = yaml.load(
+        text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
+    return given
+
+
+def _options() -> re2.Options:
+    options = re2.Options()
+    options.max_mem = _MEMORY_BYTES
+    return options
+
+
+def _somewhere(pattern: str) -> str:
+    """`pattern` for a block of raw lines: their prefixes stand before it, and nothing is captured."""
+    plain = re2.sub(r"\(\?P<\w+>", "(?:", pattern)
+    flags, found, rest = plain.partition("(?i)")
+    return f"(?i:{rest.removeprefix('^')})" if found else f"(?:{flags.removeprefix('^')})"
+
+
+_DIALECTS: Final = _given()
+_PATTERNS: Final = [re2.compile(one["pattern"], _options()) for one in _DIALECTS]
+_FIRST_EPOCHS: Final = [one.get("first_epoch", 0) for one in _DIALECTS]
+
+PROGRESS: Final = re2.compile(
+    "|".join(
+        _somewhere(one["pattern"]) for one in _DIALECTS if "(?P<step>" in one["pattern"]
+    ).encode(),
+    _options(),
+)
+"""Finds in the bytes of a log each line that may report a step (`reported_step` knows whether it does)."""
+
+_SET: Final = re2.Set.SearchSet(_options())
+for _one in _DIALECTS:
+    _SET.Add(_one["pattern"])
+_SET.Compile()
+
+
+def reported_step(text: str) -> int | None:
+    """The training step of a line without its prefixes; nothing where it reports none."""
+    found = _SET.Match(text)
+    if not found:
+        return None
+    index = min(found)
+    told = _PATTERNS[index].search(text).groupdict()
+    if "step" not in told:
+        return None
+    step = _number(told["step"])
+    if "total" in told:
+        step += (int(told["epoch"]) - _FIRST_EPOCHS[index]) * int(told["total"])
+    return step
+
+
+def _number(text: str) -> int:
+    if text.isdigit():
+        return int(text)
+    return round(float(text.rstrip("kM")) * _UNITS.get(text[-1], 1))

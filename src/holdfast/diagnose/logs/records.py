@@ -1,0 +1,186 @@
+"""Files that are not lines of text (Slurm's and torch elastic's JSON, Flight Recorder dumps) to lines with a place.
+
+A line that is made here says in plain words what the record says, so that the same rules read it; its number is that
+of the line of the file that holds it, and 0 where the file has none.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from holdfast.diagnose.logs.files import LogFile, Reading, is_flight_record, is_record
+from holdfast.diagnose.logs.flight_recorder import flight_lines
+
+_RECORD_LIMIT_BYTES: Final = 8 << 20
+"""A larger JSON file is read as text."""
+_TEXT_KEYS: Final = (
+    "MESSAGE",
+    "log",
+    "message",
+    "msg",
+    "exc_info",
+    "exception",
+    "stack_trace",
+    "stack",
+)
+"""Where JSON loggers put what was said, and the traceback that belongs to it."""
+_LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(
+    ("fatal", "critical", "panic", "emerg", "emergency"), "FATAL"
+)
+
+
+class RecordLine(NamedTuple):
+    """A line and where it stands."""
+
+    number: int
+    text: str
+    rank: int | None = None
+
+
+def record_lines(
+    files: Iterable[LogFile], reading: Reading
+) -> tuple[dict[Path, list[RecordLine]], list[LogFile]]:
+    """What the records among `files` say, by file, and the files that are plain logs."""
+    records: dict[Path, list[RecordLine]] = {}
+    dumps: list[Path] = []
+    logs: list[LogFile] = []
+    for file in files:
+        start = _start_of(file.path)
+        if is_flight_record(file.path, start):
+            dumps.append(file.path)
+        elif is_record(start) and (lines := _json_lines(file)) is not None:
+            records[file.path] = lines
+        else:
+            logs.append(file)
+    for path, said in flight_lines(dumps, reading).items():
+        records[path] = [RecordLine(0, text, rank) for rank, text in said]
+    return records, logs
+
+
+def _start_of(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return file.read(4096)
+    except OSError:
+        return b""
+
+
+def _json_lines(file: LogFile) -> list[RecordLine] | None:
+    """What a file that is one JSON value says; None where it is no such record, and to be read as text."""
+    try:
+        if file.path.stat().st_size > _RECORD_LIMIT_BYTES:
+            return None
+        text = file.path.read_text("utf-8", "replace")
+    except OSError:
+        return None
+    record = _parsed(text)
+    if isinstance(record, dict) and isinstance(record.get("jobs"), list):
+        return list(_slurm_lines(record["jobs"], text))
+    if isinstance(record, dict) and isinstance(record.get("message"), dict):
+        return list(_elastic_lines(record["message"], file.rank))
+    return None
+
+
+def _parsed(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def plain_text(block: bytes) -> bytes:
+    r"""A block of a log as text: what its lines of JSON say (containers, journal exports, JSON loggers).
+
+    The lines of one message stand in one line of the log: here `\\r` parts them, which ends a line and counts none.
+    """
+    if not block.startswith(b"{") and b"\n{" not in block:
+        return block
+    return b"\n".join(_as_text(line) for line in block.split(b"\n"))
+
+
+def _as_text(line: bytes) -> bytes:
+    said = _said(line)
+    return line if said is None else said
+
+
+def _said(line: bytes) -> bytes | None:
+    entry = _parsed(line) if line.startswith(b"{") else None
+    if not isinstance(entry, dict):
+        return None
+    found: list[str] = []
+    for key in _TEXT_KEYS:
+        message = entry.get(key)
+        if isinstance(message, list):  # journald's form of what is not text
+            octets = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256)
+            message = octets.decode("utf-8", "replace")
+        if isinstance(message, str):
+            found += message.rstrip("\n").split("\n")
+    if not found:
+        return None
+    if level := _LEVELS.get(str(entry.get("level", entry.get("severity", ""))).lower()):
+        found.append(
+            f"{level}: {found[0]}"
+        )  # a line of its own: rules know the words of the message as they are
+    if (
+        isinstance(host := entry.get("_HOSTNAME"), str) and host
+    ):  # as syslog has it: the dialects know its prefix
+        by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
+        found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]
+    return "\r".join(found).encode("utf-8", "replace")
+
+
+def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
+    """`sacct --json`: how a job and its steps ended. Fields differ between Slurm 20.11 and 24.05; all are known."""
+    at = 0
+    for job in jobs:
+        parts = [job, *(job.get("steps") or [])] if isinstance(job, dict) else []
+        for part in parts:
+            states = _states(part.get("state")) if isinstance(part, dict) else set()
+            if not states or states & {"COMPLETED", "RUNNING", "PENDING"}:
+                continue
+            place = text.find(f'"{min(states)}"', at)
+            at = place + 1 if place >= 0 else at
+            name = job.get("job_id") if part is job else _of(part.get("step"), "id")
+            said = f"slurm: job {_of(name, 'job_id') or name} state={'+'.join(sorted(states))}"
+            if code := part.get("exit_code"):
+                signal = _of(code, "signal")
+                said += f" exit_code={_number(_of(code, 'return_code'))}:{_number(_of(signal, 'id', 'signal_id'))}"
+            said += f" nodes={_hosts(part.get('nodes'))}"
+            if failed := part.get("failed_node"):
+                said += f" failed_node={failed}"
+            yield RecordLine(text.count("\n", 0, at) + 1, said)
+
+
+def _of(given: Any, *keys: str) -> Any:
+    return (
+        next((given[key] for key in keys if given.get(key) is not None), None)
+        if isinstance(given, dict)
+        else None
+    )
+
+
+def _states(given: Any) -> set[str]:
+    current = given.get("current") if isinstance(given, dict) else given
+    return {str(one) for one in (current if isinstance(current, list) else [current]) if one}
+
+
+def _hosts(given: Any) -> str:
+    listed = _of(given, "list") if isinstance(given, dict) else given
+    if listed is None:  # a step of Slurm 22.05 or older
+        listed = _of(given, "range")
+    return ",".join(map(str, listed)) if isinstance(listed, list) else str(listed or "")
+
+
+def _number(given: Any) -> Any:
+    return (_of(given, "number") if isinstance(given, dict) else given) or 0
+
+
+def _elastic_lines(message: dict[str, Any], rank: int | None) -> Iterator[RecordLine]:
+    """Torch elastic's error file: the exception of the rank that wrote it, with its call stack."""
+    stack = _of(message.get("extraInfo"), "py_callstack")
+    said = stack if isinstance(stack, str) else message.get("message", "")
+    for line in str(said).split("\n"):
+        yield RecordLine(1, line, rank)

@@ -1,0 +1,138 @@
+"""Python tracebacks, put together line by line within one rank's output."""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import re2
+
+from holdfast.diagnose.logs.lines import Line
+
+Link = Literal["none", "cause", "context", "inner"]
+"""How a traceback follows the one before it: `raise … from`, an error while handling one, or the original
+traceback that PyTorch repeats inside the message of the one it raises in the parent process."""
+
+HEADER: Final = "Traceback (most recent call last)"
+_HEADER = re2.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?$")
+"""`(RANK 3)`: torch's distributed checkpoint, which gathers the tracebacks of all ranks."""
+_SENTENCES: Final[dict[str, Link]] = {
+    "The above exception was the direct cause of the following exception:": "cause",
+    "During handling of the above exception, another exception occurred:": "context",
+}
+_ANOTHER_PROCESS = re2.compile(r"^-- Process \d+ terminated with the following error:$")
+"""torch.multiprocessing repeats the original traceback below."""
+_FRAME = re2.compile(r'^\s+File "([^"]*)", line [0-9]+(, in <module>)?')
+_EXCEPTION = re2.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?::\s|:$|$)")
+_LIBRARY = re2.compile(r"/site-packages/|/dist-packages/|/lib(?:64)?/python[0-9.]+/|^<frozen ")
+_NOTEBOOK_HEADER = re2.compile(r"^[A-Za-z_][\w.]*\s+Traceback \(most recent call last\):?$")
+_BOX_END = re2.compile(r"^(?:\+-{20,}\+|╰─{20,}╯)$")
+"""The lower edge of rich's boxed traceback: the exception follows."""
+_FRAME_INDENT: Final = 2
+_FOREIGN_LIMIT: Final = 8
+"""Lines of others that may stand inside a traceback before it counts as torn."""
+_LENGTH_LIMIT: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The line that ends a traceback, and how it came to be."""
+
+    line: Line
+    in_user_code: bool
+    """Whether the deepest frame lies beside the job's script, or else outside the standard library and the
+    installed packages."""
+    link: Link
+    ignored: bool
+    """Python printed it and went on (`Exception ignored in: …`)."""
+
+
+class TracebackReader:
+    """Feed it a rank's lines from a header on; while `is_open` it wants every line of that rank."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._indent = 0
+        """Of the header; the line that ends the traceback has no more."""
+        self._rank: int | None = None
+        self._link: Link = "none"
+        self._next_link: Link = "none"
+        self._ignored = False
+        self._next_ignored = False
+        self._deepest = ""
+        self._script_folder = ""
+        self._length = 0
+        self._foreign = 0
+
+    @property
+    def expects(self) -> bool:
+        """Whether what was said last makes a difference to the next traceback."""
+        return self.is_open or self._next_link != "none" or self._next_ignored
+
+    def feed(self, line: Line) -> Raised | None:
+        """Take one line; return the exception when this line ends a traceback."""
+        text = line.text
+        indent = len(text) - len(text.lstrip())
+        if HEADER in text and (header := _HEADER.search(text)):
+            self._begin("inner" if "Original " + HEADER in text else self._next_link, indent)
+            self._rank = int(header["rank"]) if header["rank"] else None
+            if _NOTEBOOK_HEADER.search(text):
+                self._deepest = "<notebook>"
+            return None
+        if not self.is_open:
+            self._look_for_link(text)
+            if frame := _FRAME.search(
+                text
+            ):  # the header is missing: cut away, or lost among other ranks' lines
+                self._begin(self._next_link, max(indent - _FRAME_INDENT, 0))
+                self._deepest = frame[1]
+            elif _BOX_END.search(text):
+                self._begin(self._next_link, indent)
+                self._deepest = "<box>"
+            return None
+        self._length += 1
+        if not text or indent > self._indent:
+            if frame := _FRAME.search(text):
+                self._deepest = frame[1]
+                self._indent = max(self._indent, indent - _FRAME_INDENT)
+                if frame[2] and not self._script_folder:
+                    self._script_folder = frame[1].rpartition("/")[0]
+        elif self._deepest and is_exception(text.lstrip()):
+            self.is_open = False
+            rank = line.rank if self._rank is None else self._rank
+            said = replace(line, text=text.lstrip(), rank=rank)
+            return Raised(said, self._in_user_code(), self._link, self._ignored)
+        else:
+            self._foreign += 1
+        if self._foreign > _FOREIGN_LIMIT or self._length > _LENGTH_LIMIT:
+            self.is_open = False
+        return None
+
+    def _in_user_code(self) -> bool:
+        # A user's package may be installed like any library; what lies beside the script that runs is still his.
+        beside_script = self._script_folder and self._deepest.startswith(self._script_folder + "/")
+        return bool(beside_script) or _LIBRARY.search(self._deepest) is None
+
+    def _begin(self, link: Link, indent: int) -> None:
+        self.is_open = True
+        self._indent = indent
+        self._link, self._next_link = link, "none"
+        self._ignored, self._next_ignored = self._next_ignored, False
+        self._deepest = self._script_folder = ""
+        self._length = self._foreign = 0
+
+    def _look_for_link(self, text: str) -> None:
+        stripped = text.strip()
+        if stripped in _SENTENCES:
+            self._next_link = _SENTENCES[stripped]
+        elif _ANOTHER_PROCESS.search(stripped):
+            self._next_link = "inner"
+        elif stripped.startswith("Exception ignored in"):
+            self._next_ignored = True
+
+
+def is_exception(text: str) -> bool:
+    """Whether `text` reads `Class: message` or `Class`; log levels and metrics (`loss: 2.1`) do not."""
+    match = _EXCEPTION.search(text)
+    if match is None:
+        return False
+    name: str = match[1]
+    return "." in name or (name.lstrip("_")[:1].isupper() and not name.isupper())

@@ -1,0 +1,35 @@
+"""Read the rules that come with Holdfast, once a process."""
+
+import functools
+from importlib import resources
+
+from holdfast.diagnose.rules import code_tables
+from holdfast.diagnose.rules.rules import RuleSet, Topic, parse_topic
+
+
+@functools.cache
+def packaged_rules() -> RuleSet:
+    """The rules that come with Holdfast.
+
+    Raises:
+        BadUse: a rule file is broken; the message names file and rule.
+    """
+    return RuleSet(packaged_topics())
+
+
+@functools.cache
+def packaged_topics() -> tuple[Topic, ...]:
+    """The topics that come with Holdfast: the files in `topics/`, and the tables."""
+    folder = resources.files("holdfast.diagnose.rules") / "topics"
+    files = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),
+        key=lambda entry: entry.name,
+    )
+    read = [parse_topic(entry.name, entry.read_text("utf-8")) for entry in files]
+    made = Topic(
+        name="tables",
+        order=code_tables.ORDER,
+        hot=code_tables.table_hot_words(),
+        rules=code_tables.table_rules(),
+    )
+    return (*read, made)

@@ -1,0 +1,274 @@
+"""Rules: YAML files of patterns, checked when loaded, matched in linear time.
+
+A topic file in `rules/` has `order` (its place; the first rule that matches a line decides what the line is),
+`hot` (words of which each line that its rules match has one, in any case: the prefilter of a whole log),
+`defaults` (for its rules) and `rules`. A rule has the fields of `Rule`.
+"""
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Final, Literal, get_args
+
+import re2
+import yaml
+
+from holdfast.core.errors import BadUse
+from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
+
+ROUTINE: Final = "routine"
+"""The kind of rule whose lines are no events: it shields them from later rules."""
+Where = Literal["line", "user_exception", "library_exception"]
+CAPTURES: Final = frozenset(
+    {"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"}
+)
+"""Named groups a pattern may have: the scope (`ranks`: several, with commas or blanks between), a process by which a
+rank can be found, the rank that says so of others, and the number of the last collective that it had enqueued."""
+_SET_MEMORY_BYTES: Final = 64 << 20
+_OWN_DIGITS: Final = re2.compile(r"^\[(?:[^0-9\\]|\\.)*(?:[1-9](?:-[0-9])?|0-[0-8])")
+"""A class with some of the digits, not all."""
+_GROUP: Final = re2.compile(r"\(\?P<(\w+)>")
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What one kind of line means."""
+
+    id: str
+    pattern: str
+    """RE2, searched in the line without its rank and time prefixes."""
+    kind: str
+    """Its place among causes and effects: a kind of `causes.yaml`, or `routine`."""
+    reason: str
+    action: Action
+    restart_helps: bool
+    mitigation: str
+    confidence: float
+    source: str
+    """Where the wording comes from."""
+    match: tuple[str, ...]
+    no_match: tuple[str, ...]
+    category: Category = "Unknown"
+    """Given only with the reason `Others`; else it follows from the reason."""
+    where: Where = "line"
+    """`user_exception` and `library_exception`: only the last line of a traceback whose deepest frame lies in
+    the user's own code, or not."""
+    first_death: bool = False
+    """This rank died before all others, of what no peer can cause: other ranks' errors follow from it."""
+    alone: float | None = None
+    """Given only where such a line begins a failure more or less readily than others of its kind (nats)."""
+
+    @property
+    def weight(self) -> float:
+        """The cost of its being the root, before anything about the event is known; nats, less is likelier."""
+        return (
+            (kinds()[self.kind].alone if self.alone is None else self.alone) + 1.0 - self.confidence
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """Rules of one idea; the first that matches a line decides what it is."""
+
+    name: str
+    order: int
+    """Its place: earlier topics are asked first."""
+    hot: frozenset[str]
+    """Words, in lower case, of which each line that a rule for lines matches has one."""
+    rules: tuple[Rule, ...]
+
+    @functools.cached_property
+    def _set(self) -> Any:
+        options = re2.Options()
+        options.max_mem = _SET_MEMORY_BYTES
+        made = re2.Set.SearchSet(options)
+        for rule in self.rules:
+            made.Add(rule.pattern)
+        made.Compile()
+        return made
+
+    @functools.cached_property
+    def _any_digits(self) -> Any:
+        """The patterns that have digits of their own, with any number in place of each; None where none has."""
+        loose = [
+            pattern
+            for rule in self.rules
+            if (pattern := with_any_digits(rule.pattern)) != rule.pattern
+        ]
+        if not loose:
+            return None
+        made = re2.Set.SearchSet(re2.Options())
+        for pattern in loose:
+            made.Add(pattern)
+        made.Compile()
+        return made
+
+    def digits_matter(self, text: str) -> bool:
+        """Whether a line that differs from `text` in its numbers only may be another rule's."""
+        return self._any_digits is not None and bool(self._any_digits.Match(text))
+
+    @functools.cached_property
+    def for_exceptions(self) -> bool:
+        """Whether some of the rules are for the ends of tracebacks, which may have no hot word."""
+        return any(rule.where != "line" for rule in self.rules)
+
+    def find(self, text: str, where: Where) -> Rule | None:
+        """The first rule that matches; rules for plain lines fit every `where`."""
+        fits = (self.rules[index] for index in sorted(self._set.Match(text) or ()))
+        return next((rule for rule in fits if rule.where in ("line", where)), None)
+
+
+class RuleSet:
+    """Topics in their order.
+
+    A topic is asked only about lines with one of its hot words: one set of all patterns is too large for RE2's
+    automaton (0.7 ms a line).
+    """
+
+    def __init__(self, topics: Iterable[Topic]) -> None:
+        self.topics = tuple(sorted(topics, key=lambda topic: (topic.order, topic.name)))
+        self.rules = tuple(rule for topic in self.topics for rule in topic.rules)
+        ids = Counter(rule.id for rule in self.rules)
+        if twice := next((one for one, count in ids.items() if count > 1), None):
+            raise BadUse(f"rule {twice}: two rules have this id. Rename one.")
+        self.hot = re2.compile(
+            f"(?i)(?:{_any_of(frozenset().union(*(topic.hot for topic in self.topics)))})".encode()
+        )
+        """Found in the bytes of every line that a rule for lines can match."""
+        self._hot_topics = re2.Set.SearchSet(re2.Options())
+        for topic in self.topics:
+            self._hot_topics.Add(f"(?i)(?:{_any_of(topic.hot)})")
+        self._hot_topics.Compile()
+        self._for_exceptions = {
+            index for index, topic in enumerate(self.topics) if topic.for_exceptions
+        }
+
+    def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
+        """The first rule that matches `text`, with its captures; rules for plain lines fit every `where`."""
+        asked = set(self._hot_topics.Match(text) or ())
+        if where != "line":
+            asked |= self._for_exceptions
+        for index in sorted(asked):
+            rule = self.topics[index].find(text, where)
+            if rule is not None:
+                match = re2.search(rule.pattern, text)
+                return rule, {name: value for name, value in match.groupdict().items() if value}
+        return None
+
+    def digits_matter(self, text: str) -> bool:
+        """Whether a line that differs from `text` in its numbers only may mean something else."""
+        return any(
+            self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ()
+        )
+
+
+_PATTERN_PARTS = re2.compile(r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)")
+
+
+def with_any_digits(pattern: str) -> str:
+    """`pattern` with any number where it has a certain one."""
+
+    def loosened(match: Any) -> str:
+        kept = match[1]
+        if kept is None:
+            return r"(?:\d+)"
+        return f"(?:{kept}|[0-9])" if kept[0] == "[" and _OWN_DIGITS.search(kept) else kept
+
+    return str(_PATTERN_PARTS.sub(loosened, pattern))
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(sorted(re2.escape(word) for word in words)) or r"[^\x00-\x{10FFFF}]"
+
+
+def parse_topic(name: str, text: str) -> Topic:
+    """The topic in a file, given as its name and YAML text.
+
+    Raises:
+        BadUse: the file or a rule is not as the module says; the message names both and what is allowed.
+    """
+    try:
+        given = yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        raise BadUse(f"{name}: not YAML ({error}). Mend the file.") from error
+    if not isinstance(given, dict) or set(given) != {"order", "hot", "defaults", "rules"}:
+        raise BadUse(f"{name}: a topic has exactly order, hot, defaults and rules. Mend the file.")
+    lists = isinstance(given["hot"], list) and isinstance(given["rules"], list)
+    if not (lists and isinstance(given["defaults"] or {}, dict) and type(given["order"]) is int):
+        raise BadUse(
+            f"{name}: order is a number, hot and rules are lists, defaults is a mapping. Mend the file."
+        )
+    rules = tuple(_rule(name, given["defaults"] or {}, one) for one in given["rules"])
+    hot = frozenset(str(word).lower() for word in given["hot"])
+    return Topic(name=name, order=given["order"], hot=hot, rules=rules)
+
+
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "kind": (*kinds(), ROUTINE),
+    "reason": tuple(CATEGORIES),
+    "action": get_args(Action),
+    "category": get_args(Category),
+    "where": get_args(Where),
+}
+_FIELDS: Final = {field.name: field for field in fields(Rule)}
+
+
+def _rule(file: str, defaults: Mapping[str, Any], given: Any) -> Rule:
+    if not isinstance(given, dict):
+        raise BadUse(f"{file}: a rule is a mapping, not {given!r}. Mend the file.")
+    values = {**defaults, **given}
+    at = f"{file}: rule {values.get('id', '(without id)')}"
+    if unknown := sorted(set(values) - set(_FIELDS)):
+        raise BadUse(f"{at}: unknown field {unknown[0]!r}. Allowed: {', '.join(_FIELDS)}.")
+    required = [name for name, field in _FIELDS.items() if field.default is MISSING]
+    if missing := [name for name in required if name not in values]:
+        raise BadUse(f"{at}: field {missing[0]!r} is missing. Add it.")
+    _check_values(at, values)
+    _check_pattern(at, values["pattern"])
+    if values["reason"] != "Others":
+        values["category"] = CATEGORIES[values["reason"]]
+    return Rule(**{**values, "mitigation": " ".join(values["mitigation"].split())})
+
+
+def _check_values(at: str, values: dict[str, Any]) -> None:
+    for name, allowed in _CHOICES.items():
+        if name in values and values[name] not in allowed:
+            raise BadUse(f"{at}: {name} is {values[name]!r}. Allowed: {', '.join(allowed)}.")
+    for name, field in _FIELDS.items():
+        if (
+            name in values
+            and field.type in (str, bool, int)
+            and type(values[name]) is not field.type
+        ):
+            raise BadUse(
+                f"{at}: {name} is {values[name]!r}, not a {field.type.__name__}. Mend the file."
+            )
+    for name in ("confidence", "alone"):
+        if not isinstance(values.get(name) or 0, int | float):
+            raise BadUse(f"{at}: {name} is {values[name]!r}, not a number. Mend the file.")
+    if not 0 <= float(values["confidence"]) <= 1:
+        raise BadUse(f"{at}: confidence lies in 0 to 1. Mend the file.")
+    for name in ("match", "no_match"):
+        if not isinstance(values[name], list) or not values[name]:
+            raise BadUse(f"{at}: {name} is a list of example lines, at least one. Add one.")
+        values[name] = tuple(str(example) for example in values[name])
+
+
+def _check_pattern(at: str, pattern: str) -> None:
+    names = _GROUP.findall(pattern)
+    if len(names) != len(
+        set(names)
+    ):  # RE2's Python binding takes it, and then returns nothing for that group
+        raise BadUse(
+            f"{at}: a capture stands there twice. Use one alternation within it, or two rules."
+        )
+    try:
+        captures = set(re2.compile(pattern).groupindex)
+    except re2.error as error:
+        raise BadUse(f"{at}: not a pattern of RE2 ({error}). Mend it.") from error
+    if captures - CAPTURES:
+        unknown, allowed = min(captures - CAPTURES), ", ".join(sorted(CAPTURES))
+        raise BadUse(f"{at}: unknown capture {unknown!r}. Allowed: {allowed}.")

@@ -1,0 +1,53 @@
+"""Name the actions, and the categories of the reasons (the study's Table 3)."""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+Action = Literal[
+    "restart",
+    "exclude_and_restart",
+    "reset_gpu",
+    "wait_and_retry",
+    "change_config",
+    "user_must_fix",
+]
+
+
+Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
+
+
+CATEGORIES: Final[Mapping[str, Category]] = {
+    "NVLinkError": "Infrastructure",
+    "CUDAError": "Infrastructure",
+    "NodeFailure": "Infrastructure",
+    "ECCError": "Infrastructure",
+    "NetworkError": "Infrastructure",
+    "ConnectionError": "Infrastructure",
+    "S3StorageError": "Infrastructure",
+    "NCCLTimeoutError": "Infrastructure",
+    "NCCLRemoteError": "Infrastructure",
+    "DataloaderKilled": "Framework",
+    "AttributeError": "Framework",
+    "OutOfMemoryError": "Framework",
+    "RuntimeError": "Framework",
+    "AssertionError": "Framework",
+    "ValueError": "Framework",
+    "ZeroDivisionError": "Framework",
+    "ModelLoadingError": "Framework",
+    "DatasetLoadingError": "Framework",
+    "FileNotFoundError": "Script",
+    "OSError": "Script",
+    "TypeError": "Script",
+    "NameError": "Script",
+    "PermissionError": "Script",
+    "ImportError": "Script",
+    "KeyError": "Script",
+    "SyntaxError": "Script",
+    "ArgumentError": "Script",
+    "CalledProcessError": "Script",
+    "IndexError": "Script",
+    "Others": "Unknown",
+    "Unknown": "Unknown",
+}
+"""Each reason and its category: Table 3 of the paper, plus what has no row there. A rule whose reason is
+`Others` may name a category of its own."""

@@ -1,0 +1,1 @@
+"""Read CSV files of any columns, by a map of columns."""

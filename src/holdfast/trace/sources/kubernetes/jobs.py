@@ -1,0 +1,240 @@
+"""Kubernetes: what `kubectl get pods -A -o json` and `kubectl get jobs -A -o json` print, or both in one.
+
+    kubectl get pods,jobs --all-namespaces --output json > cluster.json
+
+A `List`, or one object after another (`jq -c '.items[]'`). The API keeps no history: pods and Jobs that were deleted
+are not there, so a regular export, or Kueue's workloads (`holdfast.trace.sources.kubernetes.kueue`), tells more.
+
+The rule of a job (`kube_members` says which pods make one; `job_rows` below is it): pods that were created after all
+the ones before had ended are its next attempt. Of an attempt,
+
+* submit is when the first of its pods was created;
+* start is when the last of them started, where at one time all ran together (a gang), else when the first did;
+* end is when the last of them ended, and none while one still runs;
+* its GPUs are the most that it held at one time;
+* its state is what its Job object says; else that of the pod that first ended otherwise than well and that no other
+  replaced; RUNNING and PENDING while a pod is.
+
+Fields and reasons: Kubernetes API reference, core/v1 Pod and batch/v1 Job, of versions 1.26 to 1.33.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.trace.clusters import Cluster
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.schema import JOB_COLUMNS
+from holdfast.trace.sources.findings import Findings
+from holdfast.trace.sources.json_stream import json_objects
+from holdfast.trace.sources.kubernetes.members import (
+    Member,
+    Verdict,
+    bad_object,
+    job_verdict,
+    pod_member,
+)
+from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
+from holdfast.trace.sources.rows import read_rows
+from holdfast.trace.sources.text_file import cluster_name
+
+if TYPE_CHECKING:
+    import duckdb
+
+NEXT_STEP: Final = "Export again with `kubectl get pods,jobs -A -o json`."
+COLUMNS: Final = (
+    "cluster", "job_id", "attempt", "name", "pool", "state", "reason", "exit_code", "submit_at", "start_at", "end_at",
+    "run_s", "queue_s", "gpu_num", "node_num", "cpu_num", "mem_gb", "gpu_model", "nodes", "zone_offset",
+)  # fmt: skip
+_KIND = re.compile(r'"kind"\s*:\s*"(Pod|Job|PodList|JobList)"')
+_WORKLOAD = re.compile(r'"kind"\s*:\s*"Workload(List)?"')
+_SENTENCES: Final = {
+    "unreadable-row": ("dropped", "Objects that could not be read are left out."),
+    "kubernetes-services": ("dropped", "Pods of services that ask for no GPU are no jobs."),
+    "kubernetes-other-kinds": ("dropped", "Objects that are neither pods nor Jobs were left out."),
+    "kubernetes-no-pods": (
+        "kept",
+        "Jobs whose pods are gone: they start when the Job was first worked on, and their nodes are not known.",
+    ),
+    "kubernetes-gpu-shares": (
+        "kept",
+        "Pods ask for time-sliced GPUs; how many make one GPU is not recorded, so they count as no GPU.",
+    ),
+}
+_GOOD: Final = frozenset({"COMPLETED", "RUNNING", "PENDING"})
+
+
+def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
+    """Read pods and Jobs; see the module for the command and the rules.
+
+    Objects are read one at a time; what is kept of each is about 1 kB.
+
+    Raises:
+        BadTrace: with the line, the object and what was expected.
+    """
+    findings = Findings()
+    drop = drops_bad_rows(connection)
+    members: dict[str, list[Member]] = {}
+    verdicts: dict[str, list[Verdict]] = {}
+    for line, item in json_objects(path, frozenset({"items"}), next_step=NEXT_STEP):
+        try:
+            read = _read(path, line, item)
+        except BadTrace as fault:
+            if not drop:
+                raise
+            findings.add("unreadable-row", str(fault).removesuffix(" " + NEXT_STEP))
+            continue
+        if isinstance(read, Verdict):
+            verdicts.setdefault(read.key, []).append(read)
+        elif read is None:
+            if not _kind(item).endswith("List"):
+                findings.add("kubernetes-other-kinds", _kind(item))
+        elif read.is_service and not read.request.gpu_num and not read.request.has_shares:
+            findings.add("kubernetes-services", read.key)
+        else:
+            members.setdefault(read.key, []).append(read)
+            if read.request.has_shares:
+                findings.add("kubernetes-gpu-shares", read.key)
+    for key, said in verdicts.items():
+        if key not in members:
+            findings.add("kubernetes-no-pods", key)
+            members[key] = [verdict.as_member for verdict in said]
+    rows = (
+        row
+        for key, of_job in members.items()
+        for row in job_rows(cluster_name(path), key, of_job, verdicts.get(key, ()))
+    )
+    count = read_rows(connection, table, {name: JOB_COLUMNS[name] for name in COLUMNS}, rows)
+    if not count:
+        raise BadTrace(path, "The file holds no job.", next_step=NEXT_STEP)
+    cluster = Cluster(name=cluster_name(path), source=SOURCE.name)
+    return Reading.of(connection, table, cluster, notes=findings.notes(cluster.name, _SENTENCES))
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file begins with pods or Jobs as JSON."""
+    start = head(path)
+    return bool(_KIND.search(start)) and '"metadata"' in start and not _WORKLOAD.search(start)
+
+
+def job_rows(
+    cluster: str, key: str, members: Sequence[Member], verdicts: Sequence[Verdict]
+) -> Iterator[tuple[Any, ...]]:
+    """The attempts of one job, in the order of `COLUMNS`.
+
+    Args:
+        cluster: its name.
+        key: the job's id.
+        members: its pods, in any order.
+        verdicts: its Job objects, where the export has them.
+    """
+    attempts = _attempts(members)
+    last = max(attempts)
+    for number, pods in attempts.items():
+        started = [pod for pod in pods if pod.start_s is not None]
+        start_s, end_s = _start_s(started), _end_s(pods)
+        state, reason, exit_code = _outcome(pods)
+        submit_s = min(pod.created_s for pod in pods)
+        if number == min(attempts):
+            submit_s = min([submit_s, *(verdict.created_s for verdict in verdicts)])
+        said = {verdict.state: verdict.reason for verdict in verdicts}
+        if number == last and None not in said and said:
+            # Complete as a whole only where every one of its Jobs is.
+            verdict = next((one for one in said if one != "COMPLETED"), "COMPLETED")
+            if verdict == "COMPLETED":
+                state, reason, exit_code = "COMPLETED", None, 0
+            elif state in _GOOD or verdict == "TIMEOUT":
+                state, reason = str(verdict), reason or said[verdict]
+        nodes = sorted({pod.node for pod in pods if pod.node})
+        held = started or pods
+        yield (
+            cluster, key, number, pods[0].job_name, pods[0].pool, state, reason, exit_code, submit_s, start_s, end_s,
+            None if start_s is None or end_s is None else end_s - start_s,
+            None if start_s is None else start_s - submit_s,
+            _most(held, lambda pod: pod.request.gpu_num), len(nodes) or None,
+            _most(held, lambda pod: pod.request.cpu_num), _most(held, lambda pod: pod.request.mem_gb),
+            "+".join(sorted({pod.gpu_model for pod in pods if pod.gpu_model})) or None, nodes or None, "+00:00",
+        )  # fmt: skip
+
+
+def _attempts(members: Sequence[Member]) -> dict[int, list[Member]]:
+    """The members by attempt: as their operator counts, else by whether the ones before had all ended."""
+    attempts: dict[int, list[Member]] = {}
+    number, last_end_s = 0, None
+    for member in sorted(members, key=lambda member: member.created_s):
+        if member.attempt is not None:
+            attempts.setdefault(member.attempt, []).append(member)
+            continue
+        if last_end_s is not None and member.created_s >= last_end_s:
+            number, last_end_s = number + 1, None
+        attempts.setdefault(number, []).append(member)
+        last_end_s = _end_s(attempts[number])
+    return dict(sorted(attempts.items()))
+
+
+def _start_s(started: Sequence[Member]) -> float | None:
+    starts = [pod.start_s for pod in started if pod.start_s is not None]
+    if not starts:
+        return None
+    first_end_s = min((pod.end_s for pod in started if pod.end_s is not None), default=None)
+    gang = first_end_s is None or max(starts) < first_end_s
+    return max(starts) if gang else min(starts)
+
+
+def _end_s(pods: Sequence[Member]) -> float | None:
+    ends = [pod.end_s for pod in pods]
+    return max(end for end in ends if end is not None) if ends and None not in ends else None
+
+
+def _outcome(pods: Sequence[Member]) -> tuple[str, str | None, int | None]:
+    if any(pod.state in ("RUNNING", "PENDING") for pod in pods):
+        return "RUNNING" if any(pod.start_s is not None for pod in pods) else "PENDING", None, None
+    latest = {pod.place: pod for pod in sorted(pods, key=lambda pod: pod.created_s) if pod.place}
+    standing = [pod for pod in pods if not pod.place or latest[pod.place] is pod]
+    ended_badly = [pod for pod in standing if pod.state != "COMPLETED"]
+    if not ended_badly:
+        return "COMPLETED", None, 0
+    first = min(ended_badly, key=lambda pod: float("inf") if pod.end_s is None else pod.end_s)
+    return first.state, first.reason, first.exit_code
+
+
+def _most(pods: Sequence[Member], amount: Callable[[Member], float]) -> float:
+    """The most that the pods held at one time; all of it where none has started."""
+    changes = []
+    for pod in pods:
+        changes.append((float("-inf") if pod.start_s is None else pod.start_s, 1, amount(pod)))
+        if pod.start_s is not None and pod.end_s is not None:
+            changes.append(
+                (pod.end_s, 0, -amount(pod))
+            )  # 0: what ends as another starts makes room for it
+    held = most = 0.0
+    for _, _, change in sorted(changes):
+        held += change
+        most = max(most, held)
+    return most
+
+
+def _kind(item: dict[str, Any]) -> str:
+    """An object's kind; the items of a list that the API itself printed do not say it."""
+    if "kind" in item:
+        return str(item["kind"])
+    spec = item.get("spec") or {}
+    return "Pod" if "containers" in spec else "Job" if "template" in spec else "unknown"
+
+
+def _read(path: Path, line: int, item: dict[str, Any]) -> Member | Verdict | None:
+    """A pod or a Job; None of another kind."""
+    kind = _kind(item)
+    try:
+        return pod_member(item) if kind == "Pod" else job_verdict(item) if kind == "Job" else None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise bad_object(path, line, item, error, next_step=NEXT_STEP) from None
+
+
+SOURCE: Final = Source(
+    name="kubernetes",
+    title="Kubernetes, the JSON of kubectl get pods,jobs",
+    recognises=recognises,
+    read=read_kubernetes,
+)

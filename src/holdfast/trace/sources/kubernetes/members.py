@@ -1,0 +1,317 @@
+"""A Kubernetes pod, or a Job whose pods are gone, as a member of a job.
+
+Which pods make one job: those with one of `GROUP_LABELS` alike, else those of one controller. A pod of a Deployment,
+StatefulSet, DaemonSet or of nobody stands for itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.sources.kubernetes.resources import Request, gpu_model_of, of_pod
+
+GROUP_LABELS: Final = {
+    "jobset.sigs.k8s.io/jobset-name": "jobset",
+    "training.kubeflow.org/job-name": "kubeflow",  # PyTorchJob, TFJob, MPIJob …, its launcher with its workers
+    "ray.io/originated-from-cr-name": "ray",
+    "ray.io/cluster": "ray",
+    "volcano.sh/job-name": "volcano",
+}
+"""Labels by which operators mark the pods of one job, and the kind that its id names."""
+SERVICES: Final = frozenset(
+    {"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"}
+)
+"""Controllers whose pods each stand for themselves: replicas of a service."""
+QUEUE_LABELS: Final = (
+    "kueue.x-k8s.io/queue-name",
+    "volcano.sh/queue-name",
+    "scheduling.volcano.sh/queue-name",
+)
+ATTEMPT_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
+_PLACE_LABELS: Final = (
+    "jobset.sigs.k8s.io/job-key",
+    "training.kubeflow.org/replica-type",
+    "training.kubeflow.org/replica-index",
+    "batch.kubernetes.io/job-completion-index",
+)
+
+_STATE_OF_REASON: Final = {
+    "OOMKilled": "OUT_OF_MEMORY",
+    "DeadlineExceeded": "TIMEOUT",
+    "NodeLost": "NODE_FAIL",
+    "NodeShutdown": "NODE_FAIL",
+    "Shutdown": "NODE_FAIL",
+    "Terminated": "NODE_FAIL",  # the node shut down in good order (Kubernetes documentation, Node Shutdowns)
+    "ContainerStatusUnknown": "NODE_FAIL",
+    "DeletionByTaintManager": "NODE_FAIL",
+    "DeletionByPodGC": "NODE_FAIL",
+    "Preempting": "PREEMPTED",
+    "Preempted": "PREEMPTED",
+    "PreemptionByScheduler": "PREEMPTED",
+    "PreemptionByKubeScheduler": "PREEMPTED",
+    "EvictionByEvictionAPI": "PREEMPTED",  # such as a node being drained
+}
+"""Reasons of a failed pod, of its containers or of its DisruptionTarget condition; any other is FAILED."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Member:
+    """A pod, or a Job counted for its pods. Unix times in seconds."""
+
+    key: str
+    """Of the job it belongs to: `namespace/kind/name`."""
+    job_name: str
+    pool: str
+    is_service: bool
+    attempt: int | None
+    """As its operator counts; None where it does not."""
+    place: str
+    """Of the pods of one job, those with the same place replace each other; '' where nobody says."""
+    created_s: float
+    start_s: float | None
+    end_s: float | None
+    state: str
+    reason: str | None
+    exit_code: int | None
+    request: Request
+    gpu_model: str | None
+    node: str | None
+
+
+@dataclass(kw_only=True, slots=True)
+class Verdict:
+    """What a Job object says of its pods."""
+
+    key: str
+    created_s: float
+    state: str | None
+    reason: str | None
+    as_member: Member
+    """The Job in place of its pods, where those are gone."""
+
+
+def unix_s(value: object) -> float | None:
+    """Seconds since the Unix epoch of an RFC 3339 time; None of none.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    if not value:
+        return None
+    try:
+        at = datetime.fromisoformat(str(value))
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ValueError(f"expected a time such as 2023-03-01T00:18:22Z where there is {value!r}")
+    return at.timestamp()
+
+
+def pod_member(pod: Mapping[str, Any]) -> Member:
+    """A pod of the core/v1 API.
+
+    It starts when its node's kubelet takes it (`status.startTime`): from then on its GPUs are its own, images being
+    pulled or not. It ends with its last container.
+
+    Raises:
+        KeyError, ValueError: a field is missing or is not what the API says.
+    """
+    meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
+    key, job_name, is_service = _job_of(meta, "pod")
+    phase = status.get("phase")
+    ended = _ended(status)
+    start_s = unix_s(status.get("startTime"))
+    if start_s is None:
+        started = [_running_since(one) for one in _statuses(status, "containerStatuses")]
+        start_s = min((at for at in started if at is not None), default=None)
+    end_s = None
+    if phase in ("Succeeded", "Failed"):
+        # A pod that was thrown out may have no container's end: then its last change of state is it.
+        ends = [unix_s(one.get("finishedAt")) for one in ended] or [None]
+        known = (
+            [at for at in ends if at is not None]
+            or _changes(status)
+            or [unix_s(meta.get("deletionTimestamp"))]
+        )
+        end_s = max((at for at in known if at is not None), default=None)
+    state, reason, exit_code = _outcome(phase, status, ended, started=start_s is not None)
+    return Member(
+        key=key,
+        job_name=job_name,
+        pool=_pool(meta),
+        is_service=is_service,
+        attempt=_attempt(meta),
+        place="/".join(filter(None, (_labels(meta).get(label) for label in _PLACE_LABELS))),
+        created_s=_created_s(meta),
+        start_s=start_s,
+        end_s=end_s,
+        state=state,
+        reason=reason,
+        exit_code=exit_code,
+        request=of_pod(spec),
+        gpu_model=gpu_model_of(spec),
+        node=spec.get("nodeName"),
+    )
+
+
+def job_verdict(job: Mapping[str, Any]) -> Verdict:
+    """A Job of the batch/v1 API.
+
+    Raises:
+        KeyError, ValueError: a field is missing or is not what the API says.
+    """
+    meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
+    labelled = _job_of(meta, "job")
+    # A Job that an operator made belongs to that one's job, its owner or not.
+    key, job_name = (
+        labelled[:2] if labelled[0].split("/")[1] in GROUP_LABELS.values() else _own(meta, "job")
+    )
+    verdict, reason, end_s = None, None, unix_s(status.get("completionTime"))
+    for condition in status.get("conditions") or ():
+        if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
+            verdict = "COMPLETED" if condition["type"] == "Complete" else "FAILED"
+            reason = condition.get("reason") if verdict == "FAILED" else None
+            end_s = end_s or unix_s(condition.get("lastTransitionTime"))
+    if reason == "DeadlineExceeded":
+        verdict = "TIMEOUT"
+    start_s = unix_s(status.get("startTime"))
+    template = spec["template"]["spec"]
+    parallelism = int(spec.get("parallelism", 1))
+    count = min(parallelism, int(spec.get("completions") or parallelism))
+    created_s = _created_s(meta)
+    as_member = Member(
+        key=key,
+        job_name=job_name,
+        pool=_pool(meta),
+        is_service=False,
+        attempt=_attempt(meta),
+        place="",
+        created_s=created_s,
+        start_s=start_s,
+        end_s=end_s if verdict else None,
+        state=verdict or ("PENDING" if start_s is None or spec.get("suspend") else "RUNNING"),
+        reason=reason,
+        exit_code=None,
+        request=of_pod(template).times(count),
+        gpu_model=gpu_model_of(template),
+        node=None,
+    )
+    return Verdict(key=key, created_s=created_s, state=verdict, reason=reason, as_member=as_member)
+
+
+def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
+    """The id and the name of the job that an object belongs to: its labels', its controller's, or its own."""
+    return _job_of(meta, kind)[:2]
+
+
+def bad_object(
+    path: Path, line: int, item: Mapping[str, Any], error: Exception, *, next_step: str
+) -> BadTrace:
+    """The user's error of an object in which a field is missing or is not what the API says."""
+    meta = item.get("metadata")
+    name = meta.get("name", "without a name") if isinstance(meta, dict) else "without metadata"
+    problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
+    return BadTrace(
+        path, f"{item.get('kind', 'object')} {name}: {problem}.", line=line, next_step=next_step
+    )
+
+
+def _job_of(meta: Mapping[str, Any], kind: str) -> tuple[str, str, bool]:
+    """Key and name of the job, and whether it is a service's replica."""
+    namespace, labels = meta.get("namespace", "default"), _labels(meta)
+    for label, kind_of_label in GROUP_LABELS.items():
+        if name := labels.get(label):
+            return f"{namespace}/{kind_of_label}/{name}", name, False
+    owners = meta.get("ownerReferences") or ()
+    owner = next((one for one in owners if one.get("controller")), owners[0] if owners else None)
+    if owner is None or owner["kind"] in SERVICES:
+        return (*_own(meta, kind), owner is not None)
+    return f"{namespace}/{owner['kind'].lower()}/{owner['name']}", owner["name"], False
+
+
+def _own(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
+    return f"{meta.get('namespace', 'default')}/{kind}/{meta['name']}", meta["name"]
+
+
+def _labels(meta: Mapping[str, Any]) -> Mapping[str, str]:
+    return meta.get("labels") or {}
+
+
+def _pool(meta: Mapping[str, Any]) -> str:
+    namespace = str(meta.get("namespace", "default"))
+    marks = {**(meta.get("annotations") or {}), **_labels(meta)}
+    queue = next((marks[label] for label in QUEUE_LABELS if label in marks), None)
+    return f"{namespace}/{queue}" if queue else namespace
+
+
+def _attempt(meta: Mapping[str, Any]) -> int | None:
+    attempt = _labels(meta).get(ATTEMPT_LABEL)
+    return int(attempt) if attempt is not None else None
+
+
+def _created_s(meta: Mapping[str, Any]) -> float:
+    created_s = unix_s(meta["creationTimestamp"])
+    if created_s is None:
+        raise ValueError("expected a creationTimestamp")
+    return created_s
+
+
+def _statuses(status: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    return status.get(name) or ()
+
+
+def _running_since(container: Mapping[str, Any]) -> float | None:
+    state = container.get("state") or {}
+    return unix_s((state.get("running") or state.get("terminated") or {}).get("startedAt"))
+
+
+def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How its containers ended, init containers that failed among them."""
+    ended = []
+    for name in ("initContainerStatuses", "containerStatuses"):
+        for container in _statuses(status, name):
+            terminated = (container.get("state") or {}).get("terminated")
+            if terminated and (name == "containerStatuses" or terminated.get("exitCode")):
+                ended.append(terminated)
+    return ended
+
+
+def _changes(status: Mapping[str, Any]) -> list[float | None]:
+    kinds = ("DisruptionTarget", "Ready", "ContainersReady")
+    conditions = [one for one in _statuses(status, "conditions") if one.get("type") in kinds]
+    return [unix_s(one.get("lastTransitionTime")) for one in conditions]
+
+
+def _outcome(
+    phase: str | None,
+    status: Mapping[str, Any],
+    ended: Sequence[Mapping[str, Any]],
+    *,
+    started: bool,
+) -> tuple[str, str | None, int | None]:
+    if phase == "Succeeded":
+        return "COMPLETED", None, 0
+    if phase in ("Running", "Pending"):
+        return "RUNNING" if started else "PENDING", None, None
+    if phase != "Failed":
+        return "UNKNOWN", None, None
+    failed = [one for one in ended if one.get("exitCode")]
+    # The container that failed first brought the others down.
+    first = min(failed, key=lambda one: str(one.get("finishedAt") or "~"), default={})
+    disruption = [
+        one.get("reason")
+        for one in _statuses(status, "conditions")
+        if one.get("type") == "DisruptionTarget" and one.get("status") == "True"
+    ]
+    said = [status.get("reason"), *disruption, first.get("reason")]
+    reasons = [reason for reason in said if reason and reason != "Error"]
+    telling = [reason for reason in reasons if reason in _STATE_OF_REASON]
+    exit_code = first.get("exitCode")
+    return (
+        _STATE_OF_REASON[telling[0]] if telling else "FAILED",
+        next(iter(telling or reasons), None),
+        int(exit_code) if exit_code is not None else None,
+    )

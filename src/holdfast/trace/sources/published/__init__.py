@@ -1,0 +1,1 @@
+"""Read the published traces: Acme, Helios, PAI, Philly, openb."""

@@ -1,0 +1,97 @@
+"""PAI (Alibaba, 2020): `pai_task_table.csv`, and AcmeTrace's CSV that joins the tables of jobs, tasks and instances.
+
+`pai_task_table.csv` has no header: job_name, task_name, inst_num, status, start_time, end_time, plan_cpu, plan_mem,
+plan_gpu, gpu_type; a row a task of inst_num instances. start_time is its launch; when it was submitted is in another
+table. GPUs are those of all its instances.
+
+AcmeTrace's form has the task's columns, then those of its job (suffix _j) and of an instance (suffix _i), and runtime
+(the task's end - start), duration (the instance's), queue (the instance's start - the task's), start_date. A row is a
+task as one of its instances shows it: its GPUs are those of one instance, plan_gpu / 100, which is how the study's mean
+of 0.68 and greatest of 8 GPUs come about. There is no id, and no user.
+
+plan_gpu and plan_cpu are hundredths of GPUs and CPUs, plan_mem is GB, all of one instance. Times are seconds after a
+moment that was not told; taken as the Unix epoch they show the right hour of the day and day of the week at UTC+8, and
+wrong dates (a column start_date of 1970 is that). Terminated is the state of a task that succeeded.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.trace.clusters import Cluster
+from holdfast.trace.sources.csv.sql import Columns
+from holdfast.trace.sources.csv.text import read_csv
+from holdfast.trace.sources.reading import Reading, Source, csv_header
+from holdfast.trace.sources.words import state_sql
+
+if TYPE_CHECKING:
+    import duckdb
+
+_TASK: Final[Columns] = {
+    "task_name": "VARCHAR", "inst_num": "DOUBLE", "status": "VARCHAR", "start_time": "DOUBLE", "end_time": "DOUBLE",
+    "plan_cpu": "DOUBLE", "plan_mem": "DOUBLE", "plan_gpu": "DOUBLE", "gpu_type": "VARCHAR",
+}  # fmt: skip
+TASK_COLUMNS: Final[Columns] = {"job_name": "VARCHAR", **_TASK}
+JOINED_COLUMNS: Final[Columns] = {
+    **_TASK, "status_j": "VARCHAR", "start_time_j": "DOUBLE", "end_time_j": "DOUBLE", "runtime": "DOUBLE",
+    "status_i": "VARCHAR", "start_time_i": "DOUBLE", "end_time_i": "DOUBLE", "duration": "DOUBLE", "queue": "DOUBLE",
+    "start_date": "VARCHAR",
+}  # fmt: skip
+STATES: Final = {
+    "Terminated": "COMPLETED",
+    "Failed": "FAILED",
+    "Running": "RUNNING",
+    "Waiting": "PENDING",
+}
+CLUSTER: Final = Cluster(
+    name="PAI",
+    source="pai",
+    gpu_num=6742,  # the study, section 2
+    utc_offset_h=8.0,
+    citation="Alibaba cluster-trace-gpu-v2020: Weng et al., NSDI 2022",
+)
+
+
+def _is_task_table(path: Path) -> bool:
+    return path.name.startswith("pai_task_table.csv") and len(csv_header(path)) == len(TASK_COLUMNS)
+
+
+def _recognises(path: Path) -> bool:
+    return _is_task_table(path) or set(JOINED_COLUMNS).issubset(csv_header(path))
+
+
+def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
+    alone = _is_task_table(path)
+    read = read_csv(
+        connection,
+        path,
+        columns=TASK_COLUMNS if alone else JOINED_COLUMNS,
+        select=_TASKS if alone else _JOINED,
+        table=table,
+        has_header=not alone,
+    )
+    return Reading.of(connection, table, CLUSTER, notes=read.notes(CLUSTER.name))
+
+
+def _at(seconds: str) -> str:
+    return f"make_timestamp(({seconds} * 1e6)::BIGINT)"
+
+
+_TASKS: Final = f"""
+    SELECT 'PAI' AS cluster, job_name || '/' || task_name AS job_id, task_name AS name,
+        {state_sql("status", STATES)} AS state, {_at("start_time")} AS start_at, {_at("end_time")} AS end_at,
+        end_time - start_time AS run_s, coalesce(plan_gpu, 0) / 100 * inst_num AS gpu_num,
+        plan_cpu / 100 * inst_num AS cpu_num, plan_mem * inst_num AS mem_gb, gpu_type AS gpu_model
+    FROM source"""
+_JOINED: Final = f"""
+    SELECT 'PAI' AS cluster, task_name AS name, {state_sql("status", STATES)} AS state,
+        {_at("start_time")} AS submit_at, {_at("start_time_i")} AS start_at, {_at("end_time_i")} AS end_at,
+        end_time_i - start_time_i AS run_s, start_time_i - start_time AS queue_s, duration AS reported_duration_s,
+        coalesce(plan_gpu, 0) / 100 AS gpu_num, plan_cpu / 100 AS cpu_num, plan_mem AS mem_gb, gpu_type AS gpu_model
+    FROM source"""
+
+SOURCE: Final = Source(
+    name="pai",
+    title="Alibaba's PAI: pai_task_table.csv, or AcmeTrace's pai_trace.csv",
+    recognises=_recognises,
+    read=_read,
+)

@@ -1,0 +1,1 @@
+"""Read Slurm's accounting: `sacct --parsable2` and `sacct --json`."""

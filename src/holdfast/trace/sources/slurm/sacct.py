@@ -1,0 +1,421 @@
+r"""Slurm's accounting as text: what `sacct --parsable2` prints, with any fields in any order.
+
+Recommended, because nothing in it is ambiguous (Unix times have no zone to guess, a job's name may hold anything
+where it stands last):
+
+    SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime 2023-03-01 --format \
+        Cluster,JobIDRaw,JobID,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES,ReqTRES,\
+        NodeList,ExitCode,Reason,JobName > jobs.txt
+
+`--duplicates` gives the runs of a requeued job that came before its last one; Slurm 24.05 and later may add Restarts.
+Needed are JobIDRaw or JobID, and State. Job steps are left out where `--allocations` did not. The form is that of
+the manual page sacct(1) of Slurm 22.05; a job's name and a few other fields are printed as they are, so that a name
+may go on over several lines and may hold the separator.
+"""
+
+import itertools
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import tzinfo
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.sources.findings import MOST_EXAMPLES, Findings
+from holdfast.trace.sources.plain_text import opened
+from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
+from holdfast.trace.sources.rows import NULL, literal, read_rows
+from holdfast.trace.sources.slurm.fields import check_time
+from holdfast.trace.sources.slurm.rows import (
+    FIELDS,
+    READERS,
+    SENTENCES,
+    SOURCE_NAME,
+    settle_records,
+    write_jobs,
+    zone_told,
+)
+from holdfast.trace.sources.slurm.sacct_json import is_sacct_json, read_sacct_json
+from holdfast.trace.sources.text_file import cluster_name, opened_text
+
+if TYPE_CHECKING:
+    import duckdb
+
+LONGEST_LINE: Final = 1 << 20
+FREE_TEXT: Final = frozenset(
+    {"AdminComment", "Comment", "Constraints", "Extra", "JobName", "StdErr", "StdIn", "StdOut", "SubmitLine",
+     "SystemComment", "WorkDir"}
+)  # fmt: skip
+"""Fields that hold what a user or a site wrote, the separator and line breaks included."""
+NEXT_STEP: Final = (
+    "Export again with `sacct --parsable2`, with JobName as the last field and no other free text."
+)
+
+_HEADER = re.compile(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])")
+_JOB_ID_SQL: Final = r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?:\.\S+)?"
+_JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?P<step>\.\S+)?$")
+_STATE_WORD_SQL: Final = r"[A-Z][A-Z_]*\+?(?: by \S+)?"
+_STATE_WORD = re.compile(_STATE_WORD_SQL + "$")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.+-]+Z?$|\d+$|Unknown$|None$|N/A$|$")
+_EXACT: Final = {
+    "State": _STATE_WORD,
+    "Submit": _TIME,
+    "Eligible": _TIME,
+    "Start": _TIME,
+    "End": _TIME,
+    "ElapsedRaw": re.compile(r"\d*$"),
+    "ExitCode": re.compile(r"(?:\d+:\d+)?$"),
+    "NNodes": re.compile(r"\d*$"),
+    "NCPUS": re.compile(r"\d*$"),
+    "AllocTRES": re.compile(r"(?:[a-z]+(?:/[^=,|]+)?=[^,|]+(?:,|$))*$"),
+    "ReqTRES": re.compile(r"(?:[a-z]+(?:/[^=,|]+)?=[^,|]+(?:,|$))*$"),
+    "JobIDRaw": _JOB_ID,
+    "JobID": _JOB_ID,
+}
+"""What fields of a fixed form look like, to tell where a name that holds the separator ends."""
+
+_GIVE: Final[Mapping[str, tuple[str, ...]]] = {
+    "cluster": ("Cluster",),
+    "job_id": ("JobIDRaw", "JobID"),
+    "shown_id": ("JobID", "JobIDRaw"),
+    "restarts": ("Restarts",),
+    "name": ("JobName",),
+    "username": ("User", "UID"),
+    "pool": ("Partition", "Account"),
+    "state": ("State",),
+    "reason": ("Reason",),
+    "exit_code": ("ExitCode",),
+    "submit": ("Submit",),
+    "start": ("Start",),
+    "end": ("End",),
+    "elapsed": ("ElapsedRaw", "Elapsed"),
+    "allocated": ("AllocTRES",),
+    "requested": ("ReqTRES",),
+    "nodes": ("NodeList",),
+}
+"""What gives each text of `slurm_rows.FIELDS`: the first of these fields that the file has."""
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    **dict.fromkeys(("submit", "start", "end"), check_time),
+    **READERS,
+    "restarts": lambda text: int(text or 0),
+}
+
+
+def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
+    """Read what `sacct` printed, as text or as JSON; times are of the zone that `load` was told.
+
+    Raises:
+        BadTrace: with the line, the field and what was expected.
+    """
+    reader = (
+        read_sacct_json if head(path, 64).lstrip("\ufeff \t\r\n").startswith("{") else read_sacct
+    )
+    return reader(connection, path, table, zone=zone_told(connection))
+
+
+def recognises(path: Path) -> bool:
+    """Whether a file begins like `sacct --parsable2` or like `sacct --json`."""
+    fields = _fields_of(head(path, 8192).lstrip("\ufeff").partition("\n")[0])[0]
+    return ("State" in fields and not {"JobID", "JobIDRaw"}.isdisjoint(fields)) or is_sacct_json(
+        path
+    )
+
+
+def read_sacct(
+    connection: "duckdb.DuckDBPyConnection", path: Path, table: str, *, zone: tzinfo | None = None
+) -> Reading:
+    """Read what `sacct --parsable2` printed; see the module for the command.
+
+    Args:
+        connection: the database.
+        path: the file; no more than one record at a time is held in memory.
+        table: name of the table made.
+        zone: of the times that have no offset of their own (all but Unix times); None is UTC, with a note.
+
+    Raises:
+        BadTrace: with the line, the field and what was expected.
+    """
+    findings = Findings()
+    export = _Export(path, drop=drops_bad_rows(connection))
+    source, raw = export.lines_sql(), f"{table}_records"
+    steps = _steps_of_regular(connection, path, source)
+    if steps is None:
+        # Names that hold separators or line breaks, or damage: split by hand.
+        read_rows(connection, raw, dict.fromkeys(FIELDS, "VARCHAR"), export.texts(findings))
+        source = raw
+    elif steps[0]:
+        findings.add("slurm-steps", *steps[1], rows=steps[0])
+        source = f"(SELECT * FROM {source} WHERE NOT contains(job_id, '.'))"
+    try:
+        return write_jobs(
+            connection,
+            path,
+            table,
+            source,
+            present=export.present,
+            zone=zone,
+            findings=findings,
+            faults=export.faults,
+        )
+    finally:
+        connection.execute(f"DROP TABLE IF EXISTS {raw}")
+
+
+def _steps_of_regular(
+    connection: "duckdb.DuckDBPyConnection", path: Path, source: str
+) -> tuple[int, list[str]] | None:
+    """How many job steps there are and the ids of a few, where the database can split the file; else None.
+
+    It can where every line is one record: as many as there are line breaks, whatever the database took for one.
+    """
+    import duckdb
+
+    lines, ended = 0, False
+    try:
+        with opened(path) as file:
+            while block := file.read(LONGEST_LINE):
+                lines += block.count(b"\n")
+                ended = block.endswith(b"\n")
+        count, irregular, steps, examples = connection.execute(
+            "SELECT count(*), count(*) FILTER (NOT coalesce(is_record, false)),"
+            f" count(*) FILTER (contains(job_id, '.')), min(job_id, {MOST_EXAMPLES}) FILTER (contains(job_id, '.'))"
+            f" FROM {source}"
+        ).fetchall()[0]
+    except (duckdb.IOException, duckdb.OutOfMemoryException):
+        raise
+    except (
+        duckdb.Error,
+        OSError,
+        EOFError,
+        zlib.error,
+    ):  # no UTF-8, more fields than expected: told by who splits it
+        return None
+    return (steps, examples or []) if ended and not irregular and count == lines - 1 else None
+
+
+class _Export:
+    """One file: its header, then its records."""
+
+    def __init__(self, path: Path, *, drop: bool) -> None:
+        self._path, self._drop = path, drop
+        header = head(path).lstrip("\ufeff").partition("\n")[0].rstrip("\r")
+        self._fields, self._separator = _fields_of(header)
+        self._header = header
+        if "State" not in self._fields or {"JobID", "JobIDRaw"}.isdisjoint(self._fields):
+            raise BadTrace(
+                path,
+                "expected a header of field names joined by `|`, with State and JobIDRaw or JobID among them.",
+                line=1,
+                next_step="Export with `sacct --parsable2` and without --noheader.",
+            )
+        self._unended = 0
+        """The last line, where no line break ends it: it may be less than was written."""
+        self._place = {name: index for index, name in enumerate(self._fields)}
+        self._free = [index for index, name in enumerate(self._fields) if name in FREE_TEXT]
+        self._exact = [
+            (index, _EXACT[name]) for index, name in enumerate(self._fields) if name in _EXACT
+        ]
+        before = min(self._free, default=len(self._fields))
+        # What shows that a line begins a record: of what stands before any free text, the ids and the state.
+        tells = ("JobIDRaw", "JobID", "State")
+        self._leading = [
+            (index, form)
+            for index, form in self._exact
+            if index < before and self._fields[index] in tells
+        ]
+        self._given = {
+            text: next(name for name in names if name in self._place)
+            for text, names in _GIVE.items()
+            if not self._place.keys().isdisjoint(names)
+        }
+        self.present = frozenset(self._given)
+
+    def lines_sql(self) -> str:
+        """SQL of the file's lines as the database splits them: `FIELDS`, and `is_record`.
+
+        `is_record` is whether the line has as many fields as the header, id and state have their form. An
+        error, in place of rows, where the file is no UTF-8 or a line has many more fields.
+        """
+        count = len(self._fields) + self._ends_with_separator
+        # One field more than there are: the database passes over a line's last separator, which may be of a name.
+        columns = ", ".join(f"f{index}: 'VARCHAR'" for index in range(count + 1))
+        read = (
+            f"read_csv({literal(_literally(self._path))}, auto_detect=false, header=false, skip=1, null_padding=true,"
+            f" nullstr='{NULL}', delim={literal(self._separator)}, quote='', escape='', new_line='\\n',"
+            f" max_line_size={LONGEST_LINE}, columns={{{columns}}})"
+        )
+        whole = f"f{count - 1} IS NOT NULL AND f{count} IS NULL"
+        cells = {text: f"f{self._place[name]}" for text, name in self._given.items()}
+        given = f"nullif({cells['cluster']}, '')" if "cluster" in cells else "NULL"
+        cells["cluster"] = f"coalesce({given}, {literal(cluster_name(self._path))})"
+        texts = ", ".join(f'{cells.get(name, "NULL::VARCHAR")} AS "{name}"' for name in FIELDS)
+        is_record = (
+            f"regexp_full_match({cells['job_id']}, {literal(_JOB_ID_SQL)})"
+            f" AND regexp_full_match({cells['state']}, {literal(_STATE_WORD_SQL)}) AND {whole}"
+        )
+        return f"(SELECT {texts}, {is_record} AS is_record FROM {read})"
+
+    def texts(self, findings: Findings) -> Iterator[tuple[str, ...]]:
+        """Its records but the steps, as `FIELDS`; those that cannot be split are refused."""
+        picked = self._picked()
+        for line, fields in self._records(findings):
+            texts = picked([*fields, ""])
+            match = _JOB_ID.match(texts[1])
+            if match is None:
+                problem = f"expected a job id such as 123_4, not {texts[1][:80]!r}."
+                self._refuse(self._bad(line, self._given["job_id"], problem), findings)
+            elif match["step"]:
+                findings.add("slurm-steps", texts[1])
+            else:
+                yield (texts[0] or cluster_name(self._path), *texts[1:])
+
+    def faults(self) -> Iterator[BadTrace]:
+        """The error of every record that was split and has a field that cannot be read."""
+        picked = self._picked()
+        for line, fields in self._records(Findings()):
+            texts = dict(zip(FIELDS, picked([*fields, ""]), strict=True))
+            for what, read in _READERS.items():
+                try:
+                    read(texts[what])
+                except ValueError as error:
+                    yield self._bad(line, self._given[what], f"{error}, not {texts[what][:80]!r}.")
+                    break
+
+    def _picked(self) -> Callable[[Sequence[str]], tuple[str, ...]]:
+        """From fields, with an empty text after them, to `FIELDS`."""
+        return itemgetter(*(self._place.get(self._given.get(text, ""), -1) for text in FIELDS))
+
+    @property
+    def _ends_with_separator(self) -> bool:
+        return self._header.endswith(self._separator)  # --parsable ends every record with one
+
+    def _refuse(self, fault: BadTrace, findings: Findings) -> None:
+        """Raise, or count where such rows are to be dropped."""
+        if not self._drop:
+            raise fault
+        findings.add("unreadable-row", str(fault))
+
+    def _records(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
+        """Each record's first line and its fields: a record ends where the next line begins one."""
+        expected = f"expected {len(self._fields)} fields joined by {self._separator!r}"
+        text, first_line = "", 0
+        for line, this in itertools.chain(self._lines(), ((0, None),)):
+            if this is None or self._begins(this.split(self._separator)):
+                if first_line:
+                    try:
+                        fields = self._fitted(first_line, text)
+                    except BadTrace as fault:
+                        self._refuse(fault, findings)
+                    else:
+                        yield first_line, fields
+                text, first_line = this or "", line
+            elif not first_line:
+                raise self._bad(line, None, f"{expected}.")
+            elif line == self._unended:
+                self._refuse(
+                    self._bad(line, None, f"{expected}; the file is cut off here."), findings
+                )
+            elif len(text) + len(this) > LONGEST_LINE:
+                raise self._bad(first_line, None, f"{expected}; no record ends within 1 MiB.")
+            else:
+                text = f"{text}\n{this}"
+
+    def _lines(self) -> Iterator[tuple[int, str | None]]:
+        with opened_text(self._path) as file:
+            number = 0
+            while this := file.readline(LONGEST_LINE):
+                number += 1
+                if len(this) >= LONGEST_LINE:
+                    raise self._bad(number, None, "expected lines shorter than 1 MiB.")
+                if not this.endswith("\n"):
+                    self._unended = number
+                this = this.rstrip("\r\n")
+                if number == 1 or this == self._header:  # several exports in one file
+                    continue
+                yield (
+                    number,
+                    this.removesuffix(self._separator) if self._ends_with_separator else this,
+                )
+
+    def _begins(self, parts: Sequence[str]) -> bool:
+        """Whether a line begins a record: what stands before any free text has the form of an id and a state."""
+        if (
+            not self._leading
+        ):  # the names stand first: only a whole line can be told from the rest of a name
+            return len(parts) >= len(self._fields)
+        return len(parts) > self._leading[-1][0] and all(
+            form.match(parts[index]) for index, form in self._leading
+        )
+
+    def _fitted(self, line: int, text: str) -> list[str]:
+        """A record's fields, where a name holds the separator put together again."""
+        fields = text.split(self._separator)
+        extra = len(fields) - len(self._fields)
+        if extra == 0:
+            return fields
+        if extra < 0:
+            found = f"found {len(fields)}: the file is cut off here, or a field is missing"
+            raise self._bad(line, None, f"expected {len(self._fields)} fields, {found}.")
+        possible = []
+        for free in self._free:
+            joined = self._separator.join(fields[free : free + extra + 1])
+            candidate = [*fields[:free], joined, *fields[free + extra + 1 :]]
+            if all(form.match(candidate[index]) for index, form in self._exact):
+                possible.append(candidate)
+        used = {tuple(candidate[index] for index in self._used()) for candidate in possible}
+        if len(used) != 1:
+            raise self._bad(
+                line,
+                None,
+                f"expected {len(self._fields)} fields, found {len(fields)}, and which of them holds the separator "
+                f"{self._separator!r} cannot be told: {text[:200]!r}.",
+            )
+        return possible[0]
+
+    def _used(self) -> list[int]:
+        return [
+            index
+            for index, name in enumerate(self._fields)
+            if name == "JobName" or name not in FREE_TEXT
+        ]
+
+    def _bad(self, line: int, field: str | None, problem: str) -> BadTrace:
+        return BadTrace(self._path, problem, line=line, column=field or None, next_step=NEXT_STEP)
+
+
+def _literally(path: Path) -> str:
+    """The path as the database takes it, which reads some characters as patterns."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
+
+
+def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
+    """The field names of a header and what separates them; `--delimiter` may be anything."""
+    header = header.rstrip("\r\n")
+    match = _HEADER.match(header)
+    if match is None or not match[2].strip(
+        " "
+    ):  # spaces: sacct's own columns, which cut what is long
+        return (), "|"
+    names = header.removesuffix(match[2]).split(match[2])
+    return (tuple(names), match[2]) if all(name.isalnum() for name in names) else ((), "|")
+
+
+def settled(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> Reading:
+    """Several exports of one cluster, joined: a job that ran from one into the next is there once."""
+    findings = Findings()
+    settle_records(connection, reading.table, findings)
+    return replace(
+        reading, notes=reading.notes + findings.notes(reading.clusters[0].name, SENTENCES)
+    )
+
+
+SOURCE: Final = Source(
+    name=SOURCE_NAME,
+    title="Slurm, what sacct --parsable2 or sacct --json printed",
+    recognises=recognises,
+    read=read,
+    settle=settled,
+)
