@@ -14,10 +14,15 @@ from checkpoint_faulting.ground import NEXT, STEPS, Ground, StagedImage
 from checkpoint_faulting.oracle import RIGHT, Verdict, is_sentence, judge, leftovers
 from holdfast.checkpoint.catalog.retention import Retention
 from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.writer.explain_failure import explain
-from holdfast.checkpoint.writer.persist import Part, delete_leftovers, delete_superfluous, persist
-from holdfast.core.rate_limit import Pace
+from holdfast.checkpoint.writer.persist import (
+    RankWrite,
+    delete_leftovers,
+    delete_superfluous,
+    persist,
+)
+from holdfast.core.rate_limit import RateLimit
 
 KEEP: Final = 3
 """So that a commit deletes an old checkpoint too."""
@@ -42,15 +47,15 @@ ANY_ERROR: Final = "EIO from a system call of a commit"
 KINDS: Final = (KILLED, KILLED_ONE_OF_TWO, *RETURNED, DEAD, SHORT, STALLED)
 
 
-def order_of(folder: Path) -> Order:
+def order_of(folder: Path) -> SaveRequest:
     """To save step NEXT."""
-    return Order(
+    return SaveRequest(
         folder=folder, step=NEXT, save="save-1", created_at_s=1.0, keep=Retention(last=KEEP)
     )
 
 
 def write(
-    image: StagedImage, order: Order, memory: bytes | None = None, ends: Path | None = None
+    image: StagedImage, order: SaveRequest, memory: bytes | None = None, ends: Path | None = None
 ) -> str:
     """What the writing process does with a sealed arena; nothing once it is durable, or why it is not.
 
@@ -62,14 +67,14 @@ def write(
             raise TimeoutError("the other ranks were not through")
         time.sleep(LOOK_EVERY_S)
 
-    part = Part(
+    part = RankWrite(
         order=order,
         layout=image.layout,
         image=memoryview(memory or image.memory),
         live=image.live,
         await_copy=lambda _count: None,
         wait=wait,
-        pace=Pace(None),
+        pace=RateLimit(None),
         progress=lambda _count: None,
     )
     if image.layout.rank == 0:

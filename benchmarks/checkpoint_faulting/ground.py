@@ -22,7 +22,7 @@ from holdfast.checkpoint.catalog.annotations import note_verified
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.paths import step_path
 from holdfast.checkpoint.format.rank_layout import Layout
-from holdfast.checkpoint.snapshot.copy import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.snapshot.copy import ChangeTracker, copy_into, live_digests, sources
 from holdfast.checkpoint.snapshot.plan import make_plan
 from holdfast.checkpoint.state.capture import collect
 
@@ -155,7 +155,7 @@ def stage(seed: int, rank: int, world_size: int) -> StagedImage:
     plan = make_plan(Ranks(), contents, shard_bytes=SHARD_BYTES)
     memory = memoryview(bytearray(-(-plan.image.size_bytes // 4096) * 4096))
     plan.image.write_frames(memory)
-    live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, {}))
+    live = sources(plan, contents.leaves(plan.structure), ChangeTracker(contents.tensors, {}))
     copy_into(plan, memory, plan.image.views(torch.frombuffer(memory, dtype=torch.uint8)), live)
     slots, frames = list[tuple[int, int]](), list[tuple[int, int]]()
     for blob, source in zip(plan.image.blobs, live, strict=True):

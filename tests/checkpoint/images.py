@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from holdfast.checkpoint.catalog.retention import Retention
 from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Layout, Piece, Shard
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, State
 from holdfast.checkpoint.writer import persist as persisting
 from holdfast.checkpoint.writer.direct_io import piece_digests
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 TEN_FILES = [4096] * 9 + [4096 * 5]
 """Their sizes: the last takes long enough, where writing is slow, to be killed in."""
@@ -28,14 +28,14 @@ class Part:
 
     def persist(self, order, *, live=None, wait=None, progress=lambda _: None):
         persisting.persist(
-            persisting.Part(
+            persisting.RankWrite(
                 order=order,
                 layout=self.layout,
                 image=self.memory,
                 live=self.live if live is None else live,
                 await_copy=lambda _count: None,
                 wait=wait or no_waiting,
-                pace=Pace(None),
+                pace=RateLimit(None),
                 progress=progress,
             )
         )
@@ -99,7 +99,7 @@ def part_of(layout, arena):
 
 
 def order_of(folder, step, *, save=None, keep=None, damaged=()):
-    return Order(
+    return SaveRequest(
         folder=folder,
         step=step,
         save=save or f"save-{step}",

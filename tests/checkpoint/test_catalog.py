@@ -13,8 +13,8 @@ from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.catalog import catalog
 from holdfast.checkpoint.catalog.annotations import (
     MARKS_NAME,
-    Marks,
-    Noted,
+    Annotation,
+    Annotations,
     note_healthy,
     pin,
     read_marks,
@@ -255,7 +255,7 @@ def test_marks_are_listed_and_change_nothing_of_the_checkpoint(two):
 def test_what_a_verification_found_is_noted(two):
     good = verify_and_note(scan(two)[0], by="me", now_s=5.0)
     assert good == replace(scan(two)[0], state="verified")
-    assert good.marks.verified == Noted(at_s=5.0, by="me")
+    assert good.marks.verified == Annotation(at_s=5.0, by="me")
     data = next(good.path.glob("*.distcp"))
     os.truncate(data, 10)
     assert verify_and_note(good, by="me", now_s=6.0).marks.damaged.why == scan(two)[0].reason
@@ -264,7 +264,7 @@ def test_what_a_verification_found_is_noted(two):
 def test_one_without_a_manifest_gets_no_mark(two):
     (two / "step-0000000002" / "holdfast.json").unlink()
     info = verify_and_note(scan(two)[0], by="me", now_s=5.0)
-    assert (info.state, info.marks) == ("incomplete", Marks())
+    assert (info.state, info.marks) == ("incomplete", Annotations())
     assert not (info.path / MARKS_NAME).exists()
 
 
@@ -338,7 +338,7 @@ def test_what_could_not_be_read_is_told_and_not_noted_as_damage(two, monkeypatch
     found = verify_and_note(scan(two)[0], by="me", now_s=5.0)
     assert (found.state, found.unread) == ("damaged", True)
     assert os.strerror(number) in found.reason
-    assert read_marks(path) == Marks(healthy=Noted(at_s=1.0, by="me"))
+    assert read_marks(path) == Annotations(healthy=Annotation(at_s=1.0, by="me"))
 
 
 def test_a_missing_file_and_one_of_another_version_are_told_apart_from_one_that_cannot_be_read(two):
@@ -364,5 +364,5 @@ def test_a_finding_does_not_land_on_a_later_save_of_the_step(two, monkeypatch, c
 
     monkeypatch.setattr(catalog, name, saved_again_before)
     verify_and_note(scan(two)[0], by="me", now_s=5.0)
-    assert read_marks(path) == Marks()
+    assert read_marks(path) == Annotations()
     assert "was saved again meanwhile" in caplog.text

@@ -18,7 +18,7 @@ from holdfast.checkpoint import verify
 from holdfast.checkpoint.catalog.writer_lease import WRITER_NAME
 from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
 from holdfast.checkpoint.format.paths import failure_path
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.writer.commit import RankFailed, is_committed, leave_note
 from holdfast.checkpoint.writer.explain_failure import explain
 from holdfast.checkpoint.writer.persist import NotAttested
@@ -372,7 +372,7 @@ def test_another_rank_that_is_started_again_after_its_note_never_puts_the_commit
 
 def test_an_order_survives_its_message(tmp_path):
     order = order_of(tmp_path, 5, keep=3, damaged=[tmp_path / "step-0000000001"])
-    assert Order.of_json(order.as_json()) == order
+    assert SaveRequest.of_json(order.as_json()) == order
     assert (order.final, order.staging.parent) == (tmp_path / "step-0000000005", tmp_path)
 
 

@@ -18,11 +18,11 @@ import holdfast
 from holdfast.checkpoint.format.paths import step_path
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError
 from holdfast.checkpoint.save import engine
-from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.plan_cache import PlanCache
 from holdfast.checkpoint.snapshot import buffer_pool, plan
 from holdfast.checkpoint.snapshot.gpu import xxh3_kernel
 from holdfast.checkpoint.snapshot.gpu.copy import DeviceCopy, Taken
-from holdfast.checkpoint.snapshot.gpu.memory import Staging
+from holdfast.checkpoint.snapshot.gpu.memory import DeviceStaging
 from holdfast.core.errors import SaveFailed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -422,7 +422,7 @@ def test_a_thread_that_asks_a_gpu_is_on_it(tmp_path, monkeypatch):
 
 def test_a_copy_that_breaks_off_is_over_before_what_it_reads_is_let_go(tmp_path, monkeypatch):
     trained, told = Everything(), []
-    close, let_go, advance = DeviceCopy.close, Taken.let_go, Arena.advance
+    close, release, advance = DeviceCopy.close, Taken.release, Arena.advance
 
     def fail(*_):
         raise ArenaError("its writing has failed")
@@ -434,7 +434,7 @@ def test_a_copy_that_breaks_off_is_over_before_what_it_reads_is_let_go(tmp_path,
         ckpt.save(1, trained.state).result()
         with monkeypatch.context() as patch:
             patch.setattr(DeviceCopy, "close", note("over", close))
-            patch.setattr(Taken, "let_go", note("let go", let_go))
+            patch.setattr(Taken, "release", note("let go", release))
             patch.setattr(Arena, "advance", fail)
             with pytest.raises(SaveFailed):
                 ckpt.save(2, trained.state).result()
@@ -481,14 +481,14 @@ def test_who_breaks_off_a_call_by_ctrl_c_may_save_again(tmp_path, monkeypatch, a
     with holdfast.Checkpointer(tmp_path / "c", keep=None, attest=attest) as ckpt:
         ckpt.save(1, trained.state).result()
         ckpt.before_update()
-        take = Shape.take
+        take = PlanCache.take
 
         def interrupted(*arguments, **named):
             take(*arguments, **named)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Shape, "take", interrupted)
+            patch.setattr(PlanCache, "take", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ckpt.save(2, trained.state)
         saving = threading.Thread(target=lambda: ckpt.save(3, trained.state).result(), daemon=True)
@@ -502,7 +502,7 @@ def test_where_the_gpu_has_no_memory_left_the_update_waits_instead(tmp_path, mon
     def full(*_):
         raise torch.cuda.OutOfMemoryError
 
-    monkeypatch.setattr(Staging, "__init__", full)
+    monkeypatch.setattr(DeviceStaging, "__init__", full)
     trained = Everything()
     with holdfast.Checkpointer(tmp_path / "c", every=1) as ckpt:
         for step in range(1, 4):
@@ -619,7 +619,7 @@ def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(
     weights = {
         name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("ab")
     }
-    fits, take = [], Shape.take
+    fits, take = [], PlanCache.take
 
     def record(*arguments, **named):
         fits.append(take(*arguments, **named))
@@ -628,7 +628,7 @@ def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(
     with holdfast.Checkpointer(tmp_path, every=1, attest=False) as ckpt:
         ckpt.save(1, {"weights": weights, "best": None}).result()
         ckpt.before_update()
-        monkeypatch.setattr(Shape, "take", record)
+        monkeypatch.setattr(PlanCache, "take", record)
         for step in (2, 3):
             assert ckpt.save(step, {"weights": weights, "best": value}).result() == step_path(
                 tmp_path, step

@@ -14,7 +14,7 @@ from holdfast.checkpoint.format.checksums import BLOCK_BYTES, digests_of, file_d
 from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES, Piece
 from holdfast.checkpoint.writer import direct_io
 from holdfast.checkpoint.writer.direct_io import piece_digests, write_file
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 SECTOR = 4096
 
@@ -253,7 +253,7 @@ def test_no_descriptor_is_left_behind(tmp_path, memory, mounted):
 
 def test_a_file_waits_for_its_turn(tmp_path, memory):
     waited_s = []
-    pace = Pace(1000.0, lambda: sum(waited_s), waited_s.append)
+    pace = RateLimit(1000.0, lambda: sum(waited_s), waited_s.append)
     for number in range(10):  # small ones one after another, too
         write_file(tmp_path / f"file-{number}", memory(SECTOR), 500, pace=pace)
     assert sum(waited_s) == pytest.approx(9 * 0.5)
@@ -262,7 +262,10 @@ def test_a_file_waits_for_its_turn(tmp_path, memory):
 def test_a_file_is_written_at_a_limited_rate(tmp_path, memory):
     began_s = time.monotonic()
     written = write_file(
-        tmp_path / "file", memory(CHUNK_BYTES + 10), CHUNK_BYTES + 10, pace=Pace(CHUNK_BYTES * 5)
+        tmp_path / "file",
+        memory(CHUNK_BYTES + 10),
+        CHUNK_BYTES + 10,
+        pace=RateLimit(CHUNK_BYTES * 5),
     )
     assert time.monotonic() - began_s >= 0.2
     assert len(written.blocks) == 8 * (CHUNK_BYTES // BLOCK_BYTES + 1)

@@ -23,11 +23,11 @@ from holdfast.checkpoint.ipc.shared_buffer import ArenaError, State
 from holdfast.checkpoint.save import plan_cache, staging_thread
 from holdfast.checkpoint.save.handle import SaveHandle
 from holdfast.checkpoint.save.results import Outcomes
-from holdfast.checkpoint.save.saved_event import Saved
+from holdfast.checkpoint.save.saved_event import SaveReport
 from holdfast.checkpoint.schedule.interval import make_interval
 from holdfast.checkpoint.snapshot import early_copy
-from holdfast.checkpoint.snapshot.buffer_pool import Seats
-from holdfast.checkpoint.writer.client import Writer, Written
+from holdfast.checkpoint.snapshot.buffer_pool import BufferPool
+from holdfast.checkpoint.writer.client import Writer, WriteResult
 from holdfast.core.errors import BadUse, SaveFailed
 from holdfast.testing import FakeClock
 
@@ -510,7 +510,7 @@ def test_a_second_arena_for_which_there_was_no_memory_is_made_by_a_later_save(
     tmp_path, monkeypatch
 ):
     """It has the newest durable snapshot for a rank that takes this one's place."""
-    make, state, ckpt = Seats._make, {"t": torch.zeros(10_000)}, overlapping(tmp_path)
+    make, state, ckpt = BufferPool._make, {"t": torch.zeros(10_000)}, overlapping(tmp_path)
 
     def make_one(seats, plan):
         if seats._seats:
@@ -518,7 +518,7 @@ def test_a_second_arena_for_which_there_was_no_memory_is_made_by_a_later_save(
         return make(seats, plan)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Seats, "_make", make_one)
+        patch.setattr(BufferPool, "_make", make_one)
         ckpt.save(1, state).result(ENDS_S)
         ckpt.wait()
     for step in (2, 3):
@@ -845,11 +845,11 @@ def test_an_earlier_save_that_becomes_durable_later_makes_up_for_nothing(tmp_pat
     for outcome, handle in zip(outcomes, handles, strict=True):
         told.follow(outcome, handle, save="", must=False)
     outcomes[1].set_exception(SaveFailed("Step 2 was not saved."))
-    written = Saved(
+    written = SaveReport(
         step=1,
         path=tmp_path,
         own_bytes=1,
-        written=Written(),
+        written=WriteResult(),
         call_s=0,
         fence_s=0,
         durable_s=1,

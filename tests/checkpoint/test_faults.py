@@ -18,11 +18,11 @@ from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.checksums import BLOCK_BYTES, SIDECAR_SUFFIX
 from holdfast.checkpoint.format.paths import step_path
-from holdfast.checkpoint.snapshot.copy import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.snapshot.copy import ChangeTracker, copy_into, live_digests, sources
 from holdfast.checkpoint.snapshot.plan import make_plan
 from holdfast.checkpoint.state.capture import collect
-from holdfast.checkpoint.writer.persist import NotAttested, Part, persist
-from holdfast.core.rate_limit import Pace
+from holdfast.checkpoint.writer.persist import NotAttested, RankWrite, persist
+from holdfast.core.rate_limit import RateLimit
 
 COUNT = 50_000
 SHARD_BYTES = 4 * COUNT
@@ -128,7 +128,7 @@ def test_a_bit_that_flips_beside_the_tensors_of_a_snapshot_fails_the_save(tmp_pa
     plan = make_plan(Ranks(), contents, shard_bytes=1 << 30)
     memory = memoryview(mmap.mmap(-1, -(-plan.image.size_bytes // 4096) * 4096))
     plan.image.write_frames(memory)
-    live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, {}))
+    live = sources(plan, contents.leaves(plan.structure), ChangeTracker(contents.tensors, {}))
     copy_into(plan, memory, plan.image.views(torch.frombuffer(memory, dtype=torch.uint8)), live)
     digests = live_digests(plan, live)
     blob = next(
@@ -142,14 +142,14 @@ def test_a_bit_that_flips_beside_the_tensors_of_a_snapshot_fails_the_save(tmp_pa
     memory[at] ^= 1
     with pytest.raises(NotAttested):
         persist(
-            Part(
+            RankWrite(
                 order=order_of(tmp_path, 2),
                 layout=plan.layout,
                 image=memory,
                 live=digests,
                 await_copy=lambda _count: None,
                 wait=lambda: None,
-                pace=Pace(None),
+                pace=RateLimit(None),
                 progress=lambda _count: None,
             )
         )

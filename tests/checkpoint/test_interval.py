@@ -283,7 +283,7 @@ def told(lost, steps, *, in_flight, fence_s=0.0):
         told.now_s += step_s
         lost.step(told.now_s, fence_s=fence_s)
         told.now_s += 1.0
-        lost.goes_on(told.now_s, fence_s=fence_s, in_flight=in_flight)
+        lost.resume(told.now_s, fence_s=fence_s, in_flight=in_flight)
 
 
 told.now_s = 0.0

@@ -24,7 +24,7 @@ from holdfast.checkpoint.catalog.pruning import prune
 from holdfast.checkpoint.catalog.retention import Retention, judge
 from holdfast.checkpoint.catalog.writer_lease import read_holder
 from holdfast.checkpoint.format.manifest import MANIFEST_NAME, Save, parse_manifest, read_manifest
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.checkpoint.storage.uploader import fetch_newer
 from holdfast.checkpoint.writer import commit, persist
@@ -152,7 +152,7 @@ def test_a_crash_before_the_branch_has_its_name_leaves_where_it_began(tmp_path, 
         save(ckpt, 10, 20, 30, 40)
     parent = Save(step=20, save=inspect(tmp_path / "step-0000000020").save)
     token = read_holder(tmp_path).token
-    order = Order(
+    order = SaveRequest(
         folder=tmp_path,
         step=25,
         save="s-1",
@@ -199,7 +199,9 @@ def test_on_a_full_disk_an_abandoned_checkpoint_is_not_the_one_that_must_be_whol
         content[len(content) // 2] ^= 255
         file.write_bytes(content)
     before = {info.step for info in scan(went_back)}
-    order = Order(folder=went_back, step=26, save="x-1", created_at_s=2e9, keep=Retention(last=3))
+    order = SaveRequest(
+        folder=went_back, step=26, save="x-1", created_at_s=2e9, keep=Retention(last=3)
+    )
     while persist.make_room(order, errno.ENOSPC, 10**6, lambda _: None):
         pass
     left = {info.step for info in scan(went_back)}
@@ -386,7 +388,7 @@ def test_the_log_names_what_is_restored(tmp_path, caplog):
 def test_nothing_is_written_for_a_save_that_abandons_nothing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(commit, "scan", asked.append)
-    order = Order(
+    order = SaveRequest(
         folder=tmp_path,
         step=5,
         save="s-5",

@@ -15,9 +15,9 @@ from holdfast.checkpoint.catalog import annotations as marks
 from holdfast.checkpoint.catalog import annotations_lock
 from holdfast.checkpoint.catalog.annotations import (
     MARKS_NAME,
-    Marks,
-    Noted,
-    Want,
+    Annotation,
+    Annotations,
+    ReadHold,
     change_marks,
     note_damaged,
     note_healthy,
@@ -43,7 +43,7 @@ def checkpoint(tmp_path):
 
 
 def test_what_is_marked_is_read_back(checkpoint):
-    assert read_marks(checkpoint) == Marks()
+    assert read_marks(checkpoint) == Annotations()
     note_verified(checkpoint, by="ada", now_s=1.5)
     note_healthy(checkpoint, by="monitor", now_s=2.0, why="500 steps without a spike")
     pin(checkpoint, by="bo", now_s=3.0)
@@ -51,11 +51,11 @@ def test_what_is_marked_is_read_back(checkpoint):
     want(checkpoint, "rollback", now_s=5.0)
     note_metrics(checkpoint, {"loss": 2, "acc": 0.1}, now_s=6.0)
     written = note_metrics(checkpoint, {"loss": 1.25, "spike": math.inf}, now_s=7.0)
-    assert written == Marks(
-        verified=Noted(at_s=1.5, by="ada"),
-        healthy=Noted(at_s=2.0, by="monitor", why="500 steps without a spike"),
-        pinned=Noted(at_s=3.0, by="bo"),
-        wanted={"eval-7": Want(at_s=4.0, until_s=100.0), "rollback": Want(at_s=5.0)},
+    assert written == Annotations(
+        verified=Annotation(at_s=1.5, by="ada"),
+        healthy=Annotation(at_s=2.0, by="monitor", why="500 steps without a spike"),
+        pinned=Annotation(at_s=3.0, by="bo"),
+        wanted={"eval-7": ReadHold(at_s=4.0, until_s=100.0), "rollback": ReadHold(at_s=5.0)},
         metrics={"loss": 1.25, "acc": 0.1, "spike": math.inf},
     )
     assert read_marks(checkpoint) == written
@@ -70,7 +70,7 @@ def test_what_is_taken_back_is_gone_and_the_rest_stays(checkpoint):
     release(checkpoint, "a", now_s=2.0)
     release(checkpoint, "nobody", now_s=2.0)
     unpin(checkpoint, now_s=3.0)
-    assert read_marks(checkpoint) == Marks(wanted={"b": Want(at_s=1.0)})
+    assert read_marks(checkpoint) == Annotations(wanted={"b": ReadHold(at_s=1.0)})
     with pytest.raises(BadUse, match="name of its holder"):
         want(checkpoint, "", now_s=1.0)
 
@@ -82,10 +82,10 @@ def test_damage_takes_back_what_was_good_and_a_verification_takes_back_damage(ch
     assert (marks.verified, marks.healthy, marks.damaged) == (
         None,
         None,
-        Noted(at_s=2.0, by="b", why="a bit"),
+        Annotation(at_s=2.0, by="b", why="a bit"),
     )
     marks = note_verified(checkpoint, by="c", now_s=3.0)
-    assert (marks.verified, marks.damaged) == (Noted(at_s=3.0, by="c"), None)
+    assert (marks.verified, marks.damaged) == (Annotation(at_s=3.0, by="c"), None)
 
 
 def test_a_want_ends(checkpoint):
@@ -106,9 +106,9 @@ def test_any_flipped_bit_is_no_mark_is_told_and_keeps_the_checkpoint(checkpoint,
     path.write_bytes(content)
     marks = read_marks(checkpoint)
     if marks.unreadable is None:  # such as another letter case in what JSON does not mind
-        assert marks.pinned == Noted(at_s=1.0, by="bo", why="the paper's")
+        assert marks.pinned == Annotation(at_s=1.0, by="bo", why="the paper's")
         return
-    assert marks == Marks(unreadable=marks.unreadable)
+    assert marks == Annotations(unreadable=marks.unreadable)
     assert f"The marks of {checkpoint} cannot be read, so it is not deleted" in caplog.text
     # Whoever writes next does not forget that it may have been pinned.
     marks = note_metrics(checkpoint, {"loss": 1.0}, now_s=5.0)
@@ -125,7 +125,7 @@ def test_any_flipped_bit_is_no_mark_is_told_and_keeps_the_checkpoint(checkpoint,
 def test_what_is_no_marks_at_all_is_unreadable(checkpoint, content):
     (checkpoint / MARKS_NAME).write_bytes(content)
     assert MARKS_NAME in read_marks(checkpoint).unreadable
-    assert unpin(checkpoint, now_s=1.0) == Marks()
+    assert unpin(checkpoint, now_s=1.0) == Annotations()
 
 
 def test_forged_marks_are_unreadable(checkpoint):
@@ -196,7 +196,7 @@ def test_wants_that_have_ended_are_forgotten(checkpoint):
 def test_a_want_without_end_is_none_that_ends_at_infinity(checkpoint, until_s):
     with pytest.raises(BadUse, match="or None for without end"):
         want(checkpoint, "eval-1", now_s=1.0, until_s=until_s)
-    assert read_marks(checkpoint) == Marks()
+    assert read_marks(checkpoint) == Annotations()
 
 
 def test_who_waits_too_long_for_the_lock_says_so(checkpoint):

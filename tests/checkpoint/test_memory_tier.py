@@ -16,12 +16,12 @@ from waiting import until
 
 from holdfast.checkpoint.format.checksums import checksum_of_digests, digests_of
 from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
-from holdfast.checkpoint.format.verified_files import Part
-from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
+from holdfast.checkpoint.format.verified_files import ByteRange
+from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot
 from holdfast.checkpoint.ipc.shared_buffer import State
 from holdfast.checkpoint.memory import client as kept
 from holdfast.checkpoint.memory import server as keeping
-from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, Keeper
+from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, SnapshotServer
 from holdfast.testing import FakeClock
 
 HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     import torch
 
     from holdfast.checkpoint.format.file_image import Need, lay_out
-    from holdfast.checkpoint.snapshot.buffer_pool import Seats
+    from holdfast.checkpoint.snapshot.buffer_pool import BufferPool
     from holdfast.checkpoint.writer.client import Writer
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
@@ -74,7 +74,7 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
             lambda left=left: next(left),
         )
         writer = Writer(timeout_s=60, max_write_bytes_s=None)
-        seats = Seats(writer, spares_newest=True)
+        seats = BufferPool(writer, spares_newest=True)
         first = seats.take(plan)
         seats.prepare(plan)
         assert seats.has_free() == (count == 2)
@@ -100,7 +100,7 @@ def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_
     for module in (memory_reservation, buffer_pool):
         monkeypatch.setattr(module, "available_memory_bytes", lambda: free_bytes, raising=False)
     writer = Writer(timeout_s=60, max_write_bytes_s=None)
-    seats = buffer_pool.Seats(writer, spares_newest=True)
+    seats = buffer_pool.BufferPool(writer, spares_newest=True)
     first = seats.take(plan)
     free_bytes = 1 << 30
     for _ in range(2):
@@ -136,7 +136,7 @@ def test_one_that_a_save_lacked_is_made_later_though_no_newest_one_is_spared(mon
     for module in (memory_reservation, buffer_pool):
         monkeypatch.setattr(module, "available_memory_bytes", lambda: free_bytes, raising=False)
     writer = Writer(timeout_s=60, max_write_bytes_s=None)
-    seats, taken = buffer_pool.Seats(writer), []
+    seats, taken = buffer_pool.BufferPool(writer), []
     first = seats.take(plan)
     seats.prepare(plan)
     taking = threading.Thread(target=lambda: taken.append(seats.take(plan)))
@@ -169,10 +169,12 @@ class Keeping:
             for shard in layout.shards
         }
         order = order_of(folder, 3)
-        self.keeper = Keeper(**{"keep_s": 100.0, **options})
+        self.keeper = SnapshotServer(**{"keep_s": 100.0, **options})
         self.keeper.ordered(order, 0)
         self.keeper.committed(
-            Snapshot(order=order, layout=layout, arena=self.arena, generation=1, blocks=blocks)
+            DurableSnapshot(
+                order=order, layout=layout, arena=self.arena, generation=1, blocks=blocks
+            )
         )
         self._thread = threading.Thread(target=self.keeper.keep)
         if begins:
@@ -264,11 +266,13 @@ def test_digests_that_are_not_those_of_the_manifest_are_refused(tmp_path):
         checksum=checksum_of_digests(found.digests[:8]),
     )
     target = bytearray(shard.size_bytes)
-    kept.KeptFiles(tmp_path, [right], [found]).read(shard.name, [Part(0, memoryview(target))])
+    kept.KeptFiles(tmp_path, [right], [found]).read(shard.name, [ByteRange(0, memoryview(target))])
     assert target == b"\3" * shard.size_bytes
     wrong = replace(found, digests=bytes(8) + found.digests[8:])
     with pytest.raises(ManifestError, match=r"the digests of __0_0\.distcp in memory do not match"):
-        kept.KeptFiles(tmp_path, [right], [wrong]).read(shard.name, [Part(0, memoryview(target))])
+        kept.KeptFiles(tmp_path, [right], [wrong]).read(
+            shard.name, [ByteRange(0, memoryview(target))]
+        )
     found.close()
     kept.end(tmp_path, 0)
     assert keeping.ends()

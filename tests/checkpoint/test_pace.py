@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock():
 
 
 def test_the_rate_is_kept_to(clock):
-    pace = Pace(1000.0, clock.now_s, clock.sleep)
+    pace = RateLimit(1000.0, clock.now_s, clock.sleep)
     for _ in range(50):
         pace.wait(100)
     assert clock.at_s == pytest.approx(104.9)  # the last is on its way as its wait ends
@@ -33,7 +33,7 @@ def test_the_rate_is_kept_to(clock):
 
 def test_threads_keep_to_it_together():
     waited_s = []
-    pace = Pace(1000.0, lambda: 0.0, waited_s.append)  # all at once
+    pace = RateLimit(1000.0, lambda: 0.0, waited_s.append)  # all at once
     threads = [threading.Thread(target=pace.wait, args=(100,)) for _ in range(20)]
     for thread in threads:
         thread.start()
@@ -43,7 +43,7 @@ def test_threads_keep_to_it_together():
 
 
 def test_time_that_was_not_used_is_not_made_up_for(clock):
-    pace = Pace(1000.0, clock.now_s, clock.sleep)
+    pace = RateLimit(1000.0, clock.now_s, clock.sleep)
     pace.wait(1000)
     clock.at_s += 60
     before_s = clock.at_s
@@ -54,7 +54,7 @@ def test_time_that_was_not_used_is_not_made_up_for(clock):
 
 
 def test_without_a_limit_nobody_waits(clock):
-    pace = Pace(None, clock.now_s, clock.sleep)
+    pace = RateLimit(None, clock.now_s, clock.sleep)
     for _ in range(3):
         pace.wait(1 << 40)
     assert clock.at_s == 100.0

@@ -24,10 +24,10 @@ from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.format.checksums import digests_of
 from holdfast.checkpoint.format.rank_layout import PAGE_BYTES
 from holdfast.checkpoint.ipc import memory_reservation
-from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
+from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot
 from holdfast.checkpoint.ipc.shared_buffer import State
 from holdfast.checkpoint.memory import peer_holder, peer_protocol
-from holdfast.checkpoint.memory.peer_holder import Holder
+from holdfast.checkpoint.memory.peer_holder import PeerHolder
 from holdfast.checkpoint.memory.peer_protocol import Refused, await_answer, digest_of_notes, head
 from holdfast.checkpoint.memory.peer_sender import Peer, Sender, send_snapshot
 from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES
@@ -66,7 +66,7 @@ def durable(folder, step, *, rank=0, sizes=SIZES, save=None):
         shard.name: digests_of(arena.image[shard.offset : shard.offset + shard.size_bytes])
         for shard in layout.shards
     }
-    return Snapshot(
+    return DurableSnapshot(
         order=order_of(folder, step, save=save),
         layout=layout,
         arena=arena,
@@ -81,7 +81,7 @@ class Holding:
     def __init__(self, **options):
         listener = socket.create_server(("127.0.0.1", 0))
         self.peer = Peer(rank=1, host="127.0.0.1", port=listener.getsockname()[1], token=TOKEN)
-        self.holder = Holder(listener, TOKEN, [0, 5], **options)
+        self.holder = PeerHolder(listener, TOKEN, [0, 5], **options)
 
     def send(self, snapshot):
         send_snapshot(self.peer, snapshot, snapshot.arena.image)
@@ -94,7 +94,7 @@ class Holding:
         return True
 
     def steps(self):
-        return [image.told.step for image in self.holder.images()]
+        return [image.info.step for image in self.holder.images()]
 
     def announce(self, token=TOKEN, **changed):
         """A line to it, and what it says to an announcement."""
@@ -121,10 +121,10 @@ def test_the_newest_of_each_rank_is_held_as_it_was(tmp_path):
     assert holding.steps() == [2, 1]
     image = holding.holder.images()[0]
     assert (
-        os.pread(image.fd, image.told.image_bytes, PAGE_BYTES)
+        os.pread(image.fd, image.info.image_bytes, PAGE_BYTES)
         == bytes(snapshot.arena.image)[: 4096 + SIZES[1]]
     )
-    assert os.pread(image.notes, image.told.notes_bytes, 0) == snapshot.pack_notes()
+    assert os.pread(image.notes, image.info.notes_bytes, 0) == snapshot.pack_notes()
     holding.holder.give_back()
     assert holding.steps() == []
     assert os.fstat(image.fd)  # as long as somebody uses it

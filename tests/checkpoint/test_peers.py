@@ -11,7 +11,7 @@ from holdfast.checkpoint.memory import peer_discovery
 from holdfast.checkpoint.memory.peer_discovery import meet
 from holdfast.checkpoint.memory.peer_restore import moves, newest_whole
 from holdfast.checkpoint.memory.placement import partners
-from holdfast.checkpoint.memory.server import Told
+from holdfast.checkpoint.memory.server import SnapshotInfo
 
 
 def nodes(count, ranks=1, domains=()):
@@ -66,7 +66,7 @@ def test_a_node_is_what_its_environment_calls_it_or_one_running_kernel(monkeypat
 
 
 def told(rank, step, *, world_size=3, save=""):
-    return Told(rank, world_size, step, save or f"save-{step}", 10, 10)
+    return SnapshotInfo(rank, world_size, step, save or f"save-{step}", 10, 10)
 
 
 def test_the_newest_save_of_which_no_part_is_missing_is_taken():
@@ -87,7 +87,7 @@ def test_who_lacks_its_part_gets_it_and_those_that_have_it_take_turns():
     assert [(move.source, move.target) for move in found] == [(2, 0), (2, 1)]
     pair = [told(rank, 5, world_size=4) for rank in range(4)]
     found = moves([[], [], pair, pair], (5, "save-5"))
-    assert [(move.source, move.target, move.told.rank) for move in found] == [(2, 0, 0), (3, 1, 1)]
+    assert [(move.source, move.target, move.info.rank) for move in found] == [(2, 0, 0), (3, 1, 1)]
     assert moves([on_node] * 3, (5, "save-5")) == []
 
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.format.checksums import BLOCK_BYTES, digests_of, read_s
 from holdfast.checkpoint.format.manifest import read_manifest
 from holdfast.checkpoint.format.paths import failure_path, staging_path
 from holdfast.checkpoint.ipc.shared_buffer import Arena
-from holdfast.checkpoint.snapshot.copy import Snapshot, copy_into, live_digests, sources
+from holdfast.checkpoint.snapshot.copy import ChangeTracker, copy_into, live_digests, sources
 from holdfast.checkpoint.snapshot.plan import make_plan
 from holdfast.checkpoint.state.capture import collect
 from holdfast.checkpoint.writer import persist
@@ -52,7 +52,7 @@ def of_state(value):
     arena = Arena.make(plan.image.size_bytes)
     plan.image.write_frames(arena.image)
     leaves = contents.leaves(plan.structure)
-    found = sources(plan, leaves, Snapshot(contents.tensors, {}))
+    found = sources(plan, leaves, ChangeTracker(contents.tensors, {}))
     copy_into(
         plan, arena.image, plan.image.views(torch.frombuffer(arena.image, dtype=torch.uint8)), found
     )

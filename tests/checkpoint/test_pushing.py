@@ -588,7 +588,7 @@ def stand_in(tmp_path, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
         monkeypatch.setattr(uploader, "PUSHING_MODULE", "stand_in")
         monkeypatch.setattr(uploader, "_LOOK_EVERY_S", 0.01)
-        pusher = uploader.Pusher(tmp_path, tmp_path.as_uri(), keep=None, told=lambda _: None)
+        pusher = uploader.Pusher(tmp_path, tmp_path.as_uri(), keep=None, on_message=lambda _: None)
         pusher.start()
         return pusher
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.checkpoint.format import verified_files
 from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX, checksum_of_digests, digests_of
 from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
-from holdfast.checkpoint.format.verified_files import Part, VerifiedFiles
+from holdfast.checkpoint.format.verified_files import ByteRange, VerifiedFiles
 
 SIZE_BYTES = 100_003
 HUGE_PAGE_BYTES = 2 << 20
@@ -40,7 +40,8 @@ def test_parts_are_read_whatever_pages_there_are(stored, pages, request):
         request.getfixturevalue("refused")
     content, files = stored
     parts = [
-        Part(at, memoryview(bytearray(size))) for at, size in ((5, 70_000), (SIZE_BYTES - 3, 3))
+        ByteRange(at, memoryview(bytearray(size)))
+        for at, size in ((5, 70_000), (SIZE_BYTES - 3, 3))
     ]
     files.read("data", parts)
     assert all(
@@ -52,7 +53,7 @@ def test_parts_are_read_whatever_pages_there_are(stored, pages, request):
 def test_a_changed_byte_is_not_handed_out(stored, tmp_path):
     content, files = stored
     (tmp_path / "data").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    part = Part(SIZE_BYTES - 3, memoryview(bytearray(3)))
+    part = ByteRange(SIZE_BYTES - 3, memoryview(bytearray(3)))
     with pytest.raises(ManifestError, match="does not match its checksum"):
         files.read("data", [part])
     assert part.target == bytes(3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.catalog.annotations import Marks, Noted, Want
+from holdfast.checkpoint.catalog.annotations import Annotation, Annotations, ReadHold
 from holdfast.checkpoint.catalog.catalog import CheckpointInfo
 from holdfast.checkpoint.catalog.retention import (
     Best,
@@ -19,24 +19,24 @@ from holdfast.checkpoint.catalog.retention import (
 from holdfast.core.errors import BadUse
 
 NOW_S = 1000.0
-NOTED = Noted(at_s=1.0, by="a")
+NOTED = Annotation(at_s=1.0, by="a")
 
 
 def one(step, *, state="written", replaced=False, created_at_s=500.0, **marks):
     path = Path(f"/c/step-{step:010}" + (".replaced" if replaced else ""))
     return CheckpointInfo(
-        step=step, path=path, state=state, created_at_s=created_at_s, marks=Marks(**marks)
+        step=step, path=path, state=state, created_at_s=created_at_s, marks=Annotations(**marks)
     )
 
 
 MARKS = st.builds(
-    Marks,
+    Annotations,
     verified=st.sampled_from([None, None, NOTED]),
     healthy=st.sampled_from([None, None, NOTED]),
     damaged=st.sampled_from([None, None, None, NOTED]),
     pinned=st.sampled_from([None, None, None, NOTED]),
     wanted=st.sampled_from(
-        [{}, {}, {"e": Want(at_s=1.0)}, {"e": Want(at_s=1.0, until_s=NOW_S - 1)}]
+        [{}, {}, {"e": ReadHold(at_s=1.0)}, {"e": ReadHold(at_s=1.0, until_s=NOW_S - 1)}]
     ),
     metrics=st.dictionaries(st.sampled_from(["loss", "acc"]), st.floats(), max_size=2),
     unreadable=st.sampled_from([None] * 6 + ["it is damaged"]),
@@ -159,7 +159,7 @@ def beyond_the_newest(checkpoints, committed, damaged, keep):
     return [*doubles, *beyond]
 
 
-@given(folders(marks=st.just(Marks())), st.none() | st.integers(1, 4), st.data())
+@given(folders(marks=st.just(Annotations())), st.none() | st.integers(1, 4), st.data())
 def test_keep_as_a_number_is_what_it_was(found, keep, data):
     if not found:
         return
@@ -177,8 +177,8 @@ def test_every_reason_is_told():
         one(60),
         one(50, state="damaged"),
         one(40, verified=NOTED, metrics={"loss": 2.0}),
-        one(30, wanted={"eval-1": Want(at_s=1.0, until_s=NOW_S + 1)}, metrics={"loss": 1.0}),
-        one(20, pinned=Noted(at_s=1.0, by="a", why="the paper's"), metrics={"loss": 3.0}),
+        one(30, wanted={"eval-1": ReadHold(at_s=1.0, until_s=NOW_S + 1)}, metrics={"loss": 1.0}),
+        one(20, pinned=Annotation(at_s=1.0, by="a", why="the paper's"), metrics={"loss": 3.0}),
         one(10, healthy=NOTED, metrics={"loss": float("nan")}),
         one(10, replaced=True),
         one(5, created_at_s=999.0),

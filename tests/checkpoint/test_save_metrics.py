@@ -12,7 +12,7 @@ from holdfast.checkpoint.catalog.annotations import pin, read_marks
 from holdfast.checkpoint.catalog.catalog import scan
 from holdfast.checkpoint.catalog.pruning import prune
 from holdfast.checkpoint.format.paths import step_path
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.core import link
 from holdfast.core.errors import BadUse
 from holdfast.recover.attach import Run
@@ -118,7 +118,7 @@ def test_a_step_that_is_saved_again_has_its_own_and_keeps_its_pin(tmp_path):
 
 
 def test_an_order_brings_them_to_the_writing_process():
-    order = Order(
+    order = SaveRequest(
         folder=Path("/f"),
         step=1,
         save="a-1",
@@ -127,6 +127,6 @@ def test_an_order_brings_them_to_the_writing_process():
         metrics={"loss": 0.5},
     )
     told = json.loads(json.dumps(order.as_json()))
-    assert Order.of_json(told) == order
+    assert SaveRequest.of_json(told) == order
     del told["metrics"]
-    assert Order.of_json(told).metrics == {}
+    assert SaveRequest.of_json(told).metrics == {}

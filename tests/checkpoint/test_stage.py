@@ -7,7 +7,7 @@ from torch.nn import Parameter
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.ipc.shared_buffer import Arena
 from holdfast.checkpoint.snapshot.copy import (
-    Snapshot,
+    ChangeTracker,
     copy_into,
     live_digests,
     names_of,
@@ -36,7 +36,7 @@ class Staged:
         self.contents = collect(0, state, None)
         self.plan = make_plan(Ranks(), self.contents, shard_bytes=shard_bytes)
         tensors = self.contents.tensors
-        self.snapshot = Snapshot(tensors, EarlyCopies().take(tensors, early))
+        self.snapshot = ChangeTracker(tensors, EarlyCopies().take(tensors, early))
         self.arena = Arena.make(self.plan.image.size_bytes)
         self.plan.image.write_frames(self.arena.image)
         self.views = self.plan.image.views(torch.frombuffer(self.arena.image, dtype=torch.uint8))

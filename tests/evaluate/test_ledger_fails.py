@@ -15,7 +15,7 @@ from holdfast.evaluate.run.options import EvaluateOptions
 from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.harness import TaskResult
-from holdfast.evaluate.types.timeline import Begin, TimelineWriter
+from holdfast.evaluate.types.timeline import Begin, TimelineFile
 from holdfast.evaluate.wire.messages import ModelOutcome, TaskOutcome
 
 RESULTS = {"results": {"a": {"alias": "a", "acc,none": 0.5}}, "group_subtasks": {"a": []}}
@@ -42,7 +42,7 @@ class World:
             def finish(self) -> None: ...
 
             async def run(self) -> int:
-                with TimelineWriter(world.paths.timeline) as timeline:
+                with TimelineFile(world.paths.timeline) as timeline:
                     timeline.append(Begin(started_at_s=1.0, suite="s", tasks=["a"]))
                 if world.error:
                     raise world.error

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.catalog.annotations import Marks, read_marks
+from holdfast.checkpoint.catalog.annotations import Annotations, read_marks
 from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
 from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
@@ -315,7 +315,7 @@ def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_th
         watch, "summarize", lambda *given, **named: replace(summarize(*given, **named), **known)
     )
     assert len(fed.ended(0)) == 1
-    assert read_marks(path) == Marks(metrics={"a/acc": 0.5, "b/exact_match,strict": 1.0})
+    assert read_marks(path) == Annotations(metrics={"a/acc": 0.5, "b/exact_match,strict": 1.0})
 
 
 def test_scores_of_some_samples_are_named_as_such_and_those_of_former_bytes_are_not_noted(tmp_path):

@@ -19,7 +19,7 @@ from holdfast.evaluate.types.timeline import (
     ModelSpan,
     NodeSpan,
     RequestSpan,
-    TimelineWriter,
+    TimelineFile,
     read_timeline,
 )
 
@@ -32,7 +32,7 @@ CURVE = Curve(
 @pytest.fixture
 def paths(tmp_path):
     paths = EvaluationPaths(tmp_path, "e")
-    with TimelineWriter(paths.timeline) as writer:
+    with TimelineFile(paths.timeline) as writer:
         writer.append(
             Begin(started_at_s=1000.0, suite="s", tasks=["t"]),
             NodeSpan(what="fetch", node=0, t0=0.0, t1=2.0, remote_bytes=100),
@@ -83,7 +83,7 @@ def test_without_an_engine_there_is_no_bound(paths):
 
 def test_a_model_of_a_stream_begins_when_an_engine_turned_to_it(tmp_path):
     session, paths = EvaluationPaths(tmp_path, "stream"), EvaluationPaths(tmp_path, "second")
-    with TimelineWriter(session.timeline) as writer:
+    with TimelineFile(session.timeline) as writer:
         writer.append(
             Begin(started_at_s=1000.0, suite="s", tasks=["t"]),
             EngineSpan(what="load", engine=0, node=0, model=0, t0=0.0, t1=5.0),

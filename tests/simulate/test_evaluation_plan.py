@@ -21,7 +21,7 @@ from holdfast.evaluate.types.harness import SampleRequests
 from holdfast.evaluate.types.model_manifest import ModelManifest
 from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 from holdfast.evaluate.types.suite import Suite, TaskEntry
-from holdfast.evaluate.types.timeline import EngineSpan, NodeSpan, TimelineWriter
+from holdfast.evaluate.types.timeline import EngineSpan, NodeSpan, TimelineFile
 from holdfast.evaluate.wire.messages import NodeReport
 from holdfast.simulate import plan as plan_module
 from holdfast.simulate.plan import _engines_per_node, _fit, _history_note, plan
@@ -93,7 +93,7 @@ def test_what_an_earlier_evaluation_measured_is_in_the_bound(tmp_path):
         max_batch=1,
     )
     paths = EvaluationPaths(tmp_path, "before")
-    with TimelineWriter(paths.timeline) as writer:
+    with TimelineFile(paths.timeline) as writer:
         writer.append(EngineSpan(what="load", engine=0, node=0, t0=0.0, t1=7.0))
         writer.append(NodeSpan(what="fetch", node=0, t0=0.0, t1=2.0, remote_bytes=10))
     CoordinatorFiles(paths.root).folder.mkdir()

@@ -210,7 +210,7 @@ class Checkpointer(StaysHere):
         self._pusher = (
             None
             if push_to is None
-            else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
+            else Pusher(self._folder, push_to, keep=keep_pushed, on_message=_tell_of_push)
         )
         self._engine = Engine(
             self._folder,
@@ -308,7 +308,7 @@ class Checkpointer(StaysHere):
             return self._save(step, state, per_rank, numbers, force=force)
         finally:
             in_flight, fence_s = self._engine.thread.in_flight, self._engine.fence.waited_s
-            self._outcomes.lost.goes_on(
+            self._outcomes.lost.resume(
                 self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight
             )
 

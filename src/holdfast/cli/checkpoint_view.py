@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.checkpoint.catalog.annotations import Marks
+from holdfast.checkpoint.catalog.annotations import Annotations
 from holdfast.checkpoint.catalog.catalog import CheckpointInfo
 from holdfast.cli.output import print_json, print_table, when
 from holdfast.core.clock import SystemClock
@@ -29,7 +29,7 @@ def mib(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.1f}"
 
 
-def marks_in_words(marks: Marks) -> str:
+def marks_in_words(marks: Annotations) -> str:
     """What is marked, in the order in which it matters."""
     said = []
     if marks.damaged is not None:

@@ -65,14 +65,14 @@ class Study:
 class _Watched(Reading):
     """A reading that tells how far it is."""
 
-    def __init__(self, notes: Iterable[str], told: Callable[[int], None]) -> None:
-        self._told = told
+    def __init__(self, notes: Iterable[str], on_progress: Callable[[int], None]) -> None:
+        self._on_progress = on_progress
         super().__init__(notes=list(notes))
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "bytes_in":
-            self._told(value)
+            self._on_progress(value)
 
 
 def with_own_rules(rules: RuleSet, folder: Path | None) -> RuleSet:
@@ -117,7 +117,7 @@ def study(
     if not found.files:
         why = " ".join(found.notes[:_NOTES_TOLD]) or f"There is no log in {', '.join(paths)}."
         raise BadUse(f"{why} Give a log file, or the folder of the job's logs.")
-    reading = _Watched(found.notes, _told(show, "Reading", found.files))
+    reading = _Watched(found.notes, _on_progress(show, "Reading", found.files))
     events = scan(found.files, rules, reading)
     if not reading.bytes_in and all(
         file.path == Path(STDIN) or _size_bytes(file.path) == 0 for file in found.files
@@ -167,7 +167,9 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
     lines: dict[int, bytes] = {}
     stating: bytes | None = None
     file = LogFile(path=path, group=root.file, part=0, rank=None)
-    for block, first in read_blocks(path, _Watched((), _told(show, "Looking up the root", [file]))):
+    for block, first in read_blocks(
+        path, _Watched((), _on_progress(show, "Looking up the root", [file]))
+    ):
         beyond = first + block.count(b"\n")
         for number, raw in enumerate(block.split(b"\n"), first) if beyond >= wanted.start else ():
             # What was redrawn is shown as it was left standing, but the root as it was read.
@@ -213,15 +215,15 @@ def _read_again(path: Path) -> bool:
     return path.is_file()
 
 
-def _told(show: Progress, what: str, files: Sequence[LogFile]) -> Callable[[int], None]:
+def _on_progress(show: Progress, what: str, files: Sequence[LogFile]) -> Callable[[int], None]:
     """What tells `show` of bytes; without a total where compressed files or pipes hide it."""
     known = all(file.path.is_file() and _start(file.path)[:2] not in _PACKED for file in files)
     total = sum(_size_bytes(file.path) for file in files) if known else None
 
-    def told(done: int) -> None:
+    def on_progress(done: int) -> None:
         show(what if known else f"{what}, {done / 1e6:,.0f} MB", done, total)
 
-    return told
+    return on_progress
 
 
 def _start(path: Path) -> bytes:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class RateLimit:
     """Holds all threads together to `max_bytes_s`, from one file and one save to the next; None: as fast as it goes.
 
     What comes waits for what came before it, so that in any stretch of time the rate is exceeded by one chunk at most.

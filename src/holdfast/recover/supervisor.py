@@ -235,11 +235,11 @@ class Supervisor:
         A scheduler sends SIGTERM to every process of a job, this one among them, and the ranks first save their state.
         """
 
-        def let_go() -> None:
+        def release() -> None:
             if peer.attempt == self._view.number and self._state.stop_by is None:
                 self._channel.send({"kind": "terminate"}, only=peer)
 
-        asyncio.get_running_loop().call_later(SIGTERM_HOLD_S, let_go)
+        asyncio.get_running_loop().call_later(SIGTERM_HOLD_S, release)
 
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()

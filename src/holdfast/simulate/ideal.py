@@ -1,6 +1,6 @@
 """The lower bound of a simulated evaluation, from its true costs."""
 
-from holdfast.evaluate.policy.bound import Bound, Quota, SampleWork, Transfer, Work, lower_bound
+from holdfast.evaluate.policy.bound import Bound, Quota, RunWork, SampleWork, Transfer, lower_bound
 from holdfast.simulate.workload import SimCluster, Workload
 
 
@@ -49,7 +49,7 @@ def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
             )
         )
     return lower_bound(
-        Work(
+        RunWork(
             samples=samples,
             curve=curve,
             engines_there_s=[engine_s] * cluster.engines,

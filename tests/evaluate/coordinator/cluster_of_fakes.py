@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from holdfast.core.clock import SystemClock
-from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
 from holdfast.evaluate.coordinator.live import Live
 from holdfast.evaluate.policy.priors import Priors
@@ -31,7 +31,7 @@ from holdfast.evaluate.types.requests import (
     pack_tokens,
 )
 from holdfast.evaluate.types.suite import Suite, TaskEntry
-from holdfast.evaluate.types.timeline import TimelineWriter
+from holdfast.evaluate.types.timeline import TimelineFile
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.client import Line
 from holdfast.evaluate.wire.server import listen
@@ -148,8 +148,8 @@ class World:
         files.folder.mkdir(parents=True, exist_ok=True)
         clock = SystemClock()
         names = task_names(self.config.suite)
-        timeline = TimelineWriter(folder / "timeline.jsonl")
-        chronicle = Chronicle(timeline, clock, clock.now_s())
+        timeline = TimelineFile(folder / "timeline.jsonl")
+        chronicle = TimelineWriter(timeline, clock, clock.now_s())
         self.live = Live(self.config, clock, State(Priors(names)), chronicle, epoch=self.epoch)
         self._watch(self.live)
         self.server = await listen("127.0.0.1", self.port, TOKEN, self.live)

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.evaluate.coordinator.asking import Asking
-from holdfast.evaluate.coordinator.awaited import Awaited
-from holdfast.evaluate.coordinator.seats import Seat
+from holdfast.evaluate.coordinator.asking import Dispatcher
+from holdfast.evaluate.coordinator.awaited import ResumedRequests
+from holdfast.evaluate.coordinator.seats import EngineSlot
 from holdfast.evaluate.policy.events import Recalled
 from holdfast.evaluate.wire.messages import Done, DoneRequest, Holding
 
@@ -16,7 +16,7 @@ QUESTION, REQUEST = b"asked for two models", 7
 @pytest.fixture
 def world():
     """An engine that serves model 1 and was asked the question for it."""
-    seat = Seat(
+    seat = EngineSlot(
         name="engine",
         place=0,
         node=0,
@@ -27,10 +27,10 @@ def world():
     )
     book = SimpleNamespace(request_of=lambda _model, _key: None)
     emitted, committed = [], []
-    asking = Asking(
+    asking = Dispatcher(
         book,
         SimpleNamespace(seats={"engine": seat}),
-        Awaited(book),
+        ResumedRequests(book),
         SimpleNamespace(add=lambda _peer, message: committed.append(message)),
         chronicle=None,
         state=None,

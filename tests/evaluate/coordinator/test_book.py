@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.evaluate.coordinator.book import Book, measured_key
+from holdfast.evaluate.coordinator.book import OpenRequests, measured_key
 from holdfast.evaluate.types.requests import Request, keyed, pack_tokens
 from holdfast.evaluate.wire.answer_journal import Journal
 from holdfast.evaluate.wire.messages import KeyedSample
@@ -23,7 +23,7 @@ def sample(number, *requests, metric_key=b""):
 
 @pytest.fixture
 def book(tmp_path):
-    book = Book(tmp_path)
+    book = OpenRequests(tmp_path)
     yield book
     book.close()
 

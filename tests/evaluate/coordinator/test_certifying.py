@@ -8,7 +8,7 @@ from cluster_of_fakes import MANIFEST, World, answer_to, config, entry, samples_
 
 from holdfast.evaluate.coordinator.certifying import _BLOCKED_S, SPARE, Certifying
 from holdfast.evaluate.coordinator.models import Model
-from holdfast.evaluate.coordinator.seats import Node, Seat
+from holdfast.evaluate.coordinator.seats import EngineSlot, Node
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire import messages
 
@@ -20,7 +20,7 @@ def model(number):
 
 
 def seat(name, node, **more):
-    return Seat(name=name, place=0, node=node, ordered_s=0.0, is_spare=name == SPARE, **more)
+    return EngineSlot(name=name, place=0, node=node, ordered_s=0.0, is_spare=name == SPARE, **more)
 
 
 def node(number):

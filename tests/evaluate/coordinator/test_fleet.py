@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from cluster_of_fakes import CURVE, MANIFEST, config
 
-from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
-from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.coordinator.fleet import EnginePool
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.policy.events import EngineReady
 from holdfast.evaluate.types.engine import EngineSpec
@@ -34,7 +34,7 @@ class Small:
         self.failures = []
         CoordinatorFiles(folder).folder.mkdir(exist_ok=True)
         silent = SimpleNamespace(append=lambda _line: None)
-        self.fleet = Fleet(
+        self.fleet = EnginePool(
             config(folder, [], engines_per_node=1, certify=certify),
             self.clock,
             self.models,
@@ -42,7 +42,7 @@ class Small:
             known=lambda _model: None,
             lost=lambda _seat: None,
             failed=self.failed,
-            chronicle=Chronicle(silent, self.clock, 0.0),
+            chronicle=TimelineWriter(silent, self.clock, 0.0),
         )
         for number in (0, 1):
             self.models.add(messages.AddModel(model=number, name=str(number), manifest=MANIFEST))
@@ -236,7 +236,7 @@ def test_an_engine_that_hangs_before_it_dials_is_ended(small):
 
 def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence(tmp_path):
     failed = []
-    fleet = Fleet(
+    fleet = EnginePool(
         msgspec.structs.replace(
             config(tmp_path, []), spec=EngineSpec(kind="vllm", tensor_parallel=4)
         ),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.evaluate.coordinator.book import Book
+from holdfast.evaluate.coordinator.book import OpenRequests
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.policy import events
@@ -22,7 +22,7 @@ class World:
         self.sent, self.events, self.delivered = [], [], []
         self.answers, self.metrics = Journal(folder, "answers"), Journal(folder, "metrics")
         self.answers.commit([(ASKED.key, encode_answer(Answer(logprob=-1.0, text=text)))])
-        self.book = Book(folder)
+        self.book = OpenRequests(folder)
         host = SimpleNamespace(
             peer=SimpleNamespace(hello=SimpleNamespace(name="host-0"), send=self.sent.append)
         )

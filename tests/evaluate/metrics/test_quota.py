@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from holdfast.evaluate.metrics.judge.quota import (
     WINDOW_S,
     Action,
-    Asked,
     Came,
+    JudgeRequest,
     Passed,
     QuotaLimits,
     QuotaState,
@@ -22,8 +22,8 @@ from holdfast.evaluate.metrics.judge.quota import (
 )
 
 
-def _ask(request: int, now_s: float, tokens: int = 1, cost: int = 0) -> Asked:
-    return Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost)
+def _ask(request: int, now_s: float, tokens: int = 1, cost: int = 0) -> JudgeRequest:
+    return JudgeRequest(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost)
 
 
 def _came(
@@ -115,7 +115,7 @@ class World:
     def __post_init__(self) -> None:
         self.state = QuotaState(self.limits)
 
-    def act(self, actions: list[Action], asked: dict[int, Asked]) -> None:
+    def act(self, actions: list[Action], asked: dict[int, JudgeRequest]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 each = asked[action.request]
@@ -157,7 +157,7 @@ def test_no_window_exceeds_the_quota_even_across_restarts(
         concurrency=4,
     )
     world = World(limits)
-    asked: dict[int, Asked] = {}
+    asked: dict[int, JudgeRequest] = {}
     for number, step in enumerate(steps):
         match step:
             case ("ask", int(size), int(price)):

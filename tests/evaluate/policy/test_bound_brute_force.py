@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.evaluate.policy.bound import Quota, SampleWork, Transfer, Work, lower_bound
+from holdfast.evaluate.policy.bound import Quota, RunWork, SampleWork, Transfer, lower_bound
 from holdfast.evaluate.types.engine import Curve
 
 INSTANCES = 500
@@ -131,7 +131,7 @@ def instance(seed):
 
 
 def work_of(curve, samples, there_s, slots, per_s):
-    return Work(
+    return RunWork(
         samples=[
             SampleWork(
                 ready_s=ready_s,
@@ -170,7 +170,7 @@ def test_the_terms_by_hand():
         prefill_tokens_per_s=1e9, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2
     )
     one = SampleWork(engine_s=4.0, alone_s=6.0, tokens=4)
-    bound = lower_bound(Work(samples=[one] * 6, engines_there_s=[0.0, 4.0], curve=curve))
+    bound = lower_bound(RunWork(samples=[one] * 6, engines_there_s=[0.0, 4.0], curve=curve))
     assert bound.terms["engines"] == 14.0, (
         "24 seconds of work, of which the first engine does 4 before the other comes"
     )
@@ -184,7 +184,7 @@ def test_pace_binds_where_a_full_batch_would_be_too_slow():
         prefill_tokens_per_s=1e9, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=8
     )
     long = SampleWork(engine_s=curve.saturated_s(0, 10), alone_s=curve.alone_s(0, 10), tokens=10)
-    bound = lower_bound(Work(samples=[long] * 4, engines_there_s=[0.0], curve=curve))
+    bound = lower_bound(RunWork(samples=[long] * 4, engines_there_s=[0.0], curve=curve))
     assert bound.binds == "pace"
     assert bound.seconds == pytest.approx(30.0, abs=1e-3), (
         "four together: 10 steps of 1 + 4 / 2 seconds"
@@ -195,7 +195,7 @@ def test_quota_and_storage():
     sample = SampleWork(
         engine_s=1.0, alone_s=1.0, metric_s=0.5, judge_requests=1.0, judge_tokens=100.0
     )
-    work = Work(
+    work = RunWork(
         samples=[sample] * 10,
         engines_there_s=[0.0],
         slots_there_s=[0.0] * 4,
@@ -210,6 +210,6 @@ def test_quota_and_storage():
 
 
 def test_nothing_to_do_and_nobody_to_do_it():
-    assert lower_bound(Work(samples=[], engines_there_s=[])).seconds == 0.0
+    assert lower_bound(RunWork(samples=[], engines_there_s=[])).seconds == 0.0
     with pytest.raises(ValueError, match="nothing that could do it"):
-        lower_bound(Work(samples=[SampleWork(engine_s=1.0, alone_s=1.0)], engines_there_s=[]))
+        lower_bound(RunWork(samples=[SampleWork(engine_s=1.0, alone_s=1.0)], engines_there_s=[]))

@@ -21,7 +21,7 @@ from holdfast.evaluate.policy.events import (
     NodeLeft,
     Recall,
     Recalled,
-    Refused,
+    RequestRefused,
     RequestSpec,
     SamplesAdded,
     SampleSpec,
@@ -239,7 +239,7 @@ class Cluster(RuleBasedStateMachine):
         self.held[engine].remove(request)
         if not retry and request not in self.answered:
             self.refused.add(request)
-        self.tell(Refused(now_s=self.later(), engine=engine, request=request, retry=retry))
+        self.tell(RequestRefused(now_s=self.later(), engine=engine, request=request, retry=retry))
 
     @precondition(lambda self: self.recalls)
     @rule(data=st.data())

@@ -13,8 +13,8 @@ from holdfast.evaluate.types.timeline import (
     EngineSpan,
     ModelSpan,
     RequestSpan,
+    TimelineFile,
     TimelineReader,
-    TimelineWriter,
     read_timeline,
     timeline_of,
 )
@@ -28,7 +28,7 @@ def request(number):
 
 def test_lines_come_back_sorted_by_kind_and_start(tmp_path):
     lines = made_lines()
-    with TimelineWriter(tmp_path / "made" / "timeline.jsonl") as writer:
+    with TimelineFile(tmp_path / "made" / "timeline.jsonl") as writer:
         writer.append(*lines)
     found = read_timeline(tmp_path / "made" / "timeline.jsonl")
     assert found == timeline_of(lines)
@@ -43,9 +43,9 @@ def test_lines_come_back_sorted_by_kind_and_start(tmp_path):
 def test_a_timeline_that_goes_on_has_no_end(tmp_path):
     path = tmp_path / "t"
     assert read_timeline(path).makespan_s == 0.0
-    with TimelineWriter(path) as writer:
+    with TimelineFile(path) as writer:
         writer.append(BEGIN, request(1), End(state="stopped", t1=9.0))
-    with TimelineWriter(path) as writer:
+    with TimelineFile(path) as writer:
         writer.append(Begin(started_at_s=5.0, suite="s", tasks=["a", "b"], restarts=1), request(20))
     found = read_timeline(path)
     assert (found.begin.restarts, found.end, found.makespan_s) == (1, None, 20.5)
@@ -53,14 +53,14 @@ def test_a_timeline_that_goes_on_has_no_end(tmp_path):
 
 def test_a_file_cut_anywhere_loses_its_torn_line_and_can_be_gone_on_with(tmp_path):
     path, lines = tmp_path / "t", [BEGIN, *(request(number) for number in range(4))]
-    with TimelineWriter(path) as writer:
+    with TimelineFile(path) as writer:
         writer.append(*lines)
     whole = path.read_bytes()
     for size_bytes in range(len(whole) + 1):
         path.write_bytes(whole[:size_bytes])
         kept = whole[:size_bytes].count(b"\n")
         assert len(read_timeline(path).requests) == max(0, kept - 1)
-        with TimelineWriter(path) as writer:
+        with TimelineFile(path) as writer:
             writer.append(request(9))
         assert path.read_bytes().count(b"\n") == kept + 1
         assert [one.sample for one in read_timeline(path).requests] == [*range(max(0, kept - 1)), 9]
@@ -68,11 +68,11 @@ def test_a_file_cut_anywhere_loses_its_torn_line_and_can_be_gone_on_with(tmp_pat
 
 def test_a_long_torn_line_is_cut_off_too(tmp_path):
     path = tmp_path / "t"
-    with TimelineWriter(path) as writer:
+    with TimelineFile(path) as writer:
         writer.append(BEGIN)
     with path.open("ab") as file:
         file.write(b"x" * 200_000)
-    TimelineWriter(path).close()
+    TimelineFile(path).close()
     assert path.read_bytes().count(b"\n") == 1
     assert path.read_bytes().endswith(b"}\n")
 
@@ -85,7 +85,7 @@ def test_a_line_that_is_none_is_named(tmp_path):
 
 
 def test_what_waits_is_written_when_there_is_enough_of_it(tmp_path):
-    writer = TimelineWriter(tmp_path / "t")
+    writer = TimelineFile(tmp_path / "t")
     writer.append(BEGIN)
     assert (tmp_path / "t").stat().st_size == 0
     while (tmp_path / "t").stat().st_size == 0:
@@ -112,7 +112,7 @@ def test_a_killed_writer_leaves_a_timeline_that_can_be_read(tmp_path):
     samples = [one.sample for one in read_timeline(path).requests]
     assert len(samples) > 100
     assert samples == list(range(len(samples)))
-    TimelineWriter(path).close()
+    TimelineFile(path).close()
     assert path.read_bytes().endswith(b"}\n")
 
 
@@ -128,7 +128,7 @@ def test_what_grows_is_read_once_and_what_is_forgotten_stays_so(tmp_path):
     reader = TimelineReader(path)
     assert reader.read() == timeline_of([])
     ended = ModelSpan(model=0, name="a", t0=0.0, t1=3.0)
-    with TimelineWriter(path) as writer:
+    with TimelineFile(path) as writer:
         writer.append(BEGIN, of_model(0, 1), of_model(1, 2), ended)
         writer.flush()
         assert reader.read() == read_timeline(path)
@@ -144,6 +144,6 @@ def test_what_grows_is_read_once_and_what_is_forgotten_stays_so(tmp_path):
     assert [one for one in found.requests if one.model == 1] == [of_model(1, 2), of_model(1, 5)]
     reader.forget(0)
     assert reader.read() == timeline_of([BEGIN, of_model(1, 2), of_model(1, 5), ended])
-    with TimelineWriter(path) as writer:  # which cuts the torn line off
+    with TimelineFile(path) as writer:  # which cuts the torn line off
         writer.append(of_model(1, 6))
     assert reader.read().requests[-1] == of_model(1, 6)

@@ -12,7 +12,7 @@ from holdfast.evaluate.report import write_reports
 from holdfast.evaluate.report.results import write_results
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.evaluation import BoundTerm, read_evaluation, write_evaluation
-from holdfast.evaluate.types.timeline import TimelineWriter
+from holdfast.evaluate.types.timeline import TimelineFile
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_samples_are_in_their_files_alone(evaluation, tmp_path):
 
 
 def test_all_reports_lie_in_the_folder(evaluation, tmp_path):
-    with TimelineWriter(tmp_path / "e-1" / "timeline.jsonl") as writer:
+    with TimelineFile(tmp_path / "e-1" / "timeline.jsonl") as writer:
         writer.append(*made_lines(samples=3))
     page = write_reports(evaluation)
     assert page == tmp_path / "e-1" / "report.html"

@@ -33,7 +33,7 @@ _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted:
+class Annotation:
     """That something is so, since `at_s` (seconds since the Unix epoch), on the word of `by`; `why` where it says."""
 
     at_s: float
@@ -42,7 +42,7 @@ class Noted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Want:
+class ReadHold:
     """Somebody still needs the checkpoint: since `at_s`, until `until_s` (None: until it is released)."""
 
     at_s: float
@@ -50,7 +50,7 @@ class Want:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Marks:
+class Annotations:
     """The marks of one checkpoint.
 
     `verified`: every byte was read and was right. `healthy`: what was trained from it went well. `damaged`: a
@@ -58,11 +58,11 @@ class Marks:
     evaluation. `metrics`: name to value. `unreadable`: why the file tells nothing; None where it does.
     """
 
-    verified: Noted | None = None
-    healthy: Noted | None = None
-    damaged: Noted | None = None
-    pinned: Noted | None = None
-    wanted: Mapping[str, Want] = field(default_factory=dict)
+    verified: Annotation | None = None
+    healthy: Annotation | None = None
+    damaged: Annotation | None = None
+    pinned: Annotation | None = None
+    wanted: Mapping[str, ReadHold] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     unreadable: str | None = None
 
@@ -85,13 +85,13 @@ class Marks:
         return found
 
 
-def read_marks(checkpoint: Path) -> Marks:
+def read_marks(checkpoint: Path) -> Annotations:
     """The marks of a checkpoint; where they cannot be read, none, with `unreadable` set and a warning logged."""
     path = checkpoint / MARKS_NAME
     try:
         return _load(path)
     except FileNotFoundError:
-        return Marks()
+        return Annotations()
     except _NewerError as error:
         why = str(error)
     except OSError as error:
@@ -99,16 +99,16 @@ def read_marks(checkpoint: Path) -> Marks:
     except DAMAGED_JSON as error:
         why = f"{MARKS_NAME} is damaged ({error})"
     _logger.warning("The marks of %s cannot be read, so it is not deleted: %s.", checkpoint, why)
-    return Marks(unreadable=why)
+    return Annotations(unreadable=why)
 
 
 def change_marks(
     checkpoint: Path,
-    change: Callable[[Marks], Marks],
+    change: Callable[[Annotations], Annotations],
     *,
     now_s: float,
     still: Callable[[], bool] = lambda: True,
-) -> Marks:
+) -> Annotations:
     """Replace the marks by what `change` makes of them, durably; of two writers none loses what it wrote.
 
     Damaged marks are put aside as `holdfast-marks.json.damaged`. What they said is not known, so the checkpoint is
@@ -134,9 +134,9 @@ def change_marks(
 
 def note_verified(
     checkpoint: Path, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
-) -> Marks:
+) -> Annotations:
     """Every byte was read and was right; an earlier finding of damage is taken back."""
-    noted = Noted(at_s=now_s, by=by)
+    noted = Annotation(at_s=now_s, by=by)
     return change_marks(
         checkpoint,
         lambda marks: replace(marks, verified=noted, damaged=None),
@@ -147,9 +147,9 @@ def note_verified(
 
 def note_damaged(
     checkpoint: Path, why: str, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
-) -> Marks:
+) -> Annotations:
     """A verification found damage; it is neither verified nor healthy any more."""
-    noted = Noted(at_s=now_s, by=by, why=why)
+    noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(
         checkpoint,
         lambda marks: replace(marks, verified=None, healthy=None, damaged=noted),
@@ -158,9 +158,9 @@ def note_damaged(
     )
 
 
-def note_healthy(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Marks:
+def note_healthy(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Annotations:
     """What was trained from it went well, so that a rollback may go to it."""
-    noted = Noted(at_s=now_s, by=by, why=why)
+    noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(checkpoint, lambda marks: replace(marks, healthy=noted), now_s=now_s)
 
 
@@ -170,7 +170,7 @@ def note_metrics(
     *,
     now_s: float,
     still: Callable[[], bool] = lambda: True,
-) -> Marks:
+) -> Annotations:
     """What an evaluation measured; a name that was there gets its new value, the others stay."""
     values = {str(name): float(value) for name, value in metrics.items()}
     return change_marks(
@@ -181,18 +181,20 @@ def note_metrics(
     )
 
 
-def pin(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Marks:
+def pin(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Annotations:
     """From here on nothing deletes it."""
-    noted = Noted(at_s=now_s, by=by, why=why)
+    noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(checkpoint, lambda marks: replace(marks, pinned=noted), now_s=now_s)
 
 
-def unpin(checkpoint: Path, *, now_s: float) -> Marks:
+def unpin(checkpoint: Path, *, now_s: float) -> Annotations:
     """The deletion policy may take it again."""
     return change_marks(checkpoint, lambda marks: replace(marks, pinned=None), now_s=now_s)
 
 
-def want(checkpoint: Path, holder: str, *, now_s: float, until_s: float | None = None) -> Marks:
+def want(
+    checkpoint: Path, holder: str, *, now_s: float, until_s: float | None = None
+) -> Annotations:
     """Keep it for `holder`, until `until_s` or until `release`; wanting it again replaces the time.
 
     Wants that have ended are forgotten.
@@ -209,9 +211,9 @@ def want(checkpoint: Path, holder: str, *, now_s: float, until_s: float | None =
         raise BadUse(
             f"until_s is {until_s!r}; allowed are seconds since the epoch, or None for without end."
         )
-    wanted = Want(at_s=now_s, until_s=until_s)
+    wanted = ReadHold(at_s=now_s, until_s=until_s)
 
-    def with_it(marks: Marks) -> Marks:
+    def with_it(marks: Annotations) -> Annotations:
         held = marks.wanted_by(now_s)
         return replace(
             marks, wanted={**{name: marks.wanted[name] for name in held}, holder: wanted}
@@ -241,10 +243,10 @@ def held(
             _logger.info("%s is not released by %s, or gone: %s", checkpoint, holder, error)
 
 
-def release(checkpoint: Path, holder: str, *, now_s: float) -> Marks:
+def release(checkpoint: Path, holder: str, *, now_s: float) -> Annotations:
     """`holder` does not need it any more; other holders still may."""
 
-    def without(marks: Marks) -> Marks:
+    def without(marks: Annotations) -> Annotations:
         return replace(
             marks, wanted={name: each for name, each in marks.wanted.items() if name != holder}
         )
@@ -265,7 +267,7 @@ def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
     for marks in found:
         if marks.unreadable is not None:
             why = f"the marks of the one that it replaced are not known ({marks.unreadable})"
-            pins.append(Noted(at_s=now_s, by="holdfast", why=why))
+            pins.append(Annotation(at_s=now_s, by="holdfast", why=why))
     wanted = {holder: each for marks in found for holder, each in marks.wanted.items()}
     if pins or wanted:
         pinned = pins[0] if pins else None
@@ -276,16 +278,16 @@ class _NewerError(Exception):
     """The marks are of a version that this Holdfast does not know."""
 
 
-def _load(path: Path) -> Marks:
+def _load(path: Path) -> Annotations:
     with path.open("rb") as file:
         return _parse(file.read(_MOST_BYTES + 1))
 
 
-def _load_or_put_aside(path: Path, now_s: float) -> Marks:
+def _load_or_put_aside(path: Path, now_s: float) -> Annotations:
     try:
         return _load(path)
     except FileNotFoundError:
-        return Marks()
+        return Annotations()
     except _NewerError as error:
         raise CheckpointError(
             f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast."
@@ -294,14 +296,14 @@ def _load_or_put_aside(path: Path, now_s: float) -> Marks:
         shutil.copyfile(
             path, path.with_name(f"{MARKS_NAME}.damaged")
         )  # until there are others, these keep it
-        return Marks(
-            pinned=Noted(
+        return Annotations(
+            pinned=Annotation(
                 at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"
             )
         )
 
 
-def _parse(data: bytes) -> Marks:
+def _parse(data: bytes) -> Annotations:
     if len(data) > _MOST_BYTES:
         raise ValueError(f"it is larger than {_MOST_BYTES} bytes")
     content = json.loads(data)
@@ -314,7 +316,7 @@ def _parse(data: bytes) -> Marks:
         raise _NewerError(
             f"{MARKS_NAME} is of version {content['version']}, this Holdfast reads version {VERSION}"
         )
-    return Marks(
+    return Annotations(
         verified=_noted(content.get("verified")),
         healthy=_noted(content.get("healthy")),
         damaged=_noted(content.get("damaged")),
@@ -324,16 +326,18 @@ def _parse(data: bytes) -> Marks:
     )
 
 
-def _noted(raw: dict[str, Any] | None) -> Noted | None:
+def _noted(raw: dict[str, Any] | None) -> Annotation | None:
     if raw is None:
         return None
     why = raw.get("why")
-    return Noted(at_s=float(raw["at_s"]), by=str(raw["by"]), why=None if why is None else str(why))
+    return Annotation(
+        at_s=float(raw["at_s"]), by=str(raw["by"]), why=None if why is None else str(why)
+    )
 
 
-def _want(raw: dict[str, Any]) -> Want:
+def _want(raw: dict[str, Any]) -> ReadHold:
     until_s = raw.get("until_s")
-    return Want(at_s=float(raw["at_s"]), until_s=None if until_s is None else float(until_s))
+    return ReadHold(at_s=float(raw["at_s"]), until_s=None if until_s is None else float(until_s))
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from holdfast.checkpoint.catalog.annotations import Marks, note_damaged, note_verified, read_marks
+from holdfast.checkpoint.catalog.annotations import (
+    Annotations,
+    note_damaged,
+    note_verified,
+    read_marks,
+)
 from holdfast.checkpoint.catalog.lineage import is_abandoned, read_abandoned
 from holdfast.checkpoint.format.manifest import (
     DAMAGED_JSON,
@@ -53,7 +58,7 @@ class CheckpointInfo:
     run: str = ""
     parent: Save | None = None
     abandoned: bool = False
-    marks: Marks = field(default_factory=Marks, hash=False)
+    marks: Annotations = field(default_factory=Annotations, hash=False)
 
 
 def scan(folder: str | Path) -> list[CheckpointInfo]:

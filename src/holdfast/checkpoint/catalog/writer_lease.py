@@ -61,7 +61,7 @@ class Identity:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class LeaseHolder:
     """The contents of `.holdfast-writer`; `since_s` is in seconds since the Unix epoch."""
 
     run: str
@@ -85,7 +85,7 @@ class WriterLease:
     """
 
     path: Path
-    holder: Holder
+    holder: LeaseHolder
     fd: int
     users: int = 1
 
@@ -181,7 +181,7 @@ def acquire(
             return lease
 
 
-def read_holder(folder: Path) -> Holder | None:
+def read_holder(folder: Path) -> LeaseHolder | None:
     """Return the present or last writer of a folder; None if the writer cannot be read."""
     try:
         return _parse((folder / WRITER_NAME).read_bytes())
@@ -197,7 +197,7 @@ def has_steps(folder: Path) -> bool:
         return False
 
 
-def _of_another_run(folder: Path, former: Holder, who: Identity) -> str:
+def _of_another_run(folder: Path, former: LeaseHolder, who: Identity) -> str:
     return (
         f"{folder} has the checkpoints of another run ({former}), and this is run {who.run!r}. Go on "
         f"with that run (`holdfast run --resume {former.run}`, or run={former.run!r}), or give this one another "
@@ -206,7 +206,7 @@ def _of_another_run(folder: Path, former: Holder, who: Identity) -> str:
     )
 
 
-def _is_newer(who: Identity, former: Holder) -> bool:
+def _is_newer(who: Identity, former: LeaseHolder) -> bool:
     return (
         bool(who.run)
         and who.run == former.run
@@ -215,7 +215,7 @@ def _is_newer(who: Identity, former: Holder) -> bool:
     )
 
 
-def _patience_s(former: Holder | None, who: Identity) -> float:
+def _patience_s(former: LeaseHolder | None, who: Identity) -> float:
     """Return how long to wait for the former writer to end."""
     if former is None or former.host == socket.gethostname() or _is_newer(who, former):
         return PATIENCE_S
@@ -224,7 +224,7 @@ def _patience_s(former: Holder | None, who: Identity) -> float:
 
 def _await_last_save(
     folder: Path,
-    former: Holder,
+    former: LeaseHolder,
     traces: frozenset[tuple[str, int, int]],
     *,
     began_s: float,
@@ -252,7 +252,7 @@ def _await_last_save(
 
 
 @contextlib.contextmanager
-def _former(path: Path) -> Iterator[tuple[Holder | None, int | None]]:
+def _former(path: Path) -> Iterator[tuple[LeaseHolder | None, int | None]]:
     """Yield the writer that the file names, and the descriptor of the file; both are None if there is no file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -265,10 +265,12 @@ def _former(path: Path) -> Iterator[tuple[Holder | None, int | None]]:
         os.close(fd)
 
 
-def _take(path: Path, former: Holder | None, who: Identity, now_s: float) -> WriterLease | None:
+def _take(
+    path: Path, former: LeaseHolder | None, who: Identity, now_s: float
+) -> WriterLease | None:
     """Put a file of this process in the place of the lease; return None if another process was faster."""
     last = 0 if former is None or former.run != who.run else former.generation
-    holder = Holder(
+    holder = LeaseHolder(
         run=who.run,
         generation=last + 1 if who.generation is None else who.generation,
         host=socket.gethostname(),
@@ -359,10 +361,10 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
-def _parse(content: bytes) -> Holder | None:
+def _parse(content: bytes) -> LeaseHolder | None:
     try:
         told = json.loads(content)
-        return Holder(
+        return LeaseHolder(
             run=str(told["run"]),
             generation=int(told["generation"]),
             host=str(told["host"]),

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from holdfast.checkpoint.catalog.annotations import Marks
+from holdfast.checkpoint.catalog.annotations import Annotations
 from holdfast.checkpoint.catalog.catalog import Progress
 from holdfast.checkpoint.format.dcp_metadata import check_against_files, read_metadata
 from holdfast.checkpoint.format.manifest import ManifestError
@@ -36,7 +36,7 @@ class ForeignInfo:
     reason: str
     step: None = None
     created_at_s: None = None
-    marks: Marks = field(default_factory=Marks)
+    marks: Annotations = field(default_factory=Annotations)
 
 
 def is_foreign(path: Path) -> bool:

@@ -52,7 +52,7 @@ class Ranks:
             )
         return made
 
-    def let_go(self, made: dist.ProcessGroup | None) -> None:
+    def release(self, made: dist.ProcessGroup | None) -> None:
         """Destroy a group that `new_group` made."""
         # PyTorch names a group that only its ranks make by how many groups there are: the next group would find the
         # addresses of the destroyed one under its name. Such a group goes with the default group.

@@ -79,7 +79,7 @@ class Votes:
                 return
             self._work = None
         if self._ranks is not None:
-            self._ranks.let_go(self._group)
+            self._ranks.release(self._group)
 
     def _answer(self) -> list[float]:
         assert self._work is not None, "they were asked"

@@ -83,7 +83,7 @@ class Blob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
+class FileImage:
     """Where everything lies: files one after another, each beginning at a page."""
 
     blobs: tuple[Blob, ...]
@@ -130,7 +130,7 @@ def slot_bytes(length: int) -> int:
     return max(_LEAST_SLOT_BYTES, 1 << (length + length // 4).bit_length())
 
 
-def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> Image:
+def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImage:
     """The image of `needs`, in their order.
 
     Args:
@@ -171,7 +171,7 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> Image:
         )
         at += -(-length // ALIGNMENT) * ALIGNMENT
     end_shard()
-    return Image(blobs=tuple(blobs), shards=tuple(shards), size_bytes=at)
+    return FileImage(blobs=tuple(blobs), shards=tuple(shards), size_bytes=at)
 
 
 def _uncut(at: int, head: int, data: int, length: int) -> int:

@@ -33,7 +33,7 @@ class BlobError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blob:
+class TorchBlob:
     """`data_bytes`: of the tensors in it. `is_checked`: every record matches its checksum; else one has none."""
 
     data_bytes: int
@@ -42,7 +42,7 @@ class Blob:
 
 def check_blob(
     fd: int, offset: int, size_bytes: int, progress: Callable[[int], None] = lambda _: None
-) -> Blob:
+) -> TorchBlob:
     """Read the blob of `size_bytes` at `offset` of an open file; `progress` is told the bytes read.
 
     Raises:
@@ -60,7 +60,7 @@ def check_blob(
     except (*_NO_ZIP, _BeforeError) as error:
         raise BlobError(str(error) or type(error).__name__) from error
     data_bytes = sum(record.file_size for record in records if "/data/" in record.filename)
-    return Blob(data_bytes=data_bytes, is_checked=not unchecked)
+    return TorchBlob(data_bytes=data_bytes, is_checked=not unchecked)
 
 
 def _check_form(records: list[zipfile.ZipInfo], size_bytes: int) -> None:

@@ -41,7 +41,7 @@ Tier = Literal["memory", "peer_memory", "disk"]
 """Where the files of a checkpoint are read: on this node, on a node that held them for another one, or on disk."""
 
 
-class Part(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes of a file from `offset` on, and the writable memory that they go to."""
 
     offset: int
@@ -62,7 +62,7 @@ class VerifiedFiles:
         self._comparing = threading.Semaphore(_COMPARING)
         self.bytes_read = 0
 
-    def read(self, name: str, parts: Sequence[Part]) -> None:
+    def read(self, name: str, parts: Sequence[ByteRange]) -> None:
         """Fill the targets of `parts` from the file `name`.
 
         Raises:
@@ -98,7 +98,7 @@ class VerifiedFiles:
         digests: bytes | None,
         begin: int,
         end: int,
-        parts: Sequence[Part],
+        parts: Sequence[ByteRange],
     ) -> None:
         buffer = self._buffer()
         # Whole sectors: direct I/O reads nothing else; the last one ends with the file.
@@ -167,7 +167,9 @@ def _copy(target: memoryview, source: memoryview) -> None:
         )
 
 
-def _tasks(parts: Sequence[Part], size_bytes: int) -> Iterator[tuple[int, int, list[Part]]]:
+def _tasks(
+    parts: Sequence[ByteRange], size_bytes: int
+) -> Iterator[tuple[int, int, list[ByteRange]]]:
     """Stretches of whole blocks that hold all of `parts`, none longer than a task, and the parts in each.
 
     `parts` are in the order of their offsets.

@@ -41,13 +41,13 @@ from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.format.paths import parse_name
 from holdfast.checkpoint.format.plain_values import load_plain
 from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Layout, Shard
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.restore.open import OpenCheckpoint, open_checkpoint
 from holdfast.checkpoint.restore.tensor_reads import read_items
 from holdfast.checkpoint.writer.commit import RankFailed, commit, leave_note
-from holdfast.checkpoint.writer.persist import Part, write_shard
+from holdfast.checkpoint.writer.persist import RankWrite, write_shard
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 __all__ = ["HoldfastReader", "HoldfastWriter", "step_path"]
 _SAVE: Final = "dcp"
@@ -173,11 +173,11 @@ class HoldfastWriter(StorageWriter):
         """Whether it is a path that names a step."""
         return _step(Path(checkpoint_id)) is not None
 
-    def _order(self) -> Order:
+    def _order(self) -> SaveRequest:
         path = _required(self._path)
         step = _step(path)
         assert step is not None, "it was checked"
-        return Order(
+        return SaveRequest(
             folder=path.parent, step=step, save=_SAVE, created_at_s=time.time(), keep=Retention()
         )
 
@@ -194,7 +194,7 @@ class HoldfastWriter(StorageWriter):
         for blob, (item, _, written) in zip(image.blobs, planned, strict=True):
             contents[blob.file].append((blob, item, written))
         memory = self._room(max((shard.size_bytes for shard in image.shards), default=0))
-        part = Part(
+        part = RankWrite(
             order=order,
             layout=Layout(
                 rank=rank, world_size=0, torch="", shards=image.shards, pieces=(), metadata=b""
@@ -203,7 +203,7 @@ class HoldfastWriter(StorageWriter):
             live=None,
             await_copy=lambda _: None,
             wait=lambda: None,
-            pace=Pace(self._max_write_bytes_s),
+            pace=RateLimit(self._max_write_bytes_s),
             progress=lambda _: None,
         )
         files = []

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.checkpoint.format.rank_layout import Layout
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, State
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class DurableSnapshot:
     """A rank's part of a durable checkpoint, in memory; `blocks`: by file, the digests that its sidecar has too."""
 
-    order: Order
+    order: SaveRequest
     layout: Layout
     arena: Arena
     generation: int
@@ -35,7 +35,7 @@ class Snapshot:
 
 
 def unpack_notes(notes: bytes) -> tuple[Layout, bytes]:
-    """What `Snapshot.pack_notes` packed."""
+    """What `DurableSnapshot.pack_notes` packed."""
     end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
     return Layout.unpack(notes[_LENGTH_BYTES:end]), notes[end:]
 

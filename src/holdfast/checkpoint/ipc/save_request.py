@@ -10,7 +10,7 @@ from holdfast.checkpoint.format.paths import staging_path, step_path
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class SaveRequest:
     """One save.
 
     `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name,

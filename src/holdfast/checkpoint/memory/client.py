@@ -27,14 +27,14 @@ from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Layout
 from holdfast.checkpoint.format.verified_files import Tier, VerifiedFiles
 from holdfast.checkpoint.ipc.durable_snapshot import unpack_notes
 from holdfast.checkpoint.ipc.messages import receive, send
-from holdfast.checkpoint.memory.server import Told, address, is_of_this_user
+from holdfast.checkpoint.memory.server import SnapshotInfo, address, is_of_this_user
 
 _WRITING_S: Final = 10.0
 """How long a predecessor may still take to make its last save durable; without it an older one is restored."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class MemorySnapshot:
     """One rank's part of a save: `fd`, which is closed with it, is laid out as an arena; `notes` see `keeping`."""
 
     fd: int
@@ -63,7 +63,7 @@ class Kept:
         os.close(self.fd)
 
 
-def ask(folder: Path, keeper: int, rank: int | None = None) -> Kept | None:
+def ask(folder: Path, keeper: int, rank: int | None = None) -> MemorySnapshot | None:
     """What is kept of `rank`, if not of the keeper itself; None where it keeps nothing of it.
 
     Waits, for a while, where a last save is being written.
@@ -87,7 +87,7 @@ def ask(folder: Path, keeper: int, rank: int | None = None) -> Kept | None:
             with os.fdopen(notes, "rb") as file:
                 file.seek(0)
                 read = file.read()
-            return Kept.of(os.dup(arena), told["step"], told["save"], read)
+            return MemorySnapshot.of(os.dup(arena), told["step"], told["save"], read)
         except (
             OSError,
             ValueError,
@@ -97,9 +97,9 @@ def ask(folder: Path, keeper: int, rank: int | None = None) -> Kept | None:
             return None
 
 
-def ask_all(folder: Path, world_size: int) -> list[tuple[int, Told]]:
+def ask_all(folder: Path, world_size: int) -> list[tuple[int, SnapshotInfo]]:
     """Each keeper on this node among the ranks of a job, and what it keeps; waits for all together as `ask` does."""
-    found: list[tuple[int, Told]] = []
+    found: list[tuple[int, SnapshotInfo]] = []
     with contextlib.ExitStack() as held:
         asked = []
         for keeper in range(world_size):
@@ -111,7 +111,7 @@ def ask_all(folder: Path, world_size: int) -> list[tuple[int, Told]]:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 line.settimeout(max(until_s - time.monotonic(), 1e-3))
                 told, _ = receive(line) or ({"images": []}, None)
-                found += [(keeper, Told(*image)) for image in told["images"]]
+                found += [(keeper, SnapshotInfo(*image)) for image in told["images"]]
     return found
 
 
@@ -143,7 +143,7 @@ def _close(fd: int | None) -> None:
         os.close(fd)
 
 
-class Predecessors:
+class PreviousRanks:
     """The ranks that saved into a folder before these, and died; with what they left on this node."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
@@ -152,26 +152,26 @@ class Predecessors:
         self._rank = rank
         self._world_size = world_size
         self._found = ask_all(folder, world_size)
-        self._taken: dict[tuple[int, str], list[Kept]] = {}
+        self._taken: dict[tuple[int, str], list[MemorySnapshot]] = {}
         self._tier: Tier = "memory"
 
     @property
-    def told(self) -> list[Told]:
+    def infos(self) -> list[SnapshotInfo]:
         """What this node has, of as many ranks as there are now."""
-        return [told for _, told in self._found if told.world_size == self._world_size]
+        return [info for _, info in self._found if info.world_size == self._world_size]
 
-    def take(self, step: int, save: str) -> list[Kept]:
+    def take(self, step: int, save: str) -> list[MemorySnapshot]:
         """All that this node has of a save; they are closed with this object."""
         if (step, save) not in self._taken:
             taken = self._taken[step, save] = []
-            for keeper, told in self._found:
-                if (told.step, told.save) == (step, save) and (
-                    kept := ask(self._folder, keeper, told.rank)
+            for keeper, info in self._found:
+                if (info.step, info.save) == (step, save) and (
+                    kept := ask(self._folder, keeper, info.rank)
                 ):
                     taken.append(kept)
         return [kept for kept in self._taken[step, save] if (kept.step, kept.save) == (step, save)]
 
-    def bring(self, kept: Kept) -> None:
+    def bring(self, kept: MemorySnapshot) -> None:
         """Add what another node had; it is closed with this object."""
         self.take(kept.step, kept.save)
         self._taken[kept.step, kept.save].append(kept)
@@ -200,7 +200,7 @@ class Predecessors:
 
     def end(self) -> None:
         """Have all that they left given back; of ranks that there are no more, too."""
-        last = max((told.world_size for _, told in self._found), default=0)
+        last = max((info.world_size for _, info in self._found), default=0)
         beyond = range(self._rank, max(last, self._rank + 1), self._world_size)
         for rank in {*beyond, *(keeper for keeper, _ in self._found)}:
             end(self._folder, rank, wait=bool(self._found))  # else it may still be writing
@@ -227,11 +227,15 @@ class KeptFiles(VerifiedFiles):
     """The files of one checkpoint, from memory where a rank of this node left them there."""
 
     def __init__(
-        self, folder: Path, files: Iterable[FileEntry], kept: Iterable[Kept], tier: Tier = "memory"
+        self,
+        folder: Path,
+        files: Iterable[FileEntry],
+        kept: Iterable[MemorySnapshot],
+        tier: Tier = "memory",
     ) -> None:
         super().__init__(folder, files)
         self.tier = tier
-        self._places: dict[str, tuple[Kept, int, bytes]] = {}
+        self._places: dict[str, tuple[MemorySnapshot, int, bytes]] = {}
         for each in kept:
             at = 0
             for shard in each.layout.shards:

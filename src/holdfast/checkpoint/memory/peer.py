@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
-from holdfast.checkpoint.memory.peer_holder import Holder
+from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot
+from holdfast.checkpoint.memory.peer_holder import PeerHolder
 from holdfast.checkpoint.memory.peer_sender import Peer, Sender
-from holdfast.checkpoint.memory.server import Image
+from holdfast.checkpoint.memory.server import ServedSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class PeerMemory:
         self._own_bytes = own_bytes
         self._held = held
         self._sender: Sender | None = None
-        self._holder: Holder | None = None
+        self._holder: PeerHolder | None = None
 
     def paired(self, told: dict[str, Any], listener: int) -> None:
         """The trainer says who the peer is; see `Pairing.message`."""
@@ -53,7 +53,7 @@ class PeerMemory:
             rank=to["rank"], host=to["host"], port=to["port"], token=bytes.fromhex(to["token"])
         )
         self._sender = Sender(peer, sent=self._held)
-        self._holder = Holder(
+        self._holder = PeerHolder(
             socket.socket(fileno=listener),
             bytes.fromhex(told["token"]),
             told["ranks"],
@@ -61,12 +61,12 @@ class PeerMemory:
             own_bytes=self._own_bytes,
         )
 
-    def offer(self, snapshot: Snapshot) -> None:
+    def offer(self, snapshot: DurableSnapshot) -> None:
         """A snapshot is durable: the peer is to hold it, if there is one."""
         if self._sender is not None:
             self._sender.offer(snapshot)
 
-    def images(self) -> list[Image]:
+    def images(self) -> list[ServedSnapshot]:
         """See `keeping.Others`."""
         return [] if self._holder is None else self._holder.images()
 

@@ -34,7 +34,12 @@ from holdfast.checkpoint.memory.peer_protocol import (
     read_bytes,
     read_into,
 )
-from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, Image, Told, notes_file
+from holdfast.checkpoint.memory.server import (
+    LEAST_FREE_BYTES,
+    ServedSnapshot,
+    SnapshotInfo,
+    notes_file,
+)
 from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
@@ -50,7 +55,7 @@ _PATIENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held(Image):
+class Held(ServedSnapshot):
     """An image that is given back to the node once nobody uses this object any more; `arrival`: the order of these."""
 
     arrival: int
@@ -60,7 +65,7 @@ class Held(Image):
             os.close(fd)
 
 
-class Holder:
+class PeerHolder:
     """Holds what the ranks of peer nodes send to this one."""
 
     def __init__(
@@ -98,7 +103,7 @@ class Holder:
         listener.setblocking(False)
         threading.Thread(target=self._listen, name="holdfast-holder", daemon=True).start()
 
-    def images(self) -> list[Image]:
+    def images(self) -> list[ServedSnapshot]:
         """All that is held; see `keeping.Others`."""
         with self._changing:
             return list(self._held.values())
@@ -157,34 +162,34 @@ class Holder:
             answer(line, f"it is none that can be understood ({error!r})")
 
     def _take(self, line: socket.socket, announced: dict[str, Any]) -> None:
-        told = _told(announced)
-        if told.rank not in self._ranks:
-            raise Refused(f"this is not the peer of rank {told.rank}")
-        with self._room_for(told) as arrival, _memory(told) as fd:
+        info = _told(announced)
+        if info.rank not in self._ranks:
+            raise Refused(f"this is not the peer of rank {info.rank}")
+        with self._room_for(info) as arrival, _memory(info) as fd:
             answer(line)
             notes = read_bytes(
-                line, told.notes_bytes, within_s=PATIENCE_S + told.notes_bytes / CHUNK_BYTES
+                line, info.notes_bytes, within_s=PATIENCE_S + info.notes_bytes / CHUNK_BYTES
             )
             if digest_of_notes(notes) != announced["notes"]:
                 raise Refused("the notes differ from what was announced")
             layout, digests = unpack_notes(notes)
-            _check_notes(told, layout, digests)
-            _fill(fd, told, layout, digests, line)
-            held = Held(told=told, notes=notes_file(notes), fd=os.dup(fd), arrival=arrival)
+            _check_notes(info, layout, digests)
+            _fill(fd, info, layout, digests, line)
+            held = Held(info=info, notes=notes_file(notes), fd=os.dup(fd), arrival=arrival)
             with self._changing:
-                before = self._held.get(told.rank)
+                before = self._held.get(info.rank)
                 if before is None or before.arrival < arrival:
-                    self._held[told.rank] = held
+                    self._held[info.rank] = held
             del held, before
         answer(line)
 
     @contextlib.contextmanager
-    def _room_for(self, told: Told) -> Iterator[int]:
+    def _room_for(self, info: SnapshotInfo) -> Iterator[int]:
         """Until it is there, nobody else takes the memory that it needs; the number of its arrival."""
-        needed = PAGE_BYTES + told.image_bytes + told.notes_bytes
+        needed = PAGE_BYTES + info.image_bytes + info.notes_bytes
         with self._changing:
             if self._left_bytes() < needed:
-                self._held.pop(told.rank, None)
+                self._held.pop(info.rank, None)
             if (left := self._left_bytes()) < needed:
                 raise Refused(
                     f"it needs {needed:,} bytes of memory, and {max(left, 0):,} are left for it there"
@@ -203,29 +208,29 @@ class Holder:
         left = self._free_bytes() - LEAST_FREE_BYTES - self._coming_bytes
         if self._max_bytes is not None:
             held = sum(
-                PAGE_BYTES + each.told.image_bytes + each.told.notes_bytes
+                PAGE_BYTES + each.info.image_bytes + each.info.notes_bytes
                 for each in self._held.values()
             )
             left = min(left, int(self._max_bytes) - self._own_bytes() - held - self._coming_bytes)
         return left
 
 
-def _told(announced: dict[str, Any]) -> Told:
+def _told(announced: dict[str, Any]) -> SnapshotInfo:
     """What is announced, if it can be.
 
     Raises:
         Refused, LookupError, TypeError: it cannot.
     """
-    told = Told(**{name: announced[name] for name in Told._fields})
-    numbers = (told.rank, told.world_size, told.step, told.image_bytes, told.notes_bytes)
+    info = SnapshotInfo(**{name: announced[name] for name in SnapshotInfo._fields})
+    numbers = (info.rank, info.world_size, info.step, info.image_bytes, info.notes_bytes)
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(
-        told.save, str
+        info.save, str
     ):
         raise Refused("its announcement is none")
-    return told
+    return info
 
 
-def _check_notes(told: Told, layout: Layout, digests: bytes) -> None:
+def _check_notes(info: SnapshotInfo, layout: Layout, digests: bytes) -> None:
     """Whether all that follows has its place.
 
     Raises:
@@ -233,24 +238,24 @@ def _check_notes(told: Told, layout: Layout, digests: bytes) -> None:
     """
     blocks = sum(-(-shard.size_bytes // BLOCK_BYTES) for shard in layout.shards)
     within = all(shard.offset >= 0 and shard.size_bytes >= 0 for shard in layout.shards)
-    is_announced = (layout.rank, layout.world_size) == (told.rank, told.world_size)
+    is_announced = (layout.rank, layout.world_size) == (info.rank, info.world_size)
     if not (
         within
         and is_announced
-        and image_bytes(layout) == told.image_bytes
+        and image_bytes(layout) == info.image_bytes
         and len(digests) == blocks * DIGEST_BYTES
     ):
         raise Refused("the notes are not those of what was announced")
 
 
 @contextlib.contextmanager
-def _memory(told: Told) -> Iterator[int]:
+def _memory(info: SnapshotInfo) -> Iterator[int]:
     """The descriptor of memory for an image.
 
     Raises:
         Refused: there is none.
     """
-    needed = PAGE_BYTES + told.image_bytes
+    needed = PAGE_BYTES + info.image_bytes
     fd = os.memfd_create("holdfast-peer", os.MFD_CLOEXEC)
     try:
         try:
@@ -268,14 +273,14 @@ def _memory(told: Told) -> Iterator[int]:
         os.close(fd)
 
 
-def _fill(fd: int, told: Told, layout: Layout, digests: bytes, line: socket.socket) -> None:
+def _fill(fd: int, info: SnapshotInfo, layout: Layout, digests: bytes, line: socket.socket) -> None:
     """Receive the files of the image, each block as its digest says.
 
     Raises:
         Refused: one is not.
         OSError: they do not come.
     """
-    memory = memoryview(mmap.mmap(fd, PAGE_BYTES + told.image_bytes))[PAGE_BYTES:]
+    memory = memoryview(mmap.mmap(fd, PAGE_BYTES + info.image_bytes))[PAGE_BYTES:]
     at = 0
     for shard in layout.shards:
         file = memory[shard.offset : shard.offset + shard.size_bytes]

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.rank_layout import PAGE_BYTES
 from holdfast.checkpoint.ipc.memory_reservation import reserved
-from holdfast.checkpoint.memory.client import Kept, Predecessors
-from holdfast.checkpoint.memory.server import Told
+from holdfast.checkpoint.memory.client import MemorySnapshot, PreviousRanks
+from holdfast.checkpoint.memory.server import SnapshotInfo
 from holdfast.core.errors import CheckpointError
 
 _TIMEOUT: Final = timedelta(minutes=10)
@@ -30,10 +30,10 @@ class Move(NamedTuple):
 
     source: int
     target: int
-    told: Told
+    info: SnapshotInfo
 
 
-def newest_whole(told: Sequence[Sequence[Told]], world_size: int) -> tuple[int, str] | None:
+def newest_whole(told: Sequence[Sequence[SnapshotInfo]], world_size: int) -> tuple[int, str] | None:
     """Step and name of the newest save of which the image of each rank is in some node's memory.
 
     Args:
@@ -46,14 +46,14 @@ def newest_whole(told: Sequence[Sequence[Told]], world_size: int) -> tuple[int, 
     return max((save for save, having in ranks.items() if len(having) == world_size), default=None)
 
 
-def moves(told: Sequence[Sequence[Told]], save: tuple[int, str]) -> list[Move]:
+def moves(told: Sequence[Sequence[SnapshotInfo]], save: tuple[int, str]) -> list[Move]:
     """Who sends whom what, so that each rank has its image; those that can send take turns.
 
     Args:
         told: what the node of each rank has.
         save: step and name of one that `newest_whole` found.
     """
-    having: dict[int, list[tuple[int, Told]]] = {}
+    having: dict[int, list[tuple[int, SnapshotInfo]]] = {}
     for rank, each in enumerate(told):
         for image in each:
             if (image.step, image.save) == save:
@@ -69,7 +69,7 @@ def moves(told: Sequence[Sequence[Told]], save: tuple[int, str]) -> list[Move]:
     return found
 
 
-def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
+def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
     """Make the moves; why that is not possible, on all ranks, or nothing. Collective."""
     if not planned:
         return ""
@@ -99,8 +99,10 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
     def keep() -> None:
         for part in parts:
             if part.move.target == ranks.rank:
-                told = part.move.told
-                memory.bring(Kept.of(os.dup(part.fd), told.step, told.save, bytes(part.notes)))
+                told = part.move.info
+                memory.bring(
+                    MemorySnapshot.of(os.dup(part.fd), told.step, told.save, bytes(part.notes))
+                )
 
     try:
         ranks.together(prepare)
@@ -112,7 +114,7 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
     ) as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
         return f"it could not be had from the peers ({error})"
     finally:
-        ranks.let_go(group)
+        ranks.release(group)
         for part in parts:
             if part.move.target == ranks.rank:
                 os.close(part.fd)
@@ -129,9 +131,9 @@ class _Part(NamedTuple):
     notes: bytearray
 
 
-def _lying(memory: Predecessors, move: Move) -> _Part:
-    for kept in memory.take(move.told.step, move.told.save):
-        if kept.layout.rank == move.target and len(kept.notes) == move.told.notes_bytes:
+def _lying(memory: PreviousRanks, move: Move) -> _Part:
+    for kept in memory.take(move.info.step, move.info.save):
+        if kept.layout.rank == move.target and len(kept.notes) == move.info.notes_bytes:
             return _Part(move, kept.fd, _image(move, kept.fd), bytearray(kept.notes))
     raise CheckpointError(
         f"Rank {move.source} has rank {move.target}'s snapshot no more. It is read from disk."
@@ -139,7 +141,7 @@ def _lying(memory: Predecessors, move: Move) -> _Part:
 
 
 def _room(move: Move) -> _Part:
-    needed = PAGE_BYTES + move.told.image_bytes
+    needed = PAGE_BYTES + move.info.image_bytes
     with reserved(needed) as free:
         if free < needed:
             raise CheckpointError(
@@ -148,14 +150,14 @@ def _room(move: Move) -> _Part:
         fd = os.memfd_create("holdfast-brought", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, needed)
-            return _Part(move, fd, _image(move, fd), bytearray(move.told.notes_bytes))
+            return _Part(move, fd, _image(move, fd), bytearray(move.info.notes_bytes))
         except BaseException:
             os.close(fd)
             raise
 
 
 def _image(move: Move, fd: int) -> memoryview:
-    return memoryview(mmap.mmap(fd, PAGE_BYTES + move.told.image_bytes))[PAGE_BYTES:]
+    return memoryview(mmap.mmap(fd, PAGE_BYTES + move.info.image_bytes))[PAGE_BYTES:]
 
 
 def _chunks(part: _Part) -> Iterator[torch.Tensor]:

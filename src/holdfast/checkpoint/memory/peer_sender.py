@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.checkpoint.ipc.durable_snapshot import Snapshot, image_bytes
+from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot, image_bytes
 from holdfast.checkpoint.memory.peer_protocol import (
     CHUNK_BYTES,
     PATIENCE_S,
@@ -55,12 +55,12 @@ class Sender:
         """
         self._peer = peer
         self._sent = sent
-        self._next: tuple[Snapshot, memoryview] | None = None
+        self._next: tuple[DurableSnapshot, memoryview] | None = None
         self._offered = threading.Condition()
         self._has_told = False
         threading.Thread(target=self._run, name="holdfast-peer", daemon=True).start()
 
-    def offer(self, snapshot: Snapshot) -> None:
+    def offer(self, snapshot: DurableSnapshot) -> None:
         """It is durable; send it once what is being sent has been."""
         with self._offered:
             # Now, while it is open: a view keeps the memory mapped.
@@ -95,7 +95,7 @@ class Sender:
             finally:
                 del snapshot, image  # the memory may be given back
 
-    def _tell(self, snapshot: Snapshot, why: str) -> None:
+    def _tell(self, snapshot: DurableSnapshot, why: str) -> None:
         level = logging.DEBUG if self._has_told else logging.WARNING
         self._has_told = True
         step, of = snapshot.order.step, snapshot.layout.rank
@@ -106,7 +106,7 @@ class Sender:
         )
 
 
-def send_snapshot(peer: Peer, snapshot: Snapshot, image: memoryview) -> None:
+def send_snapshot(peer: Peer, snapshot: DurableSnapshot, image: memoryview) -> None:
     """Send one; once it returns the peer holds it.
 
     Raises:
@@ -137,7 +137,7 @@ def send_snapshot(peer: Peer, snapshot: Snapshot, image: memoryview) -> None:
         await_answer(line)
 
 
-def _send_all(line: socket.socket, snapshot: Snapshot, data: memoryview) -> None:
+def _send_all(line: socket.socket, snapshot: DurableSnapshot, data: memoryview) -> None:
     for at in range(0, len(data), _SEND_BYTES):
         if not snapshot.is_there():
             raise _Overtaken

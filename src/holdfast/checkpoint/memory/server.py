@@ -6,7 +6,7 @@ checkpoint folder and rank), one request a connection, to processes of the same 
 
 | request | answer |
 |---|---|
-| `{"want": "list"}` | `{"images": […]}`: what is kept, see `Told` |
+| `{"want": "list"}` | `{"images": […]}`: what is kept, see `SnapshotInfo` |
 | `{"want": "snapshot", "rank": R}` | what save it is and its memory; then its notes: layout and digests |
 | `{"want": "end"}` | the end of the connection, once the memory is given back |
 
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from holdfast.checkpoint.distributed.place import ENV_NODE
-from holdfast.checkpoint.ipc.durable_snapshot import Snapshot, image_bytes
+from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot, image_bytes
 from holdfast.checkpoint.ipc.messages import receive, send
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena
 from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
@@ -69,7 +69,7 @@ def is_of_this_user(line: socket.socket) -> bool:
     return bool(uid == os.geteuid())
 
 
-class Told(NamedTuple):
+class SnapshotInfo(NamedTuple):
     """What is said of an image that is kept; `world_size`: how many ranks saved it."""
 
     rank: int
@@ -81,10 +81,10 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
-    """One that can be handed out: `fd` is laid out as an arena, `notes` are what `Snapshot.pack_notes` packs."""
+class ServedSnapshot:
+    """One that can be handed out: `fd` is laid out as an arena, `notes` are what `DurableSnapshot.pack_notes` packs."""
 
-    told: Told
+    info: SnapshotInfo
     fd: int
     notes: int
 
@@ -92,14 +92,14 @@ class Image:
 class Others(Protocol):
     """What is held for ranks of peer nodes."""
 
-    def images(self) -> list[Image]:
+    def images(self) -> list[ServedSnapshot]:
         """All of it; the descriptors stay open as long as what is returned is used."""
 
     def give_back(self) -> None:
         """Let go of all of it."""
 
 
-class Keeper:
+class SnapshotServer:
     """Keeps what one writing process committed last."""
 
     def __init__(
@@ -136,14 +136,14 @@ class Keeper:
         self._now_s = now_s
         self._free_bytes = free_bytes
         self._address = ""
-        self._newest: Snapshot | None = None
+        self._newest: DurableSnapshot | None = None
         self._listener: socket.socket | None = None
         self._is_through = threading.Event()
         self._is_unwanted = False
         self._serving = threading.Lock()
 
     @property
-    def newest(self) -> Snapshot | None:
+    def newest(self) -> DurableSnapshot | None:
         """What would be kept now; None where there is nothing, or nothing is to be kept."""
         return (
             self._newest
@@ -158,7 +158,7 @@ class Keeper:
             return False
         return self.newest is not None or bool(self._others is not None and self._others.images())
 
-    def ordered(self, order: Order, rank: int) -> None:
+    def ordered(self, order: SaveRequest, rank: int) -> None:
         """A save was ordered: from now on it is known who may come to ask."""
         if not self._address:
             with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ class Keeper:
                     target=self._serve_meanwhile, args=(self._listener,), daemon=True
                 ).start()
 
-    def committed(self, snapshot: Snapshot) -> bool:
+    def committed(self, snapshot: DurableSnapshot) -> bool:
         """A save is durable. Whether it is worth keeping: what is not known by the digest of each block is not."""
         is_known = snapshot.blocks.keys() == {shard.name for shard in snapshot.layout.shards}
         if is_known:
@@ -248,7 +248,9 @@ class Keeper:
             if last is not None:
                 last.close()
 
-    def _serve(self, listener: socket.socket, own: Sequence[Image]) -> socket.socket | None:
+    def _serve(
+        self, listener: socket.socket, own: Sequence[ServedSnapshot]
+    ) -> socket.socket | None:
         """Answer one request, if one comes soon; its line, open, where it is for the end."""
         ready = readable([listener.fileno(), *self._ends_with], _LOOK_EVERY_S)
         if listener.fileno() not in ready:
@@ -262,7 +264,7 @@ class Keeper:
     def _is_over(self) -> bool:
         return bool(readable(self._ends_with, 0))
 
-    def _let_go(self, snapshot: Snapshot | None) -> None:
+    def _let_go(self, snapshot: DurableSnapshot | None) -> None:
         self._newest = None
         if snapshot is not None:
             snapshot.arena.close()
@@ -270,17 +272,17 @@ class Keeper:
             self._others.give_back()
 
 
-def _close_notes(images: Sequence[Image]) -> None:
+def _close_notes(images: Sequence[ServedSnapshot]) -> None:
     for image in images:
         os.close(image.notes)
 
 
-def _image_of(snapshot: Snapshot) -> Image:
+def _image_of(snapshot: DurableSnapshot) -> ServedSnapshot:
     order, layout, notes = snapshot.order, snapshot.layout, snapshot.pack_notes()
-    told = Told(
+    info = SnapshotInfo(
         layout.rank, layout.world_size, order.step, order.save, image_bytes(layout), len(notes)
     )
-    return Image(told=told, fd=snapshot.arena.fd, notes=notes_file(notes))
+    return ServedSnapshot(info=info, fd=snapshot.arena.fd, notes=notes_file(notes))
 
 
 def notes_file(notes: bytes) -> int:
@@ -291,7 +293,7 @@ def notes_file(notes: bytes) -> int:
     return fd
 
 
-def _answer(line: socket.socket, images: Sequence[Image]) -> socket.socket | None:
+def _answer(line: socket.socket, images: Sequence[ServedSnapshot]) -> socket.socket | None:
     """Do as a successor asks; `line`, open, where it asked for the end."""
     wants_end = False
     try:
@@ -300,10 +302,10 @@ def _answer(line: socket.socket, images: Sequence[Image]) -> socket.socket | Non
             asked = received[0]
             wants_end = asked == {"want": "end"}
             if asked == {"want": "list"}:
-                send(line, {"images": [image.told for image in images]})
+                send(line, {"images": [image.info for image in images]})
             for image in images:
-                if asked == {"want": "snapshot", "rank": image.told.rank}:
-                    send(line, {"step": image.told.step, "save": image.told.save}, image.fd)
+                if asked == {"want": "snapshot", "rank": image.info.rank}:
+                    send(line, {"step": image.info.step, "save": image.info.save}, image.fd)
                     send(line, {}, image.notes)
                     break
     except (OSError, ValueError):  # it went away, or is none of ours

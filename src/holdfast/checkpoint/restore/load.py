@@ -10,7 +10,7 @@ import torch
 
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.restore.open import OpenCheckpoint, failing
-from holdfast.checkpoint.restore.state_part import Part
+from holdfast.checkpoint.restore.state_part import StatePart
 from holdfast.checkpoint.state import random_state
 from holdfast.checkpoint.state.capture import OPTIMIZERS, rank_optimizers
 from holdfast.checkpoint.state.compatibility import ABSENT, Fit, fill
@@ -74,7 +74,7 @@ def restore_into(
         CheckpointError: it holds what must not be read.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
-    parts: list[Part] = []
+    parts: list[StatePart] = []
     terms = terms or Terms()
     saved, renaming = checkpoint.metadata.state_dict_metadata, terms.renaming
     fit = Fit(saved, strict=terms.strict, transposed=renaming.transposed if renaming else ())
@@ -87,11 +87,13 @@ def restore_into(
         shared = checkpoint.shared
         if renaming is not None:
             shared = renaming.skeleton(shared, lambda leaf: not fit.has_plain(leaf))
-        parts.append(Part(state, shared, OPTIMIZERS, lost_empty=not checkpoint.has_structure))
+        parts.append(StatePart(state, shared, OPTIMIZERS, lost_empty=not checkpoint.has_structure))
         if per_rank is not None:
             if not same_world:
                 raise _another_world(ranks, checkpoint)
-            parts.append(Part(per_rank, own["user"] if own else {}, rank_optimizers(ranks.rank)))
+            parts.append(
+                StatePart(per_rank, own["user"] if own else {}, rank_optimizers(ranks.rank))
+            )
         rng_skeleton = own["rng"] if own and terms.rng else {}
         leaves = [leaf for part in parts for leaf in part.plain_leaves() if fit.has_plain(leaf)]
         return failing(lambda: known.update(checkpoint.read(dict.fromkeys(leaves))))

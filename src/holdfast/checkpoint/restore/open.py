@@ -30,7 +30,7 @@ from holdfast.checkpoint.format.manifest import (
     read_manifest,
 )
 from holdfast.checkpoint.format.verified_files import VerifiedFiles
-from holdfast.checkpoint.memory.client import Predecessors
+from holdfast.checkpoint.memory.client import PreviousRanks
 from holdfast.checkpoint.restore import dcp_reader
 from holdfast.checkpoint.state.capture import STRUCTURE, rank_structure
 from holdfast.checkpoint.state.skeletons import shared_skeleton, stored_skeleton
@@ -72,7 +72,7 @@ class OpenCheckpoint:
 
 
 def open_checkpoint(
-    path: Path, manifest: Manifest, memory: Predecessors | None = None
+    path: Path, manifest: Manifest, memory: PreviousRanks | None = None
 ) -> OpenCheckpoint:
     """Read what a checkpoint says of itself; each byte that is read is checked.
 
@@ -106,7 +106,7 @@ def open_checkpoint(
 
 
 def open_together(
-    ranks: Ranks, path: Path, step: int, memory: Predecessors | None = None
+    ranks: Ranks, path: Path, step: int, memory: PreviousRanks | None = None
 ) -> tuple[OpenCheckpoint | None, str]:
     """The same save of a step, opened by all ranks, or why some cannot. Collective."""
     opened: OpenCheckpoint | None = None

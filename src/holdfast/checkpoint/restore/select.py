@@ -11,9 +11,9 @@ from holdfast.checkpoint.catalog.catalog import CheckpointInfo, inspect
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.format.paths import step_path
-from holdfast.checkpoint.memory.client import Predecessors
+from holdfast.checkpoint.memory.client import PreviousRanks
 from holdfast.checkpoint.memory.peer_restore import Move, bring, moves, newest_whole
-from holdfast.checkpoint.memory.server import Told
+from holdfast.checkpoint.memory.server import SnapshotInfo
 from holdfast.checkpoint.restore.load import Terms, restore_into
 from holdfast.checkpoint.restore.open import OPENINGS, OpenCheckpoint, look, open_together
 from holdfast.core.errors import NotFound, NoVerifiedCheckpoint, StateMismatch
@@ -85,11 +85,11 @@ def restore_newest(
     into = functools.partial(restore_into, state=state, per_rank=per_rank, terms=terms)
     if not from_memory:
         return _restore_newest(ranks, folder, into, None, fetch_instead, step)
-    found: list[Predecessors] = []
+    found: list[PreviousRanks] = []
 
-    def ask() -> list[Told]:
-        found.append(Predecessors(folder, ranks.rank, ranks.world_size))
-        return found[0].told
+    def ask() -> list[SnapshotInfo]:
+        found.append(PreviousRanks(folder, ranks.rank, ranks.world_size))
+        return found[0].infos
 
     told = ranks.together(ask)
     with found[0] as memory:
@@ -109,14 +109,14 @@ def restore_newest(
 class _Memory(NamedTuple):
     """Which step can be had from memory, and what is to be sent for it."""
 
-    predecessors: Predecessors
+    predecessors: PreviousRanks
     step: int
     moves: list[Move]
 
 
-def _missing(told: Sequence[Sequence[Told]], world_size: int) -> str:
-    newest = max(image.step for each in told for image in each)
-    having = {image.rank for each in told for image in each if image.step == newest}
+def _missing(infos: Sequence[Sequence[SnapshotInfo]], world_size: int) -> str:
+    newest = max(image.step for each in infos for image in each)
+    having = {image.rank for each in infos for image in each if image.step == newest}
     return f"of step {newest}, {world_size - len(having)} of {world_size} are missing"
 
 
@@ -131,7 +131,7 @@ def _restore_newest(
     partly_read: list[int] = []
 
     def attempt(
-        info: CheckpointInfo, tier: Predecessors | None
+        info: CheckpointInfo, tier: PreviousRanks | None
     ) -> tuple[OpenCheckpoint | None, str]:
         if tier is None and info.state != "written":
             return None, info.reason or info.state

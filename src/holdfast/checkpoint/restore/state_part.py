@@ -25,7 +25,7 @@ from holdfast.core.errors import HoldfastError, StateMismatch
 _NUMBERING = ("params", "param_names")
 
 
-class Part:
+class StatePart:
     """The entries of `state`, or of `per_rank`.
 
     Attributes:

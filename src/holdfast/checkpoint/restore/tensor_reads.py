@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from holdfast.checkpoint.format.file_image import template
-from holdfast.checkpoint.format.verified_files import Part, VerifiedFiles
+from holdfast.checkpoint.format.verified_files import ByteRange, VerifiedFiles
 
 
 def read_items(
@@ -29,7 +29,7 @@ def read_items(
         ManifestError: something is damaged.
         OSError: a file cannot be read.
     """
-    parts: defaultdict[str, list[Part]] = defaultdict(list)
+    parts: defaultdict[str, list[ByteRange]] = defaultdict(list)
     then: list[Callable[[], None]] = []
     chunks = _Chunks(metadata)
     for item in items:
@@ -74,7 +74,7 @@ class _Chunks:
 
 def _whole_blob(
     item: ReadItem, planner: LoadPlanner, stored: _StorageInfo
-) -> tuple[list[Part], Callable[[], None]]:
+) -> tuple[list[ByteRange], Callable[[], None]]:
     """All of what was stored, for `torch.load`."""
     content = bytearray(stored.length)
 
@@ -91,7 +91,7 @@ def _whole_blob(
         target.copy_(tensor)
         planner.commit_tensor(item, target)
 
-    return [Part(stored.offset, memoryview(content))], finish
+    return [ByteRange(stored.offset, memoryview(content))], finish
 
 
 def _box(
@@ -100,7 +100,7 @@ def _box(
     stored: _StorageInfo,
     chunks: _Chunks,
     files: VerifiedFiles,
-) -> tuple[list[Part], Callable[[], None]]:
+) -> tuple[list[ByteRange], Callable[[], None]]:
     """The runs of a box, into the target itself or into memory that is copied from there."""
     dtype, sizes = chunks.of(item)
     head = template(dtype, sizes).head
@@ -112,11 +112,11 @@ def _box(
     runs, run = _runs(sizes, item.storage_offsets, item.lengths)
     size_bytes = dtype.itemsize
     memory = _memory(wanted)
-    parts = [Part(stored.offset, memoryview(found_head))]
+    parts = [ByteRange(stored.offset, memoryview(found_head))]
     if memory is not None:
         for number, first in enumerate(runs):
             at = number * run * size_bytes
-            parts.append(Part(begin + first * size_bytes, memory[at : at + run * size_bytes]))
+            parts.append(ByteRange(begin + first * size_bytes, memory[at : at + run * size_bytes]))
 
     def finish() -> None:
         if found_head != head:  # a version of PyTorch wrote it that lays out blobs in another way

@@ -24,15 +24,15 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.meeting import Meeting
 from holdfast.checkpoint.distributed.one_folder import check_shared
 from holdfast.checkpoint.format.manifest import Save
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.memory import client as kept
 from holdfast.checkpoint.memory.peer_discovery import meet
 from holdfast.checkpoint.save.optimizer_fence import Fence
-from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.plan_cache import PlanCache
 from holdfast.checkpoint.save.save_job import SaveJob
-from holdfast.checkpoint.save.saved_event import Saved
+from holdfast.checkpoint.save.saved_event import SaveReport
 from holdfast.checkpoint.save.staging_thread import SaveThread, failed
-from holdfast.checkpoint.snapshot.buffer_pool import Seats
+from holdfast.checkpoint.snapshot.buffer_pool import BufferPool
 from holdfast.checkpoint.snapshot.gpu.devices import current_streams
 from holdfast.checkpoint.snapshot.ownership import OptimizerTensors
 from holdfast.checkpoint.state.capture import collect
@@ -61,11 +61,11 @@ class Engine:
             max_write_bytes_s=options.max_write_bytes_s,
             keep_s=options.keep_s,
         )
-        self._seats = Seats(
+        self._seats = BufferPool(
             self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0
         )
         self.optimizers = OptimizerTensors()
-        self._shape = Shape(options, self._writer, self._seats, self.optimizers)
+        self._shape = PlanCache(options, self._writer, self._seats, self.optimizers)
         self._training: Ranks | None = None  # `_ranks` are the same with a group of their own
         self._ranks: Ranks | None = None
         self._session = ""
@@ -104,7 +104,7 @@ class Engine:
         damaged: Collection[Path],
         must: bool,
         metrics: Mapping[str, Any],
-    ) -> Future[Saved | None]:
+    ) -> Future[SaveReport | None]:
         """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
 
         Returns:
@@ -121,7 +121,7 @@ class Engine:
         self._saves += 1
         if self._saves == 2 and not self.fence.was_passed and ranks.rank == 0:
             _logger.warning(_UNFENCED)
-        order = Order(
+        order = SaveRequest(
             folder=self._folder,
             step=step,
             save=self.last_save,
@@ -145,7 +145,7 @@ class Engine:
             ) is not None:
                 raise error
             if job.devices:
-                job.devices.goes_on(job.taken)
+                job.devices.resume(job.taken)
             if job.seat is not None:
                 self.fence.learn_from(job)
         job.call_s = time.monotonic() - began_s
@@ -178,7 +178,7 @@ class Engine:
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True
         except BaseException:  # Ctrl-C, after which there may be another save
-            job.let_go()
+            job.release()
             raise
 
     def close(self, *, in_good_order: bool = True) -> None:
@@ -191,7 +191,7 @@ class Engine:
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
         if self._training is not None and self._ranks is not None:
-            self._training.let_go(self._ranks.group)
+            self._training.release(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
         """What the first save needs. Collective.
@@ -207,7 +207,7 @@ class Engine:
             self._begin_with(ranks)
         except Exception as error:
             if training.distributed:
-                training.let_go(ranks.group)
+                training.release(ranks.group)
             if isinstance(error, BadUse | SaveFailed):
                 raise
             raise failed(step, error) from error

@@ -47,6 +47,6 @@ class LostTime:
             if worked_s <= (1 + _STRANGE) * usual_s:
                 self.slowdown_s += (worked_s - usual_s) / self._in_flight
 
-    def goes_on(self, now_s: float, *, fence_s: float, in_flight: int) -> None:
+    def resume(self, now_s: float, *, fence_s: float, in_flight: int) -> None:
         """The call returns, so the next step begins, while so many saves are not durable yet."""
         self._since_s, self._fence_s, self._in_flight = now_s, fence_s, in_flight

@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.plan_cache import PlanCache
 from holdfast.checkpoint.save.save_job import SaveJob
 from holdfast.checkpoint.state.tensors import local
 from holdfast.core.link import job_link
@@ -27,7 +27,7 @@ class Fence:
     `was_passed`: whether what updates the state has ever come by here: else nothing would wait for a copy.
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PlanCache) -> None:
         """Nothing passes it by itself before it is installed."""
         self._shape = shape
         self._staging: SaveJob | None = None

@@ -13,8 +13,8 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.file_image import slot_bytes
 from holdfast.checkpoint.format.plain_values import serialized
 from holdfast.checkpoint.save.save_job import SaveJob
-from holdfast.checkpoint.snapshot.buffer_pool import Seats
-from holdfast.checkpoint.snapshot.copy import Snapshot, live_digests, overlong, sources
+from holdfast.checkpoint.snapshot.buffer_pool import BufferPool
+from holdfast.checkpoint.snapshot.copy import ChangeTracker, live_digests, overlong, sources
 from holdfast.checkpoint.snapshot.early_copy import (
     BUDGET_BYTES,
     EarlyCopies,
@@ -33,11 +33,11 @@ from holdfast.checkpoint.writer.client import Writer
 _logger = logging.getLogger("holdfast")
 
 
-class Shape:
+class PlanCache:
     """The plan that holds until the state changes its shape on some rank, and what was made for it."""
 
     def __init__(
-        self, options: Options, writer: Writer, seats: Seats, optimizers: OptimizerTensors
+        self, options: Options, writer: Writer, seats: BufferPool, optimizers: OptimizerTensors
     ) -> None:
         """There is no plan yet."""
         self._options = options
@@ -69,21 +69,21 @@ class Shape:
         assert self._plan is not None, "all have agreed on one"
         return self._plan
 
-    def snapshot(self, contents: Contents) -> Snapshot:
+    def snapshot(self, contents: Contents) -> ChangeTracker:
         """What tells of changes from now on; what may change before an update is copied, see `early`."""
         tensors = contents.tensors
         if self._plan is not None and len(self._optimizers) != self._chosen_with:
             self._choose_early(contents)
         places, must_block = self._early
         try:
-            return Snapshot(
+            return ChangeTracker(
                 tensors, self._early_copies.take(tensors, places), must_block=must_block
             )
         except torch.cuda.OutOfMemoryError:
             _logger.warning(
                 "A GPU has no memory for copies of what changes before an update: this save waits instead."
             )
-            return Snapshot(tensors, {}, must_block=True)
+            return ChangeTracker(tensors, {}, must_block=True)
 
     def take(self, job: SaveJob, *, overlaps: bool) -> bool:
         """Take what cannot be taken later; whether the state has the shape, as far as that is seen.

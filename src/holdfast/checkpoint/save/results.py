@@ -8,7 +8,7 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.retry import TRIES, Retry
 from holdfast.checkpoint.save.handle import SaveHandle
 from holdfast.checkpoint.save.lost_time import LostTime
-from holdfast.checkpoint.save.saved_event import Saved, saved_event
+from holdfast.checkpoint.save.saved_event import SaveReport, saved_event
 from holdfast.checkpoint.schedule.interval import Interval
 from holdfast.core.errors import HoldfastError, SaveFailed
 from holdfast.core.link import job_link
@@ -57,7 +57,7 @@ class Outcomes:
         self._differing: set[frozenset[str]] = set()
 
     def follow(
-        self, outcome: Future[Saved | None], handle: SaveHandle, *, save: str, must: bool
+        self, outcome: Future[SaveReport | None], handle: SaveHandle, *, save: str, must: bool
     ) -> None:
         """Take note of how a save ends, and let `handle` know.
 
@@ -103,7 +103,7 @@ class Outcomes:
 
     def _ended(
         self,
-        done: Future[Saved | None],
+        done: Future[SaveReport | None],
         handle: SaveHandle,
         slowdown_before_s: float,
         number: int,
@@ -164,7 +164,7 @@ class Outcomes:
                     "%s %d saves in a row have failed; each due one is tried.", error, in_a_row
                 )
 
-    def _tell_of_differing(self, saved: Saved) -> None:
+    def _tell_of_differing(self, saved: SaveReport) -> None:
         differing = saved.written.differing
         names = frozenset(name for name, _ in differing.entries)
         if not differing.count or names in self._differing:
@@ -178,7 +178,7 @@ class Outcomes:
         )
         job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
 
-    def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
+    def _tell(self, saved: SaveReport, slowdown_s: float | None) -> None:
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)
         self._tell_of_differing(saved)

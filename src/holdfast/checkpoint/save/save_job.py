@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint.ipc.save_request import Order
-from holdfast.checkpoint.save.saved_event import Saved  # noqa: TC001 - a dataclass
-from holdfast.checkpoint.snapshot.buffer_pool import Seat
-from holdfast.checkpoint.snapshot.copy import Snapshot
+from holdfast.checkpoint.ipc.save_request import SaveRequest
+from holdfast.checkpoint.save.saved_event import SaveReport  # noqa: TC001 - a dataclass
+from holdfast.checkpoint.snapshot.buffer_pool import Buffer
+from holdfast.checkpoint.snapshot.copy import ChangeTracker
 from holdfast.checkpoint.snapshot.gpu.copy import Taken
 from holdfast.checkpoint.snapshot.gpu.devices import Devices, Streams
 from holdfast.checkpoint.state.capture import Contents
@@ -46,7 +46,7 @@ class SaveJob:
         fence_s: how long the CPU waited at the fence.
     """
 
-    order: Order
+    order: SaveRequest
     began_s: float
     must: bool
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -54,17 +54,17 @@ class SaveJob:
     streams: Streams = field(default_factory=dict)
     boundaries: list[torch.cuda.Event] = field(default_factory=list)
     contents: Contents = field(init=False, repr=False)
-    snapshot: Snapshot = field(init=False, repr=False)
+    snapshot: ChangeTracker = field(init=False, repr=False)
     sources: list[Any] = field(default_factory=list)
     devices: Devices | None = None
     taken: list[Taken] = field(default_factory=list)
     digests: bytes | None = None
     error: Exception | None = None
     failure: Exception | None = None
-    seat: Seat | None = None
+    seat: Buffer | None = None
     generation: int = 0
     given_up: bool = False
-    outcome: "Future[Saved | None]" = field(default_factory=Future)
+    outcome: "Future[SaveReport | None]" = field(default_factory=Future)
     staged: threading.Event = field(default_factory=threading.Event)
     call_s: float = 0.0
     fence_s: float = 0.0
@@ -112,11 +112,11 @@ class SaveJob:
         self.devices.pass_fence(self.taken)
         return all(one.is_unstaged for one in self.taken)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing of it is copied any more."""
         self.sources.clear()
         for one in self.taken:
-            one.let_go()
+            one.release()
         self.staged.set()
 
     def forget(self) -> None:

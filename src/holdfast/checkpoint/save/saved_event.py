@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.writer.client import Written
+from holdfast.checkpoint.writer.client import WriteResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
+class SaveReport:
     """A durable checkpoint, and what it cost.
 
     Attributes:
@@ -25,14 +25,14 @@ class Saved:
     step: int
     path: Path
     own_bytes: int
-    written: Written
+    written: WriteResult
     call_s: float
     fence_s: float
     durable_s: float
     attested: bool
 
 
-def saved_event(saved: Saved, *, slowdown_s: float | None) -> dict[str, Any]:
+def saved_event(saved: SaveReport, *, slowdown_s: float | None) -> dict[str, Any]:
     """The data of the `checkpoint` event, as plain JSON values.
 
     Args:

@@ -19,16 +19,16 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.meeting import Meeting
 from holdfast.checkpoint.format.checksums import DIGEST_BYTES
 from holdfast.checkpoint.ipc.shared_buffer import ArenaError, State
-from holdfast.checkpoint.save.plan_cache import Shape
+from holdfast.checkpoint.save.plan_cache import PlanCache
 from holdfast.checkpoint.save.save_job import SaveJob
-from holdfast.checkpoint.save.saved_event import Saved
+from holdfast.checkpoint.save.saved_event import SaveReport
 from holdfast.checkpoint.save.turns import short_turns
-from holdfast.checkpoint.snapshot.buffer_pool import Seat, Seats
+from holdfast.checkpoint.snapshot.buffer_pool import Buffer, BufferPool
 from holdfast.checkpoint.snapshot.copy import copy_into, names_of
 from holdfast.checkpoint.snapshot.plan import Plan
 from holdfast.checkpoint.snapshot.replicas import digest_replicas
 from holdfast.checkpoint.state.metrics import read_metrics
-from holdfast.checkpoint.writer.client import NotAttestedError, Writer, Written
+from holdfast.checkpoint.writer.client import NotAttestedError, Writer, WriteResult
 from holdfast.checkpoint.writer.persist import abandon
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 from holdfast.core.system_limits import advice_on, in_words
@@ -46,8 +46,8 @@ class SaveThread:
 
     def __init__(
         self,
-        shape: Shape,
-        seats: Seats,
+        shape: PlanCache,
+        seats: BufferPool,
         writer: Writer,
         meeting: Meeting,
         *,
@@ -85,7 +85,7 @@ class SaveThread:
         try:
             staging = self._pool.submit(self._stage, job, ranks)
         except RuntimeError as error:  # the interpreter ends, or no thread is left
-            job.let_go()
+            job.release()
             self._land(job)
             raise SaveFailed(
                 f"Step {job.order.step} was not saved: {error}. Save before the script ends."
@@ -116,7 +116,7 @@ class SaveThread:
 
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
-        seat: Seat | None = None
+        seat: Buffer | None = None
         generation = 0
         replicas = b""
 
@@ -131,7 +131,7 @@ class SaveThread:
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
             replicas = self._digest_replicas(job)
 
-        ended: Future[Written] | None = None
+        ended: Future[WriteResult] | None = None
         try:
             with short_turns:
                 if not self._agree(job, ranks):
@@ -162,7 +162,7 @@ class SaveThread:
                     self._seats.free(seat)
                 job.outcome.set_exception(failure)
         finally:
-            job.let_go()
+            job.release()
             if ended is None:
                 self._land(job)
         if ended is not None and seat is not None:
@@ -243,7 +243,7 @@ class SaveThread:
             waiting.outcome.set_result(None)
             self._land(waiting)
 
-    def _copy(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> None:
+    def _copy(self, job: SaveJob, plan: Plan, seat: Buffer, generation: int) -> None:
         """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
 
         Raises:
@@ -295,8 +295,8 @@ class SaveThread:
             return b""
 
     def _order(
-        self, job: SaveJob, plan: Plan, seat: Seat, generation: int, replicas: bytes
-    ) -> "Future[Written]":
+        self, job: SaveJob, plan: Plan, seat: Buffer, generation: int, replicas: bytes
+    ) -> "Future[WriteResult]":
         job.seat, job.generation = seat, generation
         try:
             return self._writer.save(
@@ -316,7 +316,7 @@ class SaveThread:
             abandon(job.order, plan.layout, why, errno=getattr(error, "errno", None))
             raise
 
-    def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
+    def _ended(self, job: SaveJob, seat: Buffer, plan: Plan, done: "Future[WriteResult]") -> None:
         try:
             self._settle(job, seat, plan, done)
         except Exception as error:  # whoever waits is to hear of it
@@ -329,7 +329,7 @@ class SaveThread:
         finally:
             self._land(job)
 
-    def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
+    def _settle(self, job: SaveJob, seat: Buffer, plan: Plan, done: "Future[WriteResult]") -> None:
         self._seats.free(
             seat
         )  # first: whoever hears that it has ended finds room for the next save
@@ -348,7 +348,7 @@ class SaveThread:
         else:
             job.forget()
             job.outcome.set_result(
-                Saved(
+                SaveReport(
                     step=job.order.step,
                     path=job.order.final,
                     own_bytes=plan.layout.size_bytes,

@@ -22,7 +22,7 @@ _ARENAS: Final = 2
 
 
 @dataclass(eq=False)
-class Seat:
+class Buffer:
     """An arena laid out by a plan; `number` is what the writing process calls it, `views` the image's tensors."""
 
     arena: Arena
@@ -42,7 +42,7 @@ class Seat:
         return torch.frombuffer(self.arena.notes, dtype=torch.uint8)
 
 
-class Seats:
+class BufferPool:
     """As many arenas as are allowed, each made when first it is needed, or all at once."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Seats:
         self._spares_newest = spares_newest
         self._max_bytes = max_bytes
         self._most = _ARENAS
-        self._seats: list[Seat] = []
+        self._seats: list[Buffer] = []
         self._lacked_bytes = 0
         """That another one takes and the node did not have: only `prepare` makes it then; 0: it was not lacking."""
         self._has_told = False
@@ -70,7 +70,7 @@ class Seats:
         with self._freed:
             return self._may_make() or any(not seat.used for seat in self._seats)
 
-    def take(self, plan: Plan) -> Seat:
+    def take(self, plan: Plan) -> Buffer:
         """One that may be copied into, once there is one.
 
         Raises:
@@ -86,7 +86,7 @@ class Seats:
                     return seat
                 self._freed.wait()
 
-    def free(self, seat: Seat) -> None:
+    def free(self, seat: Buffer) -> None:
         """Its save has ended, well or not."""
         with self._freed:
             seat.used = False
@@ -126,7 +126,7 @@ class Seats:
             self._lacked_bytes = 0
             self._freed.notify_all()
 
-    def _unused(self, plan: Plan) -> Seat | None:
+    def _unused(self, plan: Plan) -> Buffer | None:
         unused = [seat for seat in self._seats if not seat.used]
         if not unused and self._may_make():
             try:
@@ -153,7 +153,7 @@ class Seats:
                 error,
             )
 
-    def _make(self, plan: Plan) -> Seat:
+    def _make(self, plan: Plan) -> Buffer:
         notes_bytes = DIGEST_BYTES * len(plan.pieces)
         if self._max_bytes is not None:
             self._most = self._allowed(_needed_bytes(plan), self._max_bytes)
@@ -161,7 +161,7 @@ class Seats:
         leave_bytes = LEAST_FREE_BYTES if self._seats else 0
         arena = Arena.make(plan.image.size_bytes, notes_bytes, leave_bytes=leave_bytes)
         plan.image.write_frames(arena.image)
-        seat = Seat(arena, self._writer.share_arena(arena), [])
+        seat = Buffer(arena, self._writer.share_arena(arena), [])
         seat.views = plan.image.views(seat.memory)
         seat.is_pinned = bool(plan.on_devices) and pin(
             torch.frombuffer(arena.contents, dtype=torch.uint8)

@@ -33,7 +33,7 @@ _GROUP: Final = 256
 """Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
 
 
-class Snapshot:
+class ChangeTracker:
     """The tensors of one save, from the call on."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Snapshot:
         ]
 
 
-def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]:
+def sources(plan: Plan, leaves: dict[str, Any], snapshot: ChangeTracker) -> list[Any]:
     """What each blob of the image is copied from: a tensor, or a plain value as bytes."""
     live = list(map(leaves.__getitem__, plan.names))
     found: list[Any] = list(map(snapshot.copied.get, map(id, live), live))

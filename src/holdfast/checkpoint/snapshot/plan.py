@@ -29,7 +29,7 @@ from holdfast.checkpoint.format.checksums import DIGEST_BYTES
 from holdfast.checkpoint.format.dcp_metadata import check_against_files
 from holdfast.checkpoint.format.file_image import (
     LARGE_BYTES,
-    Image,
+    FileImage,
     Need,
     Template,
     lay_out,
@@ -72,7 +72,7 @@ class Plan:
     too; `owned`: the names of the tensors that an optimizer owns.
     """
 
-    image: Image
+    image: FileImage
     layout: Layout
     items: tuple[MetadataIndex, ...]
     pieces: tuple[int, ...]
@@ -189,7 +189,7 @@ def make_plan(
         return plan, own_names if is_spread else frozenset()
 
     received, replicated = ranks.exchange(own_plan, plan_all)
-    image: Image | None = None
+    image: FileImage | None = None
     items: list[WriteItem] = []
     stored: list[_Stored] = []
     leaves: dict[str, Any] = {}
@@ -328,7 +328,7 @@ def _on_devices(places: list[tuple[str, bool]]) -> tuple[OnDevice, ...]:
     return tuple(found)
 
 
-def _constant(image: Image, layout: Layout, pieces: tuple[int, ...]) -> dict[int, bytes]:
+def _constant(image: FileImage, layout: Layout, pieces: tuple[int, ...]) -> dict[int, bytes]:
     """The digests of the heads and tails of large tensors, by piece."""
     found = {}
     for number, (piece, index) in enumerate(zip(layout.pieces, pieces, strict=True)):

@@ -58,7 +58,7 @@ class Numbered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class ParameterOrder:
     """The order in which saved state is put into an optimizer.
 
     `numbers`: for each number here the saved number, or None if there is none. `groups`: for each group here the saved
@@ -130,7 +130,7 @@ def numbered(
 
 def find_order(
     name: str, saved: Numbered, here: Numbered, *, are_same_models: bool, strict: bool = True
-) -> Order:
+) -> ParameterOrder:
     """Find the order in which saved state is put into an optimizer.
 
     Args:
@@ -157,9 +157,11 @@ def find_order(
             for number, label in zip(flat_here, labels_here, strict=True)
         }
         groups = _groups(numbers, saved, here, strict=False)
-        return Order(numbers=numbers, groups=groups or [], missing=missing, unexpected=unexpected)
+        return ParameterOrder(
+            numbers=numbers, groups=groups or [], missing=missing, unexpected=unexpected
+        )
     if len(sizes) != len(sizes_here):
-        return Order(
+        return ParameterOrder(
             problem=f"{name!r} has {len(sizes_here)} groups of parameters, the checkpoint has {len(sizes)}"
         )
     if (one and other) and not missing and not unexpected:
@@ -169,24 +171,26 @@ def find_order(
         }
         found = _groups(numbers, saved, here, strict=True)
         if found is not None:
-            return Order(numbers=numbers, groups=found)
-        return Order(
+            return ParameterOrder(numbers=numbers, groups=found)
+        return ParameterOrder(
             problem=f"{name!r} has the checkpoint's parameters in other groups ({sizes_here} against {sizes})"
         )
     if is_certain:
         lacks = f"the checkpoint has no {_some(missing)}" if missing else ""
         beyond = f"it has no {_some(unexpected)}, which the checkpoint has" if unexpected else ""
-        return Order(
+        return ParameterOrder(
             problem=f"{name!r} is of other parameters: {'; '.join(filter(None, (lacks, beyond)))}"
         )
     if sizes != sizes_here:
-        return Order(
+        return ParameterOrder(
             problem=f"{name!r} has groups of {sizes_here} parameters, the checkpoint of {sizes}"
         )
     return _by_position(flat, flat_here, len(sizes))
 
 
-def arranged(skeleton: Mapping[Any, Any], order: Order, numbers: Collection[Any]) -> Skeleton:
+def arranged(
+    skeleton: Mapping[Any, Any], order: ParameterOrder, numbers: Collection[Any]
+) -> Skeleton:
     """Return the skeleton of a saved state in the order here; `numbers` are the numbers in the saved groups.
 
     The keys that name and number the parameters are left out of the groups: the optimizer has its own.
@@ -212,7 +216,7 @@ def arranged(skeleton: Mapping[Any, Any], order: Order, numbers: Collection[Any]
 def misfit(
     name: str,
     states: Mapping[Any, Any],
-    order: Order,
+    order: ParameterOrder,
     shapes: Mapping[Any, Shape],
     shape_of: Callable[[Any], Shape | None],
     saved_shapes: Mapping[Any, Shape],
@@ -303,8 +307,10 @@ def _labels(names: Sequence[str | None]) -> list[str]:
     return labels
 
 
-def _by_position(flat: list[Any], flat_here: list[Any], groups: int) -> Order:
-    return Order(numbers=dict(zip(flat_here, flat, strict=True)), groups=list(range(groups)))
+def _by_position(flat: list[Any], flat_here: list[Any], groups: int) -> ParameterOrder:
+    return ParameterOrder(
+        numbers=dict(zip(flat_here, flat, strict=True)), groups=list(range(groups))
+    )
 
 
 def _groups(

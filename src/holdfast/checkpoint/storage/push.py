@@ -33,7 +33,7 @@ from holdfast.checkpoint.storage.catalog import (
 from holdfast.checkpoint.storage.object_store import Objects, in_parallel
 from holdfast.checkpoint.storage.ranges import by_blocks, sidecar_of
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, StorageFailed
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 ABANDONED_AFTER_S: Final = 24 * 3600.0
 """What is superfluous for so long is deleted: by then nobody writes or reads it any more."""
@@ -46,7 +46,7 @@ _logger = logging.getLogger("holdfast")
 
 
 def push(
-    objects: Objects, folder: Path, *, pace: Pace, now_s: float, sleep: Callable[[float], None]
+    objects: Objects, folder: Path, *, pace: RateLimit, now_s: float, sleep: Callable[[float], None]
 ) -> RemoteCheckpoint:
     """See `Remote.push`."""
     name = parse_name(folder.name)
@@ -79,7 +79,7 @@ def push(
 
 
 def _send_files(
-    objects: Objects, folder: Path, target: str, manifest: Manifest, pace: Pace, now_s: float
+    objects: Objects, folder: Path, target: str, manifest: Manifest, pace: RateLimit, now_s: float
 ) -> None:
     """Send what is not there; the last look is taken after the last file."""
 
@@ -127,7 +127,9 @@ def _send_files(
     )
 
 
-def _verified(folder: Path, entry: FileEntry, pace: Pace, digests: bytearray) -> Iterator[bytes]:
+def _verified(
+    folder: Path, entry: FileEntry, pace: RateLimit, digests: bytearray
+) -> Iterator[bytes]:
     """The bytes of a file. It ends only if all of them were right, so that no object is made of others.
 
     `digests` becomes those of its blocks, if its checksum is made of them.

@@ -22,7 +22,7 @@ from holdfast.checkpoint.storage.push import push
 from holdfast.checkpoint.storage.ranges import RangeReader
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, DamagedCheckpoint, NotFound
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 _MIB = 1 << 20
 
@@ -63,7 +63,7 @@ class Remote:
         self._clock = clock or SystemClock()
         self._sleep = sleep
         bytes_per_s = None if max_write_mib_s is None else max_write_mib_s * _MIB
-        self._pace = Pace(bytes_per_s, self._clock.monotonic_s, sleep)
+        self._pace = RateLimit(bytes_per_s, self._clock.monotonic_s, sleep)
         self._objects = Objects(
             url, patience=patience or Patience(), sleep=sleep, part_bytes=part_bytes
         )

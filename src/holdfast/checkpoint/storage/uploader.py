@@ -44,7 +44,12 @@ class Pusher:
     """Keeps storage in step with a folder from `start` to `close`; one a job."""
 
     def __init__(
-        self, folder: Path, url: str, *, keep: int | None, told: Callable[[dict[str, Any]], None]
+        self,
+        folder: Path,
+        url: str,
+        *,
+        keep: int | None,
+        on_message: Callable[[dict[str, Any]], None],
     ) -> None:
         """Nothing is started before `start`, and nothing looked at.
 
@@ -52,7 +57,7 @@ class Pusher:
             folder: of the checkpoints.
             url: see `Remote`.
             keep: how many stay there; None: all.
-            told: hears of every push, see `pushing_process`.
+            on_message: called with each message of the pushing process, see `upload_process`.
 
         Raises:
             BadUse, NotFound: see `Remote`.
@@ -61,7 +66,7 @@ class Pusher:
         self.remote = Remote(url)
         keeping = [] if keep is None else ["--keep", str(keep)]
         self._arguments = [str(folder), url, *keeping]
-        self._told = told
+        self._on_message = on_message
         self._is_needed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
@@ -158,7 +163,7 @@ class Pusher:
             elif "failed" in told:
                 _logger.warning("Step %d is not pushed yet: %s", told["step"], told["failed"])
             if "step" in told:
-                self._told(told)
+                self._on_message(told)
         process.stdout.close()
         self._let_go(process)  # it has ended
 

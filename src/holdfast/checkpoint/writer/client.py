@@ -19,7 +19,7 @@ from typing import Any, Final
 from holdfast.checkpoint.format.rank_layout import Layout
 from holdfast.checkpoint.format.replica_digests import Differing
 from holdfast.checkpoint.ipc.messages import MODULE, receive, send
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 from holdfast.checkpoint.memory.peer import Pairing
 from holdfast.checkpoint.writer.persist import abandon, discard_abandoned
@@ -53,7 +53,7 @@ class NotAttestedError(SaveFailed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WriteResult:
     """A save that is durable.
 
     Attributes:
@@ -71,7 +71,7 @@ class Written:
 
 @dataclass
 class _Outstanding:
-    order: Order
+    order: SaveRequest
     arena: int
     generation: int
     layout_number: int
@@ -79,7 +79,7 @@ class _Outstanding:
     attested_bytes: int
     replicas: bytes = b""
     refuses: bool = False
-    ended: Future[Written] = field(default_factory=Future)
+    ended: Future[WriteResult] = field(default_factory=Future)
     starts: int = 1
     has_begun: bool = False
 
@@ -98,7 +98,7 @@ class _Outstanding:
     def settle(self, failure: str) -> None:
         """Tell whoever waits that it is durable, or why it failed."""
         if not failure:
-            self.ended.set_result(Written())
+            self.ended.set_result(WriteResult())
             return
         advice = "Look at the memory and the storage of this node."
         self.ended.set_exception(
@@ -189,7 +189,7 @@ class Writer:
 
     def save(
         self,
-        order: Order,
+        order: SaveRequest,
         *,
         arena: int,
         generation: int,
@@ -197,7 +197,7 @@ class Writer:
         attested_bytes: int,
         replicas: bytes = b"",
         refuses: bool = False,
-    ) -> "Future[Written]":
+    ) -> "Future[WriteResult]":
         """Order the image in a sealed arena to be made durable; `replicas` and `refuses`: see `persist.Part`.
 
         Returns:
@@ -467,7 +467,7 @@ class Writer:
             names = ("seconds", "digest", "size_bytes")
             differing = Differing.of_json(said["differing"]) if "differing" in said else Differing()
             found = {name: said[name] for name in names if name in said}
-            outstanding.ended.set_result(Written(**found, differing=differing))
+            outstanding.ended.set_result(WriteResult(**found, differing=differing))
 
 
 def _within(limit_s: float, work: Callable[[], None]) -> None:

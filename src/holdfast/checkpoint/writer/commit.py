@@ -33,7 +33,7 @@ from holdfast.checkpoint.format.manifest import (
 )
 from holdfast.checkpoint.format.paths import METADATA_NAME, failure_path, parse_name, step_path
 from holdfast.checkpoint.format.replica_digests import Differing, compare
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.core.atomic import write_atomic
 from holdfast.core.system_limits import in_words
 
@@ -63,7 +63,9 @@ class RankFailed(Exception):
         self.is_final = is_final
 
 
-def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: bytes = b"") -> None:
+def leave_note(
+    order: SaveRequest, rank: int, files: Sequence[FileEntry], replicas: bytes = b""
+) -> None:
     """Say that this rank's files are durable, and what they are; `replicas`: see `replica_notes.pack`.
 
     Raises:
@@ -77,7 +79,7 @@ def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: by
     write_atomic(_note(order, rank), json.dumps(told).encode())
 
 
-def leave_failure(order: Order, rank: int, world_size: int, error: Exception) -> None:
+def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Exception) -> None:
     """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
     told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
     if advice := getattr(error, "advice", ""):
@@ -100,7 +102,7 @@ def leave_failure(order: Order, rank: int, world_size: int, error: Exception) ->
                 )
 
 
-def is_committed(order: Order) -> bool:
+def is_committed(order: SaveRequest) -> bool:
     """Whether this very save has its name."""
     try:
         return read_manifest(order.final, step=order.step).save == order.save
@@ -108,7 +110,7 @@ def is_committed(order: Order) -> bool:
         return False
 
 
-def await_commit(order: Order, wait: Callable[[], None]) -> None:
+def await_commit(order: SaveRequest, wait: Callable[[], None]) -> None:
     """Wait until rank 0 has made a checkpoint of this save.
 
     Raises:
@@ -120,7 +122,7 @@ def await_commit(order: Order, wait: Callable[[], None]) -> None:
 
 
 def commit(
-    order: Order,
+    order: SaveRequest,
     staging: Staging,
     *,
     world_size: int,
@@ -173,7 +175,7 @@ def commit(
     return differing
 
 
-def check_lease(order: Order) -> None:
+def check_lease(order: SaveRequest) -> None:
     """Check that this process still has the right to write into the folder.
 
     Raises:
@@ -186,13 +188,13 @@ def check_lease(order: Order) -> None:
         )
 
 
-def has_left_note(order: Order, rank: int) -> bool:
+def has_left_note(order: SaveRequest, rank: int) -> bool:
     """Whether this rank's files are durable, and rank 0 knows or knew of it."""
     told = _read(_note(order, rank))
     return (told is not None and "failed" not in told) or _is_prepared(order)
 
 
-def check_not_failed(order: Order) -> None:
+def check_not_failed(order: SaveRequest) -> None:
     """Whether there is still a point in writing.
 
     Raises:
@@ -202,7 +204,7 @@ def check_not_failed(order: Order) -> None:
         raise _failed(told)
 
 
-def retract(order: Order, rank: int, names: Sequence[str]) -> None:
+def retract(order: SaveRequest, rank: int, names: Sequence[str]) -> None:
     """Take back what this rank has written of a save that rank 0 has given up; of any other rank 0 takes care."""
     try:
         check_not_failed(order)
@@ -214,7 +216,9 @@ def retract(order: Order, rank: int, names: Sequence[str]) -> None:
             order.staging.rmdir()
 
 
-def _await_notes(order: Order, world_size: int, wait: Callable[[], None]) -> list[dict[str, Any]]:
+def _await_notes(
+    order: SaveRequest, world_size: int, wait: Callable[[], None]
+) -> list[dict[str, Any]]:
     """Wait for the notes of all ranks, and return them in the order of ranks."""
     notes: dict[int, dict[str, Any]] = {}
     while True:
@@ -229,7 +233,9 @@ def _await_notes(order: Order, world_size: int, wait: Callable[[], None]) -> lis
         wait()
 
 
-def _compare(order: Order, notes: Sequence[dict[str, Any]], names: Sequence[str]) -> Differing:
+def _compare(
+    order: SaveRequest, notes: Sequence[dict[str, Any]], names: Sequence[str]
+) -> Differing:
     alike: dict[str, list[int]] = {}
     for rank, told in enumerate(notes):
         if "replicas" in told:
@@ -241,7 +247,9 @@ def _compare(order: Order, notes: Sequence[dict[str, Any]], names: Sequence[str]
     )
 
 
-def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes) -> None:
+def _prepare(
+    order: SaveRequest, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes
+) -> None:
     """Check the notes of all ranks against the files, and write what makes a checkpoint of these."""
     files = [FileEntry(**entry) for told in notes for entry in told["files"]]
     check_sizes(order.staging, files)
@@ -260,7 +268,7 @@ def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metad
     write_manifest(order.staging, manifest)
 
 
-def _parent(order: Order) -> Save | None:
+def _parent(order: SaveRequest) -> Save | None:
     """Return the newest ancestor that is there, else the oldest: it was restored, and may be deleted since."""
     earlier = [each for each in order.ancestors if each.step < order.step]
     for each in earlier:
@@ -275,7 +283,7 @@ def _failed(told: dict[str, Any], of: str = "") -> RankFailed:
     return RankFailed(of + told["failed"], told["errno"], told.get("advice", ""), is_final=final)
 
 
-def _leave_behind(order: Order, parent: Save | None) -> None:
+def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
     """List what this save leaves behind as abandoned, before it has its name.
 
     Raises:
@@ -294,18 +302,18 @@ def _leave_behind(order: Order, parent: Save | None) -> None:
         note_abandoned(order.folder, left)
 
 
-def _is_prepared(order: Order) -> bool:
+def _is_prepared(order: SaveRequest) -> bool:
     try:
         return read_manifest(order.staging, step=order.step).save == order.save
     except (ManifestError, OSError):
         return False
 
 
-def _note(order: Order, rank: int) -> Path:
+def _note(order: SaveRequest, rank: int) -> Path:
     return order.staging / f"rank-{rank}.note"
 
 
-def _replicas(order: Order, rank: int) -> Path:
+def _replicas(order: SaveRequest, rank: int) -> Path:
     # Named as what was not finished, so that it goes with that.
     return order.staging / f".rank-{rank}.replicas.tmp"
 

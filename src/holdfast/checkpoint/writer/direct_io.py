@@ -18,7 +18,7 @@ import xxhash
 
 from holdfast.checkpoint.format.checksums import DIGEST_BYTES, digests_of
 from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES, Piece
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SECTOR_BYTES: Final = 4096
@@ -27,7 +27,7 @@ _THREADS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class FileDigests:
     """A file that is durable: the digests of its blocks, and of the pieces that were asked for, eight bytes each."""
 
     blocks: bytes
@@ -40,10 +40,10 @@ def write_file(
     size_bytes: int,
     pieces: Sequence[Piece] = (),
     *,
-    pace: Pace | None = None,
+    pace: RateLimit | None = None,
     await_bytes: Callable[[int], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
-) -> Written:
+) -> FileDigests:
     """Write the first `size_bytes` of `data` to the file `path` and make it durable; what was there is gone.
 
     Args:
@@ -62,7 +62,7 @@ def write_file(
     in_chunk: dict[int, list[Piece]] = {}
     for piece in pieces:
         in_chunk.setdefault(piece.offset // CHUNK_BYTES, []).append(piece)
-    limit = pace or Pace(None)
+    limit = pace or RateLimit(None)
     fd = _open(path)
 
     def write(at: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ def write_file(
         os.fsync(fd)
     finally:
         os.close(fd)
-    return Written(blocks=b"".join(blocks), pieces=b"".join(hashed))
+    return FileDigests(blocks=b"".join(blocks), pieces=b"".join(hashed))
 
 
 def piece_digests(data: memoryview, pieces: Sequence[Piece]) -> bytes:

@@ -4,13 +4,13 @@ import errno
 import shutil
 
 from holdfast.checkpoint.catalog.catalog import scan
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.writer.commit import FULL
 from holdfast.core.errors import HoldfastError
 from holdfast.core.system_limits import advice_on, in_words
 
 
-def explain(order: Order, needed_bytes: int, error: Exception) -> str:
+def explain(order: SaveRequest, needed_bytes: int, error: Exception) -> str:
     """One failed save; called once its remains are gone.
 
     Args:

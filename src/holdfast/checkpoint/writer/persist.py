@@ -23,7 +23,7 @@ from holdfast.checkpoint.format.checksums import (
 from holdfast.checkpoint.format.manifest import FileEntry
 from holdfast.checkpoint.format.rank_layout import Layout, Piece, Shard
 from holdfast.checkpoint.format.replica_digests import Differing
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.writer.commit import (
     FULL,
     RankFailed,
@@ -40,7 +40,7 @@ from holdfast.checkpoint.writer.commit import (
 from holdfast.checkpoint.writer.direct_io import write_file
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import HoldfastError
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 
 _logger = logging.getLogger("holdfast")
 
@@ -54,7 +54,7 @@ class NotAttested(RankFailed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RankWrite:
     """One rank's part of a save, and whom to ask and to tell meanwhile.
 
     Attributes:
@@ -72,20 +72,20 @@ class Part:
         refuses: the save fails where such entries differ.
     """
 
-    order: Order
+    order: SaveRequest
     layout: Layout
     image: memoryview
     live: bytes | memoryview | None
     await_copy: Callable[[int | None], None]
     wait: Callable[[], None]
-    pace: Pace
+    pace: RateLimit
     progress: Callable[[int], None]
     blocks: dict[str, bytes] = field(default_factory=dict)
     replicas: bytes = b""
     refuses: bool = False
 
 
-def persist(part: Part) -> Differing:
+def persist(part: RankWrite) -> Differing:
     """Write a rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
 
     Returns:
@@ -105,7 +105,7 @@ def persist(part: Part) -> Differing:
     return _see_through(part)
 
 
-def abandon(order: Order, layout: Layout, why: str, *, errno: int | None = None) -> None:
+def abandon(order: SaveRequest, layout: Layout, why: str, *, errno: int | None = None) -> None:
     """Tell the other ranks why this one gives up a save that no process of its own writes, where that can be told."""
     with contextlib.suppress(
         RankFailed, OSError
@@ -115,14 +115,14 @@ def abandon(order: Order, layout: Layout, why: str, *, errno: int | None = None)
         leave_failure(order, layout.rank, layout.world_size, RankFailed(why, errno))
 
 
-def discard_abandoned(order: Order, layout: Layout) -> None:
+def discard_abandoned(order: SaveRequest, layout: Layout) -> None:
     """Delete what there is of a save that was given up; of another rank's part rank 0 takes care, once it has heard."""
     with contextlib.suppress(OSError):  # a later first save tries again
         if layout.rank == 0 and order.staging.exists():
             discard(order.staging)
 
 
-def delete_leftovers(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:
+def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambda _: None) -> None:
     """Delete what dead processes left, but for those that wrote for the same trainer; what cannot be is logged.
 
     `progress` is told 1 after each file.
@@ -133,7 +133,9 @@ def delete_leftovers(order: Order, progress: Callable[[int], None] = lambda _: N
         _logger.warning("What dead processes left in %s was not deleted: %s", order.folder, error)
 
 
-def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:
+def delete_superfluous(
+    order: SaveRequest, progress: Callable[[int], None] = lambda _: None
+) -> None:
     """Delete what need not be kept now that this save is durable; what cannot be deleted is logged.
 
     `progress` is told 1 after each file.
@@ -155,7 +157,7 @@ def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _:
 
 
 def make_room(
-    order: Order, code: int | None, needed_bytes: int, progress: Callable[[int], None]
+    order: SaveRequest, code: int | None, needed_bytes: int, progress: Callable[[int], None]
 ) -> CheckpointInfo | None:
     """After a save that failed because the disk is full, delete the oldest checkpoint that may go, and return it.
 
@@ -208,7 +210,7 @@ def make_room(
     return None
 
 
-def _see_through(part: Part) -> Differing:
+def _see_through(part: RankWrite) -> Differing:
     order, layout = part.order, part.layout
     staging = None
     try:
@@ -247,13 +249,13 @@ def _see_through(part: Part) -> Differing:
         raise
 
 
-def _join(order: Order) -> None:
+def _join(order: SaveRequest) -> None:
     """Have the folder that rank 0 may not have made yet."""
     check_not_failed(order)
     order.staging.mkdir(exist_ok=True)
 
 
-def _write(part: Part) -> list[FileEntry]:
+def _write(part: RankWrite) -> list[FileEntry]:
     """This rank's files, and that they are what was live."""
     part.await_copy(0)  # for one that was given up no space is taken
     files, found = [], b""
@@ -270,7 +272,7 @@ def _names(shard: Shard) -> tuple[str, str]:
     return shard.name, shard.name + SIDECAR_SUFFIX
 
 
-def write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
+def write_shard(part: RankWrite, shard: Shard) -> tuple[FileEntry, bytes]:
     """One file of the image and its sidecar, durable; the digests of its pieces, where they are attested.
 
     Raises:

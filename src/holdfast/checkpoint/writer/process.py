@@ -21,23 +21,23 @@ from typing import Any, Final
 from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.format.rank_layout import Layout
 from holdfast.checkpoint.format.replica_digests import Differing
-from holdfast.checkpoint.ipc.durable_snapshot import Snapshot
+from holdfast.checkpoint.ipc.durable_snapshot import DurableSnapshot
 from holdfast.checkpoint.ipc.messages import receive, send
-from holdfast.checkpoint.ipc.save_request import Order
+from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 from holdfast.checkpoint.memory.peer import PeerMemory
-from holdfast.checkpoint.memory.server import ENV_SUPERVISOR, PROCESS_NAME, Keeper
+from holdfast.checkpoint.memory.server import ENV_SUPERVISOR, PROCESS_NAME, SnapshotServer
 from holdfast.checkpoint.writer.commit import RankFailed, check_lease
 from holdfast.checkpoint.writer.explain_failure import explain
 from holdfast.checkpoint.writer.persist import (
     NotAttested,
-    Part,
+    RankWrite,
     delete_leftovers,
     delete_superfluous,
     make_room,
     persist,
 )
-from holdfast.core.rate_limit import Pace
+from holdfast.core.rate_limit import RateLimit
 from holdfast.core.sockets import readable
 
 ALIVE_EVERY_S: Final = 0.5
@@ -70,7 +70,7 @@ class Service:
         self._peer = PeerMemory(
             own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step})
         )
-        self._keeper = Keeper(
+        self._keeper = SnapshotServer(
             keep_s if supervisor or not named else 0.0,
             trainer=trainer.fileno(),
             trainer_pidfds=self._trainer_pidfds,
@@ -80,7 +80,7 @@ class Service:
         self._in_good_order = self._has_tidied = False
         self._arenas: dict[int, Arena] = {}
         self._layouts: dict[int, Layout] = {}
-        self._pace = Pace(None)
+        self._pace = RateLimit(None)
         self._moves = 0
         self._heard = queue.SimpleQueue[tuple[dict[str, Any], int | None] | None]()
         self._saying = threading.Lock()
@@ -152,7 +152,7 @@ class Service:
 
     def _save(self, message: dict[str, Any], replicas: bytes) -> None:
         arena, generation = self._arenas[message["arena"]], message["generation"]
-        layout, order = self._layouts[message["layout"]], Order.of_json(message["save"])
+        layout, order = self._layouts[message["layout"]], SaveRequest.of_json(message["save"])
         ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
         self._say({"began": ended})
         began_s = time.monotonic()
@@ -200,7 +200,7 @@ class Service:
                 delete_leftovers(order, self._moved)
                 self._has_tidied = True
             differing = self._persist(
-                Part(
+                RankWrite(
                     order=order,
                     layout=layout,
                     image=arena.image,
@@ -226,7 +226,7 @@ class Service:
                 arena.move(State.FREE, generation)
         else:
             arena.move(State.COMMITTED, generation)
-            snapshot = Snapshot(
+            snapshot = DurableSnapshot(
                 order=order, layout=layout, arena=arena, generation=generation, blocks=blocks
             )
             if self._keeper.committed(snapshot):
@@ -236,14 +236,14 @@ class Service:
         if layout.rank == 0 and _may_write(order):
             self._tidy(order, layout, ended)
 
-    def _tidy(self, order: Order, layout: Layout, ended: dict[str, Any]) -> None:
+    def _tidy(self, order: SaveRequest, layout: Layout, ended: dict[str, Any]) -> None:
         """Delete what may go after a save. A large one takes a while: nobody waits for it."""
         if "failed" not in ended:
             delete_superfluous(order, self._moved)
         elif layout.world_size > 1:  # else that was tried before it failed
             self._make_room(order, layout, ended["errno"])
 
-    def _persist(self, part: Part) -> Differing:
+    def _persist(self, part: RankWrite) -> Differing:
         while True:
             try:
                 return persist(part)
@@ -254,7 +254,7 @@ class Service:
                 ):
                     raise
 
-    def _make_room(self, order: Order, layout: Layout, code: int | None) -> bool:
+    def _make_room(self, order: SaveRequest, layout: Layout, code: int | None) -> bool:
         if not _may_write(order):
             return False
         deleted = make_room(order, code, layout.size_bytes, self._moved)
@@ -319,7 +319,7 @@ class Service:
                 )  # the trainer is gone; what it ordered is done all the same
 
 
-def _may_write(order: Order) -> bool:
+def _may_write(order: SaveRequest) -> bool:
     """Return whether no other process has taken over the folder, whose files this one must not delete."""
     with contextlib.suppress(RankFailed):
         check_lease(order)
@@ -327,7 +327,7 @@ def _may_write(order: Order) -> bool:
     return False
 
 
-def _committed(order: Order, rank: int, differing: Differing) -> dict[str, Any]:
+def _committed(order: SaveRequest, rank: int, differing: Differing) -> dict[str, Any]:
     """What rank 0's trainer is told of the checkpoint. It reads nothing of it itself: storage may hang."""
     if rank:
         return {}

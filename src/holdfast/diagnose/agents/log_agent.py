@@ -38,7 +38,7 @@ _EXAMPLES_TO_JUDGE: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class FilterCandidate:
     """A pattern and what it does."""
 
     pattern: str
@@ -82,7 +82,7 @@ def propose_filters(
         (*known, *(clean_line(line.encode("utf-8", "replace"), 0).text for line in known))
     )
     notes: Counter[str] = Counter()
-    agreed: list[tuple[int, Candidate]] = []
+    agreed: list[tuple[int, FilterCandidate]] = []
     for at, one in enumerate(shown):
         proposals = [
             _read(reply, given.segments[at], one, notes)
@@ -107,7 +107,7 @@ def _known_lines(rules: RuleSet) -> list[str]:
 
 def _read(
     reply: Reply, segment: Sequence[str], shown: Shown, notes: Counter[str]
-) -> list[Candidate]:
+) -> list[FilterCandidate]:
     """The candidates of one sample that are patterns and do what they say."""
     if reply.failed:
         notes[reply.failed] += 1
@@ -128,7 +128,7 @@ def _read(
     return candidates
 
 
-def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> Candidate:
+def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> FilterCandidate:
     fields = with_fields(given, ("pattern", "lines"))
     text = text_field(fields, "pattern", most=PATTERN_CHARACTERS)
     cited = list_field(fields, "lines", most=len(shown.lines), least=1)
@@ -140,10 +140,12 @@ def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> Candidate:
     )
     if not {line_number(one, len(shown.lines)) for one in cited} <= drops:
         raise Malformed("a pattern does not find the lines that it was given for")
-    return Candidate(pattern=text, drops=drops)
+    return FilterCandidate(pattern=text, drops=drops)
 
 
-def _majority(proposals: Sequence[Sequence[Candidate]], samples: int) -> list[Candidate]:
+def _majority(
+    proposals: Sequence[Sequence[FilterCandidate]], samples: int
+) -> list[FilterCandidate]:
     """What more than half of the samples propose; of patterns with one effect, the one that spells out most."""
     votes: Counter[frozenset[int]] = Counter()
     patterns: dict[frozenset[int], list[str]] = {}
@@ -152,7 +154,7 @@ def _majority(proposals: Sequence[Sequence[Candidate]], samples: int) -> list[Ca
         for one in proposal:
             patterns.setdefault(one.drops, []).append(one.pattern)
     return [
-        Candidate(
+        FilterCandidate(
             pattern=max(patterns[drops], key=lambda pattern: (len(pattern), pattern)), drops=drops
         )
         for drops, count in votes.items()
@@ -160,7 +162,7 @@ def _majority(proposals: Sequence[Sequence[Candidate]], samples: int) -> list[Ca
     ]
 
 
-def _unsafe(candidate: Candidate, shown: Shown, guarded: Iterable[str]) -> str:
+def _unsafe(candidate: FilterCandidate, shown: Shown, guarded: Iterable[str]) -> str:
     """Why a candidate may not be used; empty where it may."""
     pattern = compiled(candidate.pattern)
     if pattern is None or not spells_out(candidate.pattern):
@@ -172,14 +174,14 @@ def _unsafe(candidate: Candidate, shown: Shown, guarded: Iterable[str]) -> str:
 
 
 def _read_again(
-    agreed: Sequence[tuple[int, Candidate]],
+    agreed: Sequence[tuple[int, FilterCandidate]],
     shown: Sequence[Shown],
     endpoint: Endpoint,
     draw: Draw,
     notes: Counter[str],
-) -> list[tuple[int, Candidate]]:
+) -> list[tuple[int, FilterCandidate]]:
     """The candidates that a second reading keeps; where it fails, none of that segment."""
-    by_segment: dict[int, list[Candidate]] = {}
+    by_segment: dict[int, list[FilterCandidate]] = {}
     for at, candidate in agreed:
         by_segment.setdefault(at, []).append(candidate)
     prompts = []
@@ -189,7 +191,7 @@ def _read_again(
             Prompt(instructions=VOTE_INSTRUCTIONS, data=fenced("The candidates", lines, draw()))
         )
     replies = endpoint.ask(prompts, temperature=_SECOND_READING_TEMPERATURE)
-    kept: list[tuple[int, Candidate]] = []
+    kept: list[tuple[int, FilterCandidate]] = []
     for (at, candidates), reply in zip(by_segment.items(), replies, strict=True):
         if reply.failed:
             notes[reply.failed] += 1
@@ -206,14 +208,14 @@ def _read_again(
     return kept
 
 
-def _to_judge(candidate: Candidate, shown: Shown) -> str:
+def _to_judge(candidate: FilterCandidate, shown: Shown) -> str:
     examples = " | ".join(
         shown.lines[number - 1][:80] for number in sorted(candidate.drops)[:_EXAMPLES_TO_JUDGE]
     )
     return f"{candidate.pattern}   drops: {examples}"
 
 
-def _filter(candidate: Candidate, segment: Sequence[str], endpoint: Endpoint) -> Filter:
+def _filter(candidate: FilterCandidate, segment: Sequence[str], endpoint: Endpoint) -> Filter:
     pattern = compiled(candidate.pattern)
     lines = [segment[number - 1] for number in sorted(candidate.drops)]
     clean = [text for line in lines if pattern.search(text := redact(line))]

@@ -58,7 +58,7 @@ _BUILTIN: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class RuleCandidate:
     """A pattern that might become a rule."""
 
     pattern: str
@@ -78,16 +78,16 @@ class Candidate:
     """What it knows, for people."""
 
 
-def candidates(root: str, reason: str) -> list[Candidate]:
+def candidates(root: str, reason: str) -> list[RuleCandidate]:
     """Patterns for lines like `root`, the most general first; each matches `root` itself."""
-    found: dict[str, Candidate] = {}
+    found: dict[str, RuleCandidate] = {}
     for one in _all(root, reason):
         if one.pattern not in found and re2.search(one.pattern, root):
             found[one.pattern] = one
     return sorted(found.values(), key=lambda one: (one.breadth, -one.worth))
 
 
-def _all(root: str, reason: str) -> Iterator[Candidate]:
+def _all(root: str, reason: str) -> Iterator[RuleCandidate]:
     text = root.strip()
     parts = tokens(text)
     head = _HEAD.search(text) if is_exception(text) else None
@@ -97,7 +97,7 @@ def _all(root: str, reason: str) -> Iterator[Candidate]:
         yield from _beginnings(text, head["name"], parts, reason)
     elif reason == "ArgumentError":
         what = "what argparse says of arguments"
-        yield Candidate(
+        yield RuleCandidate(
             pattern=_ARGPARSE, breadth=CLASS, hot=(".py: error: ",), named=True, what=what
         )
     yield from _phrases(text, [one for one in parts if one.end <= _MESSAGE_CHARACTERS], reason)
@@ -108,7 +108,7 @@ def _all(root: str, reason: str) -> Iterator[Candidate]:
     ):
         hot = _hot([one for one in tokens(text) if one.sort == "word"])
         if hot:
-            yield Candidate(
+            yield RuleCandidate(
                 pattern=template,
                 breadth=TEMPLATE,
                 hot=hot,
@@ -121,7 +121,7 @@ def _names_a_class(name: str) -> bool:
     return name[0].isupper() or name.endswith(("error", "exception"))
 
 
-def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
+def _classes(package: str, name: str, reason: str) -> Iterator[RuleCandidate]:
     family = _family(reason)
     stems = _STEMS.get(reason, (reason,))
     own = "|".join(sorted(re2.escape(one) for one in {*family, *stems}))
@@ -129,16 +129,16 @@ def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
     what = f"any exception that is a {reason} by its class"
     if name in family or name.endswith(stems):
         pattern = rf"{_BEFORE_CLASS}(?:\w*(?:{'|'.join(stems)})|{own}){_AFTER_CLASS}"
-        yield Candidate(
+        yield RuleCandidate(
             pattern=pattern, breadth=FAMILY, hot=hot, named=True, what=f"{what}, or that ends so"
         )
     if name in family:
         pattern = rf"{_BEFORE_CLASS}(?:{own}){_AFTER_CLASS}"
-        yield Candidate(pattern=pattern, breadth=OWN, hot=hot, named=True, what=what)
+        yield RuleCandidate(pattern=pattern, breadth=OWN, hot=hot, named=True, what=what)
     top = package.partition(".")[0]
     if top and top not in _GENERAL_PACKAGES:
         pattern = rf"^\s*(?:[\w.]+(?:\(|: ))*{re2.escape(top)}(?:\.\w+)*\.[A-Z]\w*{_AFTER_CLASS}"
-        yield Candidate(
+        yield RuleCandidate(
             pattern=pattern,
             breadth=PACKAGE,
             hot=(f"{top.lower()}.",),
@@ -146,7 +146,7 @@ def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
         )
     if name not in _BUILTIN and name != "Error":
         pattern = rf"{_BEFORE_CLASS}{re2.escape(name)}{_AFTER_CLASS}"
-        yield Candidate(
+        yield RuleCandidate(
             pattern=pattern, breadth=CLASS, hot=(name.lower(),), what=f"the exception {name}"
         )
 
@@ -167,7 +167,7 @@ def _family(reason: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[Candidate]:
+def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[RuleCandidate]:
     named = NAMED.get(reason, frozenset())
     for part, run in enumerate(_runs(text, parts)):
         for length in range(1, _PHRASE_WORDS + 1):
@@ -177,7 +177,9 @@ def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[Candida
                     yield replace(made, part=part)
 
 
-def _beginnings(text: str, name: str, parts: Sequence[Token], reason: str) -> Iterator[Candidate]:
+def _beginnings(
+    text: str, name: str, parts: Sequence[Token], reason: str
+) -> Iterator[RuleCandidate]:
     """The class with the first words of its message."""
     named = NAMED.get(reason, frozenset())
     run = next(_runs(text, parts), [])
@@ -191,7 +193,7 @@ def _beginnings(text: str, name: str, parts: Sequence[Token], reason: str) -> It
         said = f"{name}: {text[words[0].start : words[-1].end]}"
         about = any(_is_named(one, named) for one in words)
         what = f"lines that begin with `{said}`"
-        yield Candidate(
+        yield RuleCandidate(
             pattern=pattern,
             breadth=PHRASE + length,
             hot=_hot(words),
@@ -217,7 +219,7 @@ def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:
         yield run
 
 
-def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candidate | None:
+def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCandidate | None:
     telling = [one for one in words if not one.is_common or _is_named(one, named)]
     strong = [one for one in telling if one.is_technical or _is_named(one, named)]
     said = text[words[0].start : words[-1].end]
@@ -257,7 +259,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
     worth -= words[0].start / 100
     breadth = PHRASE + len(words) - 1
-    return Candidate(
+    return RuleCandidate(
         pattern=pattern,
         breadth=breadth,
         hot=hot,

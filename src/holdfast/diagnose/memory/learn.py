@@ -18,7 +18,7 @@ from holdfast.diagnose.memory.candidates import (
     OWN,
     PACKAGE,
     TEMPLATE,
-    Candidate,
+    RuleCandidate,
     candidates,
     is_bare,
 )
@@ -97,7 +97,7 @@ def _learn_reason(
     cases: Sequence[Case], gate: Gate, facets: Sequence["Facet"], withdrawn: frozenset[str]
 ) -> list[Learned]:
     lines = [_Line(case, root, at == 0) for case in cases for at, root in enumerate(case.roots)]
-    proposed: dict[str, Candidate] = {}
+    proposed: dict[str, RuleCandidate] = {}
     for line in lines:
         for one in candidates(line.text, line.case.reason):
             proposed.setdefault(one.pattern, one)
@@ -145,34 +145,34 @@ def _learn_reason(
 # without another. Lines beside the surest root teach only what names the reason, unless their class says another one.
 
 
-def _class(one: Candidate, line: _Line) -> bool:
+def _class(one: RuleCandidate, line: _Line) -> bool:
     return OWN < one.breadth <= CLASS and (line.first or one.breadth == PACKAGE)
 
 
-def _named_words(one: Candidate, _: _Line) -> bool:
+def _named_words(one: RuleCandidate, _: _Line) -> bool:
     return one.named and CLASS < one.breadth < TEMPLATE
 
 
-def _anything(one: Candidate, line: _Line) -> bool:
+def _anything(one: RuleCandidate, line: _Line) -> bool:
     return one.breadth > CLASS and (line.first or one.named or is_bare(line.text))
 
 
-def _family(one: Candidate, _: _Line) -> bool:
+def _family(one: RuleCandidate, _: _Line) -> bool:
     return one.breadth <= OWN
 
 
-Facet = Callable[[Candidate, _Line], bool]
+Facet = Callable[[RuleCandidate, _Line], bool]
 _FACETS: Final[tuple[Facet, ...]] = (_class, _named_words, _anything, _family)
 
 
-def _rank(one: Candidate, lines: Sequence[_Line], every: Sequence[_Line]) -> tuple[float, ...]:
+def _rank(one: RuleCandidate, lines: Sequence[_Line], every: Sequence[_Line]) -> tuple[float, ...]:
     cases = len({line.case.key for line in lines})
     first = min((at for at, line in enumerate(every) if line in lines), default=0)
     return (-cases, one.breadth, -one.worth, first)
 
 
 def _tried(
-    one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozenset[str]
+    one: RuleCandidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozenset[str]
 ) -> Learned | None:
     made = _rule(one, lines, gate.rules)
     if made.rule.id in withdrawn or gate.has(made.rule.id):
@@ -199,7 +199,7 @@ def _tried(
     return next((each for each in (late, last) if not gate.refusal(each, named=True)), None)
 
 
-def _rule(one: Candidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:
+def _rule(one: RuleCandidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:
     roots = list(dict.fromkeys(line.text for line in lines))
     cases = {line.case.key: line.case for line in lines}
     reason = lines[0].case.reason

@@ -2,30 +2,30 @@
 
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator.awaited import Awaited
-from holdfast.evaluate.coordinator.book import Book, OpenRequest
-from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.awaited import ResumedRequests
+from holdfast.evaluate.coordinator.book import OpenRequest, OpenRequests
+from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.commits import Commits
-from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.coordinator.fleet import EnginePool
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.wire import messages
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 _MOST_REFUSALS = 3  # of one request, by engines that live: then it is the request
 _NO_ENGINE = -1  # to the policy: one that it did not ask
 
 
-class Asking:
+class Dispatcher:
     """See the module. `emit` tells the policy; `unanswerable` hears of a request that no engine answers, and why."""
 
     def __init__(
         self,
-        book: Book,
-        fleet: Fleet,
-        awaited: Awaited,
+        book: OpenRequests,
+        fleet: EnginePool,
+        awaited: ResumedRequests,
         commits: Commits,
-        chronicle: Chronicle,
+        chronicle: TimelineWriter,
         state: State,
         *,
         emit: Callable[[events.Event], None],
@@ -48,7 +48,7 @@ class Asking:
             request = self._book.request(number)
             if request is None:
                 self._emit(
-                    events.Refused(
+                    events.RequestRefused(
                         now_s=self._now_s(), engine=action.engine, request=number, retry=False
                     )
                 )
@@ -85,7 +85,7 @@ class Asking:
         """Whether an engine holds anything."""
         return any(seat.asked for seat in self._fleet.seats.values() if seat.peer)
 
-    def done(self, peer: Peer, message: messages.Done) -> None:
+    def done(self, peer: Connection, message: messages.Done) -> None:
         """An engine answered, or could not."""
         seat = self._fleet.seats.get(peer.hello.name)
         for done in message.done:
@@ -148,14 +148,14 @@ class Asking:
         retry = request.refusals < _MOST_REFUSALS
         if engine is not None:
             self._emit(
-                events.Refused(
+                events.RequestRefused(
                     now_s=self._now_s(), engine=engine, request=request.number, retry=retry
                 )
             )
         if not retry:
             self._unanswerable(request, why)
 
-    def given_back(self, peer: Peer, message: messages.GivenBack) -> None:
+    def given_back(self, peer: Connection, message: messages.GivenBack) -> None:
         """An engine gave back what it had not begun."""
         seat = self._fleet.seats.get(peer.hello.name)
         if seat is None or seat.number is None:
@@ -164,7 +164,7 @@ class Asking:
         if numbers:
             self._emit(events.Recalled(now_s=self._now_s(), engine=seat.number, requests=numbers))
 
-    def holding(self, peer: Peer, message: messages.Holding) -> None:
+    def holding(self, peer: Connection, message: messages.Holding) -> None:
         """An engine's line had been cut: what it was asked and does not hold never reached it."""
         seat = self._fleet.seats.get(peer.hello.name)
         if seat is None:

@@ -4,15 +4,15 @@ A sample of which an engine already holds a request, or whose answer came before
 until that is settled: what is under way is not asked of another.
 """
 
-from holdfast.evaluate.coordinator.book import Book, OpenSample
+from holdfast.evaluate.coordinator.book import OpenRequests, OpenSample
 
 _COMMIT = "the commit"  # by which an answer is expected that came before its question
 
 
-class Awaited:
+class ResumedRequests:
     """See the module. Places are (model, key of a request)."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: OpenRequests) -> None:
         self._book = book
         self._expected: dict[tuple[int, bytes], str] = {}
         self._samples: list[OpenSample] = []

@@ -75,7 +75,7 @@ class _Bodies:
         os.close(self._file)
 
 
-class Book:
+class OpenRequests:
     """All that is open. Numbers of requests and samples count from 0 and are never given twice.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.coordinator.models import Model
-from holdfast.evaluate.coordinator.seats import Node, Seat
+from holdfast.evaluate.coordinator.seats import EngineSlot, Node
 
 SPARE = "spare/0"
 _BLOCKED_S = (
@@ -30,7 +30,7 @@ class Certifying:
         self,
         config: CoordinatorConfig,
         nodes: Mapping[str, Node],
-        seats: Mapping[str, Seat],
+        seats: Mapping[str, EngineSlot],
         wanted: Callable[[], list[Model]],
     ) -> None:
         self._config, self._nodes, self._seats, self._wanted = config, nodes, seats, wanted
@@ -48,7 +48,7 @@ class Certifying:
         has_gpus = any(node.report and node.report.gpus for node in self._nodes.values())
         return not has_gpus or self._config.spec.device == "cpu"
 
-    def for_spare(self, seat: Seat) -> list[Model]:
+    def for_spare(self, seat: EngineSlot) -> list[Model]:
         """What the spare engine may load now: its first model is any that engines serve, so that the next is quick."""
         serving = {
             one.serving
@@ -84,7 +84,7 @@ class Certifying:
                 uncertified.append(model)
         return uncertified
 
-    def waiting(self, model: Model | None = None) -> list[Seat]:
+    def waiting(self, model: Model | None = None) -> list[EngineSlot]:
         """Engines that swapped, to any model or to this one, and wait for a fresh load's word to answer."""
         return [
             seat

@@ -11,12 +11,12 @@ from holdfast.evaluate.types.timeline import (
     NodeSpan,
     RequestSpan,
     TaskSpan,
-    TimelineWriter,
+    TimelineFile,
 )
 from holdfast.evaluate.wire import messages
 
 
-class Chronicle:
+class TimelineWriter:
     """Appends spans; takes times of the monotonic clock and writes seconds since the evaluation's first start.
 
     Args:
@@ -25,7 +25,7 @@ class Chronicle:
         started_at_s: the evaluation's first start, wall time: the clocks of two lives are joined by it.
     """
 
-    def __init__(self, timeline: TimelineWriter, clock: Clock, started_at_s: float) -> None:
+    def __init__(self, timeline: TimelineFile, clock: Clock, started_at_s: float) -> None:
         self._timeline, self._clock = timeline, clock
         self._zero_s = clock.monotonic_s() - max(0.0, clock.now_s() - started_at_s)
 

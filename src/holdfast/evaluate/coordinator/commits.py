@@ -10,7 +10,7 @@ from collections.abc import Callable
 from holdfast.evaluate.coordinator.book import OpenSample
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.wire import messages
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 Measured = tuple[OpenSample, bytes, bytes]
 """A sample, the key of its metric, and what came of it."""
@@ -36,12 +36,12 @@ class Commits:
     ) -> None:
         self._models = models
         self._answered, self._measured, self._ended = answered, measured, ended
-        self._dones: list[tuple[Peer, messages.Done]] = []
+        self._dones: list[tuple[Connection, messages.Done]] = []
         self._metrics_done: list[Measured] = []
         self._wanted = asyncio.Event()
         self._writing = asyncio.Lock()
 
-    def add(self, peer: Peer, message: messages.Done) -> None:
+    def add(self, peer: Connection, message: messages.Done) -> None:
         """An engine's answers; it hears `Acked` once they are committed."""
         self._dones.append((peer, message))
         self._wanted.set()

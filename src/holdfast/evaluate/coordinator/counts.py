@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.coordinator.fleet import EnginePool
 from holdfast.evaluate.policy import outlook
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.wire import messages
@@ -41,7 +41,7 @@ class Counts:
 
     def status(
         self,
-        fleet: Fleet,
+        fleet: EnginePool,
         state: State,
         *,
         now_s: float,

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 
-from holdfast.evaluate.coordinator.book import Book, OpenSample
+from holdfast.evaluate.coordinator.book import OpenRequests, OpenSample
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.types.harness import AnsweredSample
 from holdfast.evaluate.types.requests import decode_answer
 from holdfast.evaluate.wire import messages
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 _MESSAGE_BYTES = 8 * 1024 * 1024  # of answers, about; a sample is never cut
 
@@ -16,7 +16,10 @@ class Delivery:
     """See the module. `client` finds who runs (model, task) now, or None."""
 
     def __init__(
-        self, book: Book, models: Models, client: Callable[[tuple[int, int]], Peer | None]
+        self,
+        book: OpenRequests,
+        models: Models,
+        client: Callable[[tuple[int, int]], Connection | None],
     ) -> None:
         self._book, self._models, self._client = book, models, client
         self._outbox: dict[

@@ -14,12 +14,12 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.canaries import unfit
 from holdfast.evaluate.coordinator.certifying import SPARE, Certifying
-from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.dealing import Dealing
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.orders import Orders
-from holdfast.evaluate.coordinator.seats import Node, Seat
+from holdfast.evaluate.coordinator.seats import EngineSlot, Node
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.engine import uses_gpus
 from holdfast.evaluate.wire.messages import (
@@ -36,7 +36,7 @@ from holdfast.evaluate.wire.messages import (
     StopEngine,
     Welcome,
 )
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
 _ORDERS_OF_ONE = 10  # until it is ended first: it dials before it loads anything large
@@ -49,7 +49,7 @@ _MOST_FAILED_LOADS = 3  # of a model that no engine ever served; then it is the 
 _log = logging.getLogger(__name__)
 
 
-class Fleet:
+class EnginePool:
     """See the module.
 
     `emit` tells the policy; `known` is called when a model's digest and numerics are; `lost` when an engine is gone for
@@ -64,16 +64,16 @@ class Fleet:
         *,
         emit: Callable[[events.Event], None],
         known: Callable[[Model], None],
-        lost: Callable[[Seat], None],
+        lost: Callable[[EngineSlot], None],
         failed: Callable[..., None],
-        chronicle: Chronicle,
+        chronicle: TimelineWriter,
     ) -> None:
         self._config, self._clock, self._models = config, clock, models
         self._emit, self._known, self._lost, self._failed = emit, known, lost, failed
         self._chronicle = chronicle
         self.nodes: dict[str, Node] = {}
-        self.seats: dict[str, Seat] = {}
-        self._seat_of: dict[int, Seat] = {}
+        self.seats: dict[str, EngineSlot] = {}
+        self._seat_of: dict[int, EngineSlot] = {}
         self._next_engine = 0
         self._orders = Orders(config, clock, self.nodes, self.seats)
         self._dealing = Dealing(config, models, self.nodes)
@@ -81,7 +81,7 @@ class Fleet:
 
     # Nodes
 
-    def node_joined(self, peer: Peer) -> None:
+    def node_joined(self, peer: Connection) -> None:
         """An agent said hello; it will report."""
         node = Node(
             number=peer.hello.node,
@@ -92,7 +92,7 @@ class Fleet:
         self.nodes[node.name] = node
         peer.send(Welcome())
 
-    def node_reported(self, peer: Peer, report: NodeReport) -> None:
+    def node_reported(self, peer: Connection, report: NodeReport) -> None:
         """What a node has: its seats are made, and weights are dealt when all are there."""
         node = self.nodes[peer.hello.name]
         node.report = report
@@ -118,7 +118,7 @@ class Fleet:
             )  # the word of its death, or the order to start it, was lost with the line
         self.tick()
 
-    def node_gone(self, peer: Peer) -> None:
+    def node_gone(self, peer: Connection) -> None:
         """A node's agent is gone; its engines follow by themselves."""
         node = self.nodes.pop(peer.hello.name)
         host = node.report.host if node.report else node.name
@@ -128,7 +128,7 @@ class Fleet:
         self._dealing.node_left(node, now_s)
         self._dealing.deal()
 
-    def child_exited(self, peer: Peer, exited: ChildExited) -> None:
+    def child_exited(self, peer: Connection, exited: ChildExited) -> None:
         """An engine's process ended: again, unless it never works."""
         node, seat = self.nodes.get(peer.hello.name), self.seats.get(exited.name)
         if node is None or seat is None or exited.role != "engine" or seat.node != node.number:
@@ -138,7 +138,7 @@ class Fleet:
         if self._may_try_again(seat, f"it ended with {exited.exit_code}: {last[0]}"):
             self._orders.start_again(seat)
 
-    def _may_try_again(self, seat: Seat, why: str) -> bool:
+    def _may_try_again(self, seat: EngineSlot, why: str) -> bool:
         """An engine failed. Whether a new process may do better; in the end its place stays empty."""
         if seat.is_spare:
             self._spare_failed(why)
@@ -160,7 +160,7 @@ class Fleet:
 
     # Weights
 
-    def fetched(self, peer: Peer, fetched: ModelFetched) -> None:
+    def fetched(self, peer: Connection, fetched: ModelFetched) -> None:
         """A model lies in a node's memory."""
         node, model = self.nodes[peer.hello.name], self._models.get(fetched.model)
         if model is None or model.outcome is not None:
@@ -190,7 +190,7 @@ class Fleet:
         self.identify(model)
         self.serve_idle()
 
-    def fetch_failed(self, peer: Peer, failure: FetchFailed) -> None:
+    def fetch_failed(self, peer: Connection, failure: FetchFailed) -> None:
         """A node cannot have a model, or not now. If no other could either, its evaluation ends."""
         model, node = self._models.get(failure.model), self.nodes[peer.hello.name]
         if model is None or model.outcome is not None:
@@ -209,7 +209,7 @@ class Fleet:
 
     # Engines
 
-    def engine_joined(self, peer: Peer) -> None:
+    def engine_joined(self, peer: Connection) -> None:
         """An engine's worker said hello, for the first time or again."""
         seat = self.seats.get(peer.hello.name)
         if seat is None:  # of a node that is still to report after our own restart, or given up
@@ -229,7 +229,7 @@ class Fleet:
         else:
             self.serve_idle()
 
-    def engine_gone(self, peer: Peer) -> None:
+    def engine_gone(self, peer: Connection) -> None:
         """An engine's connection ended: unless it is back soon, what it held is to be asked again."""
         seat = self.seats.get(peer.hello.name)
         if seat is None or seat.peer is not peer:
@@ -237,7 +237,7 @@ class Fleet:
         seat.peer, seat.cut_s = None, self._clock.monotonic_s()
         seat.loading = None
 
-    def _unseat(self, seat: Seat) -> None:
+    def _unseat(self, seat: EngineSlot) -> None:
         known_as = seat.number if seat.number is not None else seat.swapping
         if known_as is not None:
             self._emit(events.EngineLeft(now_s=self._clock.monotonic_s(), engine=known_as))
@@ -256,7 +256,7 @@ class Fleet:
         seat.asked.clear()
         self._lost(seat)
 
-    def _chronicle_served(self, seat: Seat) -> None:
+    def _chronicle_served(self, seat: EngineSlot) -> None:
         self._chronicle.engine(
             "serve",
             engine=seat.place,
@@ -287,7 +287,7 @@ class Fleet:
         if home := self._certifying.new_home(self._clock.monotonic_s()):
             self._seat_spare(home)
 
-    def _serve(self, seat: Seat, model: Model) -> bool:
+    def _serve(self, seat: EngineSlot, model: Model) -> bool:
         if model.outcome is not None:
             return False
         folder = model.folders.get(seat.node)
@@ -326,7 +326,7 @@ class Fleet:
         if not self._serve(seat, model):
             seat.serving = None
 
-    def serving(self, peer: Peer, said: Serving) -> None:
+    def serving(self, peer: Connection, said: Serving) -> None:
         """An engine has a model; it may answer when its canaries are right."""
         seat, model = self.seats.get(peer.hello.name), self._models.get(said.model)
         if seat is None or model is None:
@@ -363,7 +363,7 @@ class Fleet:
             return  # until the fresh load beside it has spoken
         self._seat_ready(seat, said)
 
-    def _note(self, seat: Seat, model: Model, said: Serving) -> None:
+    def _note(self, seat: EngineSlot, model: Model, said: Serving) -> None:
         """Keep what an engine says of itself and of a model."""
         seat.failures = 0
         if said.how == "load" and model.canary is None:
@@ -383,7 +383,7 @@ class Fleet:
         ) in self._models.open():  # those that were fetched before lacked nothing but the numerics
             self.identify(one)
 
-    def _seat_ready(self, seat: Seat, said: Serving) -> None:
+    def _seat_ready(self, seat: EngineSlot, said: Serving) -> None:
         if seat.swapping is None:
             seat.swapping = self._next_engine
             self._next_engine += 1
@@ -403,7 +403,7 @@ class Fleet:
             )
         )
 
-    def serve_failed(self, peer: Peer, failure: ServeFailed) -> None:
+    def serve_failed(self, peer: Connection, failure: ServeFailed) -> None:
         """An engine cannot have a model: a new process may, or nobody can."""
         seat, model = self.seats.get(peer.hello.name), self._models.get(failure.model)
         if seat is None or model is None:
@@ -432,7 +432,7 @@ class Fleet:
         if self._may_try_again(seat, failure.why):
             self._restart(seat, meant_for=model.number)
 
-    def _restart(self, seat: Seat, *, meant_for: int | None = None) -> None:
+    def _restart(self, seat: EngineSlot, *, meant_for: int | None = None) -> None:
         self._unseat(seat)
         seat.meant_for = meant_for
         self._orders.end(seat)
@@ -461,7 +461,7 @@ class Fleet:
 
     # Time
 
-    def heard(self, peer: Peer) -> None:
+    def heard(self, peer: Connection) -> None:
         """A sign of life."""
         if seat := self.seats.get(peer.hello.name):
             seat.heard_s = self._clock.monotonic_s()
@@ -475,7 +475,7 @@ class Fleet:
             if not seat.is_spare
         )
 
-    def seat_of(self, engine: int) -> Seat | None:
+    def seat_of(self, engine: int) -> EngineSlot | None:
         """The seat of an engine as the policy numbers it."""
         return self._seat_of.get(engine)
 

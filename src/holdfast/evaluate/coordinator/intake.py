@@ -6,21 +6,21 @@ A sample that misses nothing any more is delivered.
 
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator.awaited import Awaited
-from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample
+from holdfast.evaluate.coordinator.awaited import ResumedRequests
+from holdfast.evaluate.coordinator.book import OpenRequest, OpenRequests, OpenSample
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 NOT_WANTED = "Its scores are not wanted any more."
 _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
 
-class Intake:
+class SampleQueue:
     """See the module.
 
     Args:
@@ -39,8 +39,8 @@ class Intake:
     def __init__(
         self,
         models: Models,
-        book: Book,
-        awaited: Awaited,
+        book: OpenRequests,
+        awaited: ResumedRequests,
         measurements: Measurements,
         delivery: Delivery,
         counts: Counts,
@@ -59,7 +59,7 @@ class Intake:
 
     # What comes in
 
-    def submit(self, peer: Peer, submit: messages.Submit) -> None:
+    def submit(self, peer: Connection, submit: messages.Submit) -> None:
         """A client wants samples of its task for its model."""
         model, task = self._models.get(peer.hello.model), peer.hello.task
         if model is None or model.outcome is not None:

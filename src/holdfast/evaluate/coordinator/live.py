@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator.asking import Asking
-from holdfast.evaluate.coordinator.awaited import Awaited
-from holdfast.evaluate.coordinator.book import Book
-from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.asking import Dispatcher
+from holdfast.evaluate.coordinator.awaited import ResumedRequests
+from holdfast.evaluate.coordinator.book import OpenRequests
+from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.commits import Commits
 from holdfast.evaluate.coordinator.config import DONE, FAILED, CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
-from holdfast.evaluate.coordinator.fleet import Fleet
-from holdfast.evaluate.coordinator.intake import NOT_WANTED, Intake
+from holdfast.evaluate.coordinator.fleet import EnginePool
+from holdfast.evaluate.coordinator.intake import NOT_WANTED, SampleQueue
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.tasks import Tasks
@@ -32,7 +32,7 @@ from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.answer_journal import Journal
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class Live:
         config: CoordinatorConfig,
         clock: Clock,
         state: State,
-        chronicle: Chronicle,
+        chronicle: TimelineWriter,
         *,
         epoch: int,
     ) -> None:
@@ -56,12 +56,12 @@ class Live:
         self._config, self._clock, self._state, self._epoch = config, clock, state, epoch
         self._chronicle = chronicle
         self._journals, self._learned = Path(config.journals), files.learned
-        self._book = Book(files.folder)
+        self._book = OpenRequests(files.folder)
         self._models = Models(files.models)
         self._tasks = Tasks(
             config.suite, config.spec, config.nodes, Path(config.folder), files.results
         )
-        self._fleet = Fleet(
+        self._fleet = EnginePool(
             config,
             clock,
             self._models,
@@ -71,10 +71,10 @@ class Live:
             failed=self._failed,
             chronicle=chronicle,
         )
-        self._command: Peer | None = None
-        self._clients: dict[tuple[int, int], Peer] = {}
+        self._command: Connection | None = None
+        self._clients: dict[tuple[int, int], Connection] = {}
         self._events: deque[events.Event] = deque()
-        self._awaited = Awaited(self._book)
+        self._awaited = ResumedRequests(self._book)
         self._delivery = Delivery(self._book, self._models, self._clients.get)
         self._measurements = Measurements(
             self._book,
@@ -86,7 +86,7 @@ class Live:
             now_s=self._now_s,
         )
         self._counts = Counts()
-        self._intake = Intake(
+        self._intake = SampleQueue(
             self._models,
             self._book,
             self._awaited,
@@ -104,7 +104,7 @@ class Live:
             measured=self._intake.measured,
             ended=self._committed,
         )
-        self._asking = Asking(
+        self._asking = Dispatcher(
             self._book,
             self._fleet,
             self._awaited,
@@ -122,7 +122,7 @@ class Live:
         self.ended = asyncio.Event()
         """Set when nothing is left to do, or nothing can be done."""
         self.exit_code = DONE
-        self._handlers: dict[type[messages.Message], Callable[[Peer, Any], None]] = {
+        self._handlers: dict[type[messages.Message], Callable[[Connection, Any], None]] = {
             messages.AddModel: self._add_model,
             messages.Finish: self._finish,
             messages.NodeReport: self._fleet.node_reported,
@@ -142,7 +142,7 @@ class Live:
 
     # Peers
 
-    def joined(self, peer: Peer) -> None:
+    def joined(self, peer: Connection) -> None:
         """See `Listener.joined`."""
         match peer.hello.role:
             case "command":
@@ -170,14 +170,14 @@ class Live:
                 peer.close()
         self._run_policy()
 
-    def heard(self, peer: Peer, message: messages.Message) -> None:
+    def heard(self, peer: Connection, message: messages.Message) -> None:
         """See `Listener.heard`."""
         self._fleet.heard(peer)
         if handler := self._handlers.get(type(message)):
             handler(peer, message)
             self._run_policy()
 
-    def gone(self, peer: Peer) -> None:
+    def gone(self, peer: Connection) -> None:
         """See `Listener.gone`."""
         match peer.hello.role:
             case "command":
@@ -201,7 +201,7 @@ class Live:
 
     # Models
 
-    def _add_model(self, peer: Peer, added: messages.AddModel) -> None:
+    def _add_model(self, peer: Connection, added: messages.AddModel) -> None:
         if (known := self._models.get(added.model)) is not None:
             for outcome in self._tasks.of_model(known.number):
                 peer.send(outcome)
@@ -222,11 +222,11 @@ class Live:
             self._fleet.tick()
             self._tasks.start(self._models.open(), self._now_s())
 
-    def _finish(self, _peer: Peer, _finish: messages.Finish) -> None:
+    def _finish(self, _peer: Connection, _finish: messages.Finish) -> None:
         self._finishing = True
         self._end_if_done()
 
-    def _model_fetched(self, peer: Peer, fetched: messages.ModelFetched) -> None:
+    def _model_fetched(self, peer: Connection, fetched: messages.ModelFetched) -> None:
         self._fleet.fetched(peer, fetched)
         self._tasks.start(self._models.open(), self._now_s())
 
@@ -294,14 +294,14 @@ class Live:
 
     # Tasks and samples
 
-    def _prepared(self, peer: Peer, prepared: messages.Prepared) -> None:
+    def _prepared(self, peer: Connection, prepared: messages.Prepared) -> None:
         if prepared.error:
             self._failed(None, prepared.error, wrong_use=True)
             return
         self._tasks.prepared(peer, prepared)
         self._tasks.start(self._models.open(), self._now_s())
 
-    def _task_ended(self, peer: Peer, ended: messages.TaskEnded) -> None:
+    def _task_ended(self, peer: Connection, ended: messages.TaskEnded) -> None:
         model = self._models.get(ended.model)
         if model is None or model.outcome is not None:
             return
@@ -322,7 +322,7 @@ class Live:
         if self._tasks.are_all_ended(ended.model):
             self._end_model(model)
 
-    def _holding(self, peer: Peer, message: messages.Holding) -> None:
+    def _holding(self, peer: Connection, message: messages.Holding) -> None:
         self._asking.holding(peer, message)
         if self._fleet.is_complete():
             self._intake.settle()
@@ -343,7 +343,7 @@ class Live:
 
     # Metrics
 
-    def _sample_measured(self, peer: Peer, said: messages.SampleMeasured) -> None:
+    def _sample_measured(self, peer: Connection, said: messages.SampleMeasured) -> None:
         samples, losses = self._measurements.ended(said)
         if samples:
             self._chronicle.metric(peer.hello.node, samples[0], said.seconds, said.error)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.evaluate.coordinator.book import Book, OpenSample, measured_key
+from holdfast.evaluate.coordinator.book import OpenRequests, OpenSample, measured_key
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.tasks import Tasks
@@ -27,7 +27,7 @@ class Measurements:
 
     def __init__(
         self,
-        book: Book,
+        book: OpenRequests,
         models: Models,
         tasks: Tasks,
         delivery: Delivery,

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.certifying import SPARE
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
-from holdfast.evaluate.coordinator.seats import Node, Seat
+from holdfast.evaluate.coordinator.seats import EngineSlot, Node
 from holdfast.evaluate.types.engine import engines_on
 from holdfast.evaluate.wire.messages import NodeReport, StartEngine, StopEngine
 
@@ -20,7 +20,7 @@ class Orders:
         config: CoordinatorConfig,
         clock: Clock,
         nodes: Mapping[str, Node],
-        seats: dict[str, Seat],
+        seats: dict[str, EngineSlot],
     ) -> None:
         self._config, self._clock, self._nodes, self._seats = config, clock, nodes, seats
         self._places: dict[str, int] = {}
@@ -41,11 +41,11 @@ class Orders:
             seat.ordered_s, seat.failures = self._clock.monotonic_s(), 0
         self._start(seat, node)
 
-    def new_seat(self, name: str, node: int) -> Seat:
+    def new_seat(self, name: str, node: int) -> EngineSlot:
         """A place for an engine, of which nothing is known yet."""
         now_s = self._clock.monotonic_s()
         place = self._places.setdefault(name, len(self._places))
-        seat = Seat(
+        seat = EngineSlot(
             name=name,
             place=place,
             node=node,
@@ -56,13 +56,13 @@ class Orders:
         self._seats[name] = seat
         return seat
 
-    def start_again(self, seat: Seat) -> None:
+    def start_again(self, seat: EngineSlot) -> None:
         """Have an engine started; where only a word was lost with a line, its agent has it and does nothing."""
         seat.ordered_s = self._clock.monotonic_s()
         if node := self._node_of(seat):
             self._start(seat, node)
 
-    def end(self, seat: Seat) -> None:
+    def end(self, seat: EngineSlot) -> None:
         """Have an engine's process ended, whatever it does."""
         if seat.peer is not None:
             seat.peer.close()
@@ -70,12 +70,12 @@ class Orders:
         if node := self._node_of(seat):
             node.peer.send(StopEngine(name=seat.name))
 
-    def _start(self, seat: Seat, node: Node) -> None:
+    def _start(self, seat: EngineSlot, node: Node) -> None:
         spec = self._config.spec
         if not spec.threads and node.report:
             threads = max(1, node.report.cores // max(1, self.engines_of(node.report)))
             spec = msgspec.structs.replace(spec, threads=threads)
         node.peer.send(StartEngine(name=seat.name, spec=spec, index=seat.index))
 
-    def _node_of(self, seat: Seat) -> Node | None:
+    def _node_of(self, seat: EngineSlot) -> Node | None:
         return next((one for one in self._nodes.values() if one.number == seat.node), None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from holdfast.evaluate.wire.messages import NodeReport
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 
 @dataclass
@@ -12,7 +12,7 @@ class Node:
 
     number: int
     name: str
-    peer: Peer
+    peer: Connection
     joined_s: float
     report: NodeReport | None = None
     told: dict[int, tuple[list[int], float]] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Node:
 
 
 @dataclass
-class Seat:
+class EngineSlot:
     """A place for an engine, kept while its processes come and go.
 
     `number` is the policy's, new for each time that an engine is ready; None while none is. `asked` maps the keys in
@@ -40,7 +40,7 @@ class Seat:
     """It takes no requests: it loads each model afresh, to say what swaps are held against."""
     has_loaded: bool = False
     """Whether its process has loaded a model, and with it all that the next one will not have to wait for."""
-    peer: Peer | None = None
+    peer: Connection | None = None
     number: int | None = None
     swapping: int | None = None
     """The number it had before it began to swap, and has again after it."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import SystemClock
-from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import (
     LEFT,
     UNWRITABLE,
@@ -29,7 +29,7 @@ from holdfast.evaluate.coordinator.config import (
 from holdfast.evaluate.coordinator.live import Live
 from holdfast.evaluate.policy.priors import Priors, decode_history
 from holdfast.evaluate.policy.state import PolicyConfig, State
-from holdfast.evaluate.types.timeline import TimelineWriter
+from holdfast.evaluate.types.timeline import TimelineFile
 from holdfast.evaluate.wire.answer_journal import JournalError
 from holdfast.evaluate.wire.folder_lock import at_work
 from holdfast.evaluate.wire.server import listen
@@ -48,8 +48,8 @@ async def coordinate(folder: Path) -> int:
     config, token = decode_config(files.config.read_bytes()), files.token.read_text()
     clock = SystemClock()
     started_at_s, epoch = _begin(files, clock.now_s())
-    timeline = TimelineWriter(folder / "timeline.jsonl")
-    chronicle = Chronicle(timeline, clock, started_at_s)
+    timeline = TimelineFile(folder / "timeline.jsonl")
+    chronicle = TimelineWriter(timeline, clock, started_at_s)
     chronicle.begin(
         started_at_s, config.suite.name, [entry.name for entry in config.suite.entries], epoch
     )

@@ -12,7 +12,7 @@ from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.harness import ModelFacts
 from holdfast.evaluate.types.suite import Suite
 from holdfast.evaluate.wire.messages import Prepare, Prepared, RunTask, TaskOutcome
-from holdfast.evaluate.wire.server import Peer
+from holdfast.evaluate.wire.server import Connection
 
 _ABSENCE_S = (
     3.0  # of a host, after which its tasks go to others; a line that was cut is back sooner
@@ -20,10 +20,10 @@ _ABSENCE_S = (
 
 
 @dataclass
-class Host:
+class ConnectedHost:
     """A node's harness host, as long as it is connected."""
 
-    peer: Peer
+    peer: Connection
     node: int
     prepared: bool = False
     running: set[tuple[int, int]] = field(default_factory=set)
@@ -48,13 +48,13 @@ class Tasks:
         )
         self._absent_since_s: dict[int, float] = {}
         results.mkdir(parents=True, exist_ok=True)
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, ConnectedHost] = {}
         names = [path.stem.split("-") for path in results.glob("*.outcome")]
         self._ended = {(int(model), int(task)) for model, task in names}
 
-    def host_joined(self, peer: Peer) -> None:
+    def host_joined(self, peer: Connection) -> None:
         """A host said hello: have it prepare."""
-        self.hosts[peer.hello.name] = Host(peer=peer, node=peer.hello.node)
+        self.hosts[peer.hello.name] = ConnectedHost(peer=peer, node=peer.hello.node)
         peer.send(
             Prepare(
                 entries=list(self._suite.entries),
@@ -64,15 +64,15 @@ class Tasks:
             )
         )
 
-    def host_gone(self, peer: Peer) -> None:
+    def host_gone(self, peer: Connection) -> None:
         """A host is gone, with the clients it had: `start` finds others for them."""
         self.hosts.pop(peer.hello.name, None)
 
-    def prepared(self, peer: Peer, _prepared: Prepared) -> None:
+    def prepared(self, peer: Connection, _prepared: Prepared) -> None:
         """A host can run tasks."""
         self.hosts[peer.hello.name].prepared = True
 
-    def host_on(self, node: int) -> Host | None:
+    def host_on(self, node: int) -> ConnectedHost | None:
         """A prepared host on a node."""
         return next(
             (host for host in self.hosts.values() if host.node == node and host.prepared), None
@@ -95,7 +95,7 @@ class Tasks:
                     folder = model.added.folder or str(self._folder)
                     host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=folder))
 
-    def _host_for(self, task: int, now_s: float) -> Host | None:
+    def _host_for(self, task: int, now_s: float) -> ConnectedHost | None:
         own = task % self._nodes
         if host := self.host_on(own):
             self._absent_since_s.pop(own, None)
@@ -111,7 +111,7 @@ class Tasks:
             (model, task) in host.running and host.node != node for host in self.hosts.values()
         )
 
-    def able_host(self, model: Model, node: int) -> tuple[Host, ModelFacts] | None:
+    def able_host(self, model: Model, node: int) -> tuple[ConnectedHost, ModelFacts] | None:
         """The host for what is to be done on a node for a model: another's where that node cannot have the model."""
         others = [host.node for host in self.hosts.values()] if node in model.refusals else []
         for place in (node, *others):

@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.openai_calls import Malformed, Tokenize, answer_of, path_and_body
+from holdfast.evaluate.engines.openai_calls import (
+    MalformedReply,
+    Tokenize,
+    answer_of,
+    path_and_body,
+)
 from holdfast.evaluate.types.engine import Curve, EngineSpec, Finished, SwapRefused
 from holdfast.evaluate.types.requests import Answer, Request
 
@@ -250,7 +255,7 @@ class OpenAIEngine:
             reply = await self._ask("POST", f"{self._url}/{path}", body, self._patience_s)
             try:
                 return answer_of(request, reply, self._max_length, self._tokenize)
-            except Malformed as error:
+            except MalformedReply as error:
                 if tried == _MALFORMED_TRIES - 1:
                     raise Unanswerable(
                         f"{self._url}/{path} answers what cannot be used: {error}."

@@ -20,7 +20,7 @@ _NOT_FOR_A_SERVER = {
 Tokenize = Callable[[str], Sequence[int]]
 
 
-class Malformed(Exception):
+class MalformedReply(Exception):
     """A server's answer is not what the API says."""
 
 
@@ -73,7 +73,9 @@ def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize 
         usage = reply.get("usage") or {}
         return _generated(request, choice, text or "", usage, tokenize)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise Malformed(f"{type(error).__name__}: {error} in {json.dumps(reply)[:300]}") from error
+        raise MalformedReply(
+            f"{type(error).__name__}: {error} in {json.dumps(reply)[:300]}"
+        ) from error
 
 
 def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:

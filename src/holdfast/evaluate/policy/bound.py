@@ -81,7 +81,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class RunWork:
     """A run as it turned out.
 
     Attributes:
@@ -115,7 +115,7 @@ class Bound:
         return makespan_s / self.seconds if self.seconds > 0 else 1.0
 
 
-def lower_bound(work: Work) -> Bound:
+def lower_bound(work: RunWork) -> Bound:
     """The greatest of the terms that the module derives, in O(n log n).
 
     Raises:
@@ -181,7 +181,7 @@ def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list
         end_s = (rest_s + sum_s) / count
 
 
-def _at_pace(work: Work, least_s: float) -> float:
+def _at_pace(work: RunWork, least_s: float) -> float:
     """The term "pace"; 0 where it says no more than `least_s`, which other terms have shown."""
     curve = work.curve
     if curve is None or not work.samples or curve.step_sequence_s <= 0:

@@ -22,7 +22,7 @@ from holdfast.evaluate.policy.events import (
     NodeJoined,
     NodeLeft,
     Recalled,
-    Refused,
+    RequestRefused,
     SamplesAdded,
     SampleSpec,
     Tick,
@@ -295,7 +295,7 @@ def _recalled(state: State, event: Recalled) -> None:
         tail.claim(state, model)
 
 
-def _refused(state: State, event: Refused) -> None:
+def _refused(state: State, event: RequestRefused) -> None:
     engine = state.engines.get(event.engine)
     if event.retry:
         if engine is not None:
@@ -415,7 +415,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     SamplesAdded: _samples_added,
     Answered: _answered,
     Recalled: _recalled,
-    Refused: _refused,
+    RequestRefused: _refused,
     Measured: _measured,
     MetricLost: _metric_lost,
     ModelDropped: _model_dropped,

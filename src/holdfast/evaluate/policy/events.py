@@ -107,7 +107,7 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RequestRefused:
     """A request failed on an engine by itself; the caller says whether it may be asked again."""
 
     now_s: float
@@ -157,7 +157,7 @@ Event = (
     | SamplesAdded
     | Answered
     | Recalled
-    | Refused
+    | RequestRefused
     | Measured
     | MetricLost
     | ModelDropped

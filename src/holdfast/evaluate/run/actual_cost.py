@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from holdfast.evaluate.metrics.judge.quota import WINDOW_S
 from holdfast.evaluate.policy.account import merged, weights_came_s
-from holdfast.evaluate.policy.bound import Quota, SampleWork, Transfer, Work
+from holdfast.evaluate.policy.bound import Quota, RunWork, SampleWork, Transfer
 from holdfast.evaluate.run.options import JudgeLimits
 from holdfast.evaluate.types.engine import Curve
 from holdfast.evaluate.types.timeline import MetricSpan, NodeSpan, RequestSpan, Timeline
@@ -47,7 +47,7 @@ def work_of(
     *,
     judge: JudgeLimits | None = None,
     metric_slots: int = 1,
-) -> Work | None:
+) -> RunWork | None:
     """The work of one model's evaluation; None where no engine answered anything.
 
     Args:
@@ -75,7 +75,7 @@ def work_of(
     )
     shortest_s = min(cost.alone_s for cost in costs)
     nodes = {span.node for spans in (timeline.nodes, timeline.metrics) for span in spans}
-    return Work(
+    return RunWork(
         samples=[*samples, asked],
         engines_there_s=there_s,
         slots_there_s=[0.0] * (max(1, len(nodes)) * max(metric_slots, _at_once(timeline.metrics))),

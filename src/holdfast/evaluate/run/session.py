@@ -76,12 +76,12 @@ class NodesWanted:
 
 
 class Session:
-    """One coordinator and its nodes. `told` hears every message of the coordinator, in the event loop."""
+    """One coordinator and its nodes. `on_message` is called with every message of the coordinator, in the event loop."""
 
     def __init__(
-        self, config: CoordinatorConfig, wanted: NodesWanted, told: Callable[[Message], None]
+        self, config: CoordinatorConfig, wanted: NodesWanted, on_message: Callable[[Message], None]
     ) -> None:
-        self._config, self._wanted, self._told = config, wanted, told
+        self._config, self._wanted, self._on_message = config, wanted, on_message
         self._files = CoordinatorFiles(Path(config.folder))
         self._models: dict[int, AddModel] = {}
         self._finishing = False
@@ -283,7 +283,7 @@ class Session:
                 continue
             if isinstance(message, ModelOutcome):
                 self._models.pop(message.model, None)
-            self._told(message)
+            self._on_message(message)
         raise AssertionError("a line's messages end by an error")
 
     async def _mind(self, placement: Placement) -> None:

@@ -27,7 +27,7 @@ from holdfast.evaluate.types.timeline import (
     Line,
     Span,
     Timeline,
-    TimelineWriter,
+    TimelineFile,
     read_timeline,
 )
 from holdfast.evaluate.wire.messages import ModelOutcome, TaskOutcome
@@ -149,7 +149,7 @@ def write_slice(
         write_atomic(CoordinatorFiles(paths.root).curve, curve.read_bytes())
     begin = msgspec.structs.replace(whole.begin, started_at_s=whole.begin.started_at_s + begun_s)
     paths.timeline.unlink(missing_ok=True)
-    with TimelineWriter(paths.timeline) as writer:
+    with TimelineFile(paths.timeline) as writer:
         writer.append(begin)
         for span in spans:
             t0, t1 = max(0.0, span.t0 - begun_s), max(0.0, span.t1 - begun_s)

@@ -148,7 +148,7 @@ Line = (
 )
 
 
-class TimelineWriter:
+class TimelineFile:
     """The file's one writer: the coordinator."""
 
     def __init__(self, path: Path) -> None:

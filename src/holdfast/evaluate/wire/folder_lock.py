@@ -27,8 +27,8 @@ def at_work(state: Path) -> Iterator[None]:
         os.close(file)
 
 
-def wait_for_the_others(state: Path, timeout_s: float, told: Callable[[], None]) -> None:
-    """Return when nobody holds the folder; `told` is called once if that takes a while.
+def wait_for_the_others(state: Path, timeout_s: float, on_wait: Callable[[], None]) -> None:
+    """Return when nobody holds the folder; `on_wait` is called once if that takes a while.
 
     Raises:
         EvaluationError: they are still there after `timeout_s`.
@@ -48,7 +48,7 @@ def wait_for_the_others(state: Path, timeout_s: float, told: Callable[[], None])
                     ) from None
                 if not waits:
                     waits = True
-                    told()
+                    on_wait()
                 time.sleep(_POLL_S)
             else:
                 return

@@ -21,7 +21,7 @@ _MOST_UNSENT_BYTES = 512 * 1024 * 1024  # to one that does not read; then it is 
 _log = logging.getLogger(__name__)
 
 
-class Peer:
+class Connection:
     """One connection that said hello."""
 
     def __init__(self, hello: Hello, writer: asyncio.StreamWriter) -> None:
@@ -45,15 +45,15 @@ class Peer:
 class Listener(Protocol):
     """What becomes of what peers do. Called from the event loop, never concurrently."""
 
-    def joined(self, peer: Peer) -> None:
+    def joined(self, peer: Connection) -> None:
         """A peer said hello; one of the same role and name that was there before is gone by now."""
         ...
 
-    def heard(self, peer: Peer, message: Message) -> None:
+    def heard(self, peer: Connection, message: Message) -> None:
         """A peer said something."""
         ...
 
-    def gone(self, peer: Peer) -> None:
+    def gone(self, peer: Connection) -> None:
         """A peer's connection ended."""
         ...
 
@@ -68,17 +68,17 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
     Raises:
         OSError: the port is taken.
     """
-    peers: dict[tuple[str, str], Peer] = {}
+    peers: dict[tuple[str, str], Connection] = {}
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer: Peer | None = None
+        peer: Connection | None = None
         notice_loss(writer.get_extra_info("socket"))
         try:
             hello = await asyncio.wait_for(read(reader), HELLO_TIMEOUT_S)
             if not isinstance(hello, Hello) or not is_token(hello.token, token):
                 writer.write(encode(Refused(why="The token is not this evaluation's.")))
                 return
-            peer = Peer(hello, writer)
+            peer = Connection(hello, writer)
             name = (hello.role, hello.name)
             if before := peers.pop(name, None):  # its end has not come to us yet
                 listener.gone(before)

@@ -26,7 +26,12 @@ from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.long import steps_of
 from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
 from holdfast.trace.telemetry.progress import Progress
-from holdfast.trace.telemetry.prometheus_http import MOST_POINTS, AnswerTooLarge, Prometheus, Series
+from holdfast.trace.telemetry.prometheus_http import (
+    MOST_POINTS,
+    AnswerTooLarge,
+    Prometheus,
+    PrometheusSeries,
+)
 from holdfast.trace.telemetry.store import (
     DAY_US,
     Store,
@@ -279,7 +284,7 @@ class _Fetch:
             write_parquet(self._connection, select, of_day, place / f"part-{number:06}.parquet")
         return {"samples": len(days), "dropped": dropped}
 
-    def _answers(self, shard: str, chunk: Span) -> Iterator[Series]:
+    def _answers(self, shard: str, chunk: Span) -> Iterator[PrometheusSeries]:
         try:
             yield from self._server.range(
                 self._query(shard), start_s=chunk.start_s, end_s=chunk.end_s, step_s=chunk.step_s
@@ -359,7 +364,7 @@ def device_of(labels: Any, metric: Metric) -> Device:
     return Device(f"{node}-{labels['gpu']}{part}", node, gpu)
 
 
-def _kept(metric: Metric, series: Series, dropped: dict[str, int]) -> Any:
+def _kept(metric: Metric, series: PrometheusSeries, dropped: dict[str, int]) -> Any:
     """Which samples of a series can be real; counts the others by reason."""
     kept = np.ones(len(series.values), dtype=bool)
     wrong = ~((series.values >= metric.low) & (series.values <= metric.high))

@@ -85,7 +85,7 @@ def _secret(path: Path | None, variable: str) -> str:
 
 
 @dataclass(frozen=True)
-class Series:
+class PrometheusSeries:
     """A series of an answer."""
 
     labels: Mapping[str, str]
@@ -158,7 +158,7 @@ class Prometheus:
 
     def range(
         self, expression: str, *, start_s: float, end_s: float, step_s: float
-    ) -> list[Series]:
+    ) -> list[PrometheusSeries]:
         """The series of an expression from `start_s` to `end_s`, both inclusive, a point every `step_s`.
 
         Raises:
@@ -260,6 +260,6 @@ def _error_of(error: urllib.error.HTTPError) -> str:
         return str(error.reason)
 
 
-def _series(labels: Mapping[str, str], points: list[tuple[float, str]]) -> Series:
+def _series(labels: Mapping[str, str], points: list[tuple[float, str]]) -> PrometheusSeries:
     at_us = np.rint(np.array([at for at, _ in points]) * 1e6).astype(np.int64)
-    return Series(labels, at_us, np.array([float(value) for _, value in points]))
+    return PrometheusSeries(labels, at_us, np.array([float(value) for _, value in points]))

@@ -31,7 +31,7 @@ OUTLIERS: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Margins:
+class JointMargins:
     """The published tables of the GPU jobs of one cluster."""
 
     types: tuple[str, ...]
@@ -57,7 +57,7 @@ def read_tables(cluster: str) -> dict[str, Any]:
     return tomllib.loads(_folder().joinpath(f"{cluster}.toml").read_text("utf-8"))
 
 
-def carried(margins: Margins, conditions: Conditions, cluster: str) -> Floats:
+def carried(margins: JointMargins, conditions: Conditions, cluster: str) -> Floats:
     """The (T, G, D) table of GPU jobs that is carried, with every margin of jobs met to the last digit."""
     table = np.zeros(conditions.prior.shape)
     for row in csv.reader(
@@ -78,7 +78,7 @@ def _folder() -> Any:
     return resources.files("holdfast.trace.twin").joinpath("tables")
 
 
-def margins_of(tables: dict[str, Any]) -> Margins:
+def margins_of(tables: dict[str, Any]) -> JointMargins:
     """What is published of the GPU jobs, and what follows from it: the means in the bins, the GPU time of all."""
     types = tuple(name for name in tables["types"] if name != CPU)
     summary = tables["summary"]
@@ -95,7 +95,7 @@ def margins_of(tables: dict[str, Any]) -> Margins:
         curve = np.array(tables["gpu_num"]["cumulative_gpu_time_pct"], dtype=float)
         shares = np.diff(curve[:, 1], prepend=0.0) / 100
         gpu_time_s = float((durations * means).sum() / (shares / curve[:, 0]).sum())
-    return Margins(
+    return JointMargins(
         types=types,
         values=np.array(tables["gpu_num"]["values"], dtype=float),
         durations=durations,
@@ -118,7 +118,7 @@ def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float)
     return moved
 
 
-def conditions_of(margins: Margins, gpu_num: dict[str, Any]) -> Conditions:
+def conditions_of(margins: JointMargins, gpu_num: dict[str, Any]) -> Conditions:
     """Everything published, as conditions on the (T, G, D) table of GPU jobs."""
     shape = (len(margins.types), len(margins.values), BINS)
     values = margins.values[None, :, None]

@@ -10,7 +10,7 @@ from holdfast.core.errors import BadUse
 from holdfast.trace.twin import habits
 from holdfast.trace.twin.bins import BINS, bin_means, padded
 from holdfast.trace.twin.joint import (
-    Margins,
+    JointMargins,
     carried,
     conditions_of,
     margins_of,
@@ -104,7 +104,7 @@ def _made(tables: dict[str, Any]) -> Calibration:
     )
 
 
-def _gpu_time(cells: Floats, margins: Margins, gpu_num: dict[str, Any]) -> Floats:
+def _gpu_time(cells: Floats, margins: JointMargins, gpu_num: dict[str, Any]) -> Floats:
     """(T, G) GPU time with the published shares by GPU count and by type to the last digit.
 
     The solved table has them within a few parts in a hundred; the rest is proportional fitting, and the durations

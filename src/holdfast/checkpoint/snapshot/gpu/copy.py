@@ -21,9 +21,9 @@ from typing import Final
 import torch
 
 from holdfast.checkpoint.format.checksums import DIGEST_BYTES
-from holdfast.checkpoint.snapshot.buffer_pool import Seat
+from holdfast.checkpoint.snapshot.buffer_pool import Buffer
 from holdfast.checkpoint.snapshot.gpu.live import LiveDigests
-from holdfast.checkpoint.snapshot.gpu.memory import Packed, Staging, room_bytes
+from holdfast.checkpoint.snapshot.gpu.memory import DeviceStaging, Packed, room_bytes
 from holdfast.checkpoint.snapshot.gpu.staging import first_staged, in_time_bytes
 from holdfast.checkpoint.snapshot.plan import OnDevice, Plan
 from holdfast.checkpoint.state.tensors import is_in_a_row
@@ -71,7 +71,7 @@ class Taken:
     ordered: threading.Event = field(default_factory=threading.Event)
     """All its copies are on their way, or will never be."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing of it is copied any more."""
         self.sources.clear()
         self.ordered.set()
@@ -166,7 +166,7 @@ class DeviceCopy:
         )
         self._digests = LiveDigests(plan, part, self._packed) if attest else None
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._staging: Staging | None = None
+        self._staging: DeviceStaging | None = None
         self._last: Taken | None = None
         self._window_s: deque[float] = deque(maxlen=_LATELY)
         self._bytes_per_s: float | None = None
@@ -206,11 +206,11 @@ class DeviceCopy:
         self._last = taken
         return taken
 
-    def goes_on(self, taken: Taken) -> None:
+    def resume(self, taken: Taken) -> None:
         """The call returns, after it has waited for the copy; forward begins only now."""
         taken.went_on.record(torch.cuda.current_stream(self.device))
 
-    def order(self, taken: Taken, seat: Seat, copied: Callable[[int], None]) -> Iterator[None]:
+    def order(self, taken: Taken, seat: Buffer, copied: Callable[[int], None]) -> Iterator[None]:
         """Order the copies, in a thread of their own: first those that the fence waits for, then the others.
 
         It goes on once the first are ordered, and comes to its end once all of them are over.
@@ -288,7 +288,7 @@ class DeviceCopy:
         last = self._blobs[end - 1]
         return last.offset + last.length - self._blobs[first].offset
 
-    def _order_one(self, number: int, source: torch.Tensor, seat: Seat, marks: _Marks) -> None:
+    def _order_one(self, number: int, source: torch.Tensor, seat: Buffer, marks: _Marks) -> None:
         blob, view = self._blobs[number], seat.views[number]
         assert view is not None, "what is on a GPU is a tensor"
         view.copy_(source, non_blocking=True)
@@ -321,7 +321,9 @@ class DeviceCopy:
         if self._staging is None or first < self._staging.first:
             self._staging = None
             try:
-                self._staging = Staging(self._blobs, first, part.end, self.device, self._stream)
+                self._staging = DeviceStaging(
+                    self._blobs, first, part.end, self.device, self._stream
+                )
             except torch.cuda.OutOfMemoryError:
                 return part.end
         self._staging.fill(first, sources[first - part.first :])

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from holdfast.checkpoint.snapshot.buffer_pool import Seat
+from holdfast.checkpoint.snapshot.buffer_pool import Buffer
 from holdfast.checkpoint.snapshot.gpu import xxh3_kernel
 from holdfast.checkpoint.snapshot.gpu.copy import DeviceCopy, Taken
 from holdfast.checkpoint.snapshot.plan import Plan
@@ -142,7 +142,7 @@ class Devices:
                 taken.append(copy.take(part, streams[copy.device], overlaps=overlaps))
         except BaseException:
             for one in taken:
-                one.let_go()
+                one.release()
             raise
         return taken
 
@@ -159,10 +159,10 @@ class Devices:
             for copy, each in zip(self._copies, taken, strict=True)
         )
 
-    def goes_on(self, taken: Sequence[Taken]) -> None:
+    def resume(self, taken: Sequence[Taken]) -> None:
         """The call returns, after it has waited for the copy."""
         for copy, one in zip(self._copies, taken, strict=False):
-            copy.goes_on(one)
+            copy.resume(one)
 
     def pass_fence(self, taken: Sequence[Taken]) -> None:
         """What follows on the current streams waits, on the GPUs, until all is copied or staged."""
@@ -172,7 +172,7 @@ class Devices:
     def order(
         self,
         taken: Sequence[Taken],
-        seat: Seat,
+        seat: Buffer,
         copied: Callable[[int], None],
         ordered: Callable[[], None],
     ) -> None:

@@ -5,7 +5,7 @@ from typing import Final
 
 import torch
 
-from holdfast.checkpoint.format.file_image import Blob, Image
+from holdfast.checkpoint.format.file_image import Blob, FileImage
 from holdfast.checkpoint.snapshot.plan import OnDevice
 
 _SPARE_SHARE: Final = 0.05
@@ -50,7 +50,7 @@ class Packed:
     `offset`: where in the image `memory` begins.
     """
 
-    def __init__(self, image: Image, part: OnDevice, sources: Sequence[torch.Tensor]) -> None:
+    def __init__(self, image: FileImage, part: OnDevice, sources: Sequence[torch.Tensor]) -> None:
         """Take the memory, and write into it what is around the tensors.
 
         Args:
@@ -87,7 +87,7 @@ class Packed:
             view.copy_(sources[place], non_blocking=True)
 
 
-class Staging:
+class DeviceStaging:
     """Large tensors, from the blob `first` of the image on."""
 
     def __init__(

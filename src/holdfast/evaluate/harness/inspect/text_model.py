@@ -28,7 +28,7 @@ STOP_REASONS: dict[str, StopReason] = {"": "unknown", "stop": "stop", "length": 
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 
 
-class Asking:
+class RequestBuilder:
     """What both kinds of models share: a request for each choice, and its answer.
 
     The same request made again by a sample, or in another epoch, is another draw when it is sampled, and the same one
@@ -101,7 +101,7 @@ def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
     )
 
 
-class TextModel(Asking, ModelAPI):
+class TextModel(RequestBuilder, ModelAPI):
     """Sends the messages as they are; the engine knows the chat template."""
 
     def __init__(
@@ -112,7 +112,7 @@ class TextModel(Asking, ModelAPI):
         config: GenerateConfig = GenerateConfig(),  # noqa: B008  inspect's own signature; it is not changed
     ) -> None:
         ModelAPI.__init__(self, model_name, base_url, api_key, [], config)
-        Asking.__init__(self)
+        RequestBuilder.__init__(self)
 
     async def generate(
         self,

@@ -22,11 +22,16 @@ from inspect_ai.model._providers.hf import HuggingFaceAPI
 from inspect_ai.model._providers.util import HFHandler
 from inspect_ai.tool import ToolChoice, ToolInfo
 
-from holdfast.evaluate.harness.inspect.text_model import STOP_REASONS, Asking, sampling_of, usage_of
+from holdfast.evaluate.harness.inspect.text_model import (
+    STOP_REASONS,
+    RequestBuilder,
+    sampling_of,
+    usage_of,
+)
 from holdfast.evaluate.types.requests import Answer, Request, pack_tokens, unpack_tokens
 
 
-class TokenModel(Asking, HuggingFaceAPI):
+class TokenModel(RequestBuilder, HuggingFaceAPI):
     """Applies the chat template and the tokenizer here, and asks for tokens.
 
     Attributes:
@@ -46,7 +51,7 @@ class TokenModel(Asking, HuggingFaceAPI):
 
         # Not HuggingFaceAPI's own, which loads the model; the attributes it sets and its methods read are set here.
         ModelAPI.__init__(self, model_name, base_url, api_key, [], config)
-        Asking.__init__(self)
+        RequestBuilder.__init__(self)
         self.tokenizer = AutoTokenizer.from_pretrained(self.client.facts.tokenizer)
         _stop_the_clock_of_templates(self.began)
         self.chat_template = self.use_chat_template = self.enable_thinking = None

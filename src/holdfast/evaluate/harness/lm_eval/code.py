@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.core.errors import BadUse
 
 
-class CodeEval:
+class CodeEvalModule:
     """What `evaluate.load("code_eval")` returns."""
 
     def compute(
@@ -92,7 +92,7 @@ def _replace(evaluate: ModuleType) -> None:
                 "This task runs code that the model writes, in a sandbox. Set confirm_unsafe_code = true in the suite, "
                 "or pass --confirm-unsafe-code, to allow it."
             )
-        return CodeEval()
+        return CodeEvalModule()
 
     load.is_holdfast = True  # type: ignore[attr-defined]
     setattr(evaluate, "load", load)  # noqa: B010  a module's attribute, unknown to the types

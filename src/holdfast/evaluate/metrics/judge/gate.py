@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from holdfast.core.clock import Clock
 from holdfast.evaluate.metrics.judge.journal import JudgeJournal
 from holdfast.evaluate.metrics.judge.quota import (
-    Asked,
     Came,
     Event,
+    JudgeRequest,
     Outcome,
     Passed,
     QuotaLimits,
@@ -98,7 +98,9 @@ class JudgeGate:
         now_s = self.now_s()
         self._waiting[request] = _Waiting(turn, now_s)
         self._hear(
-            Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars)
+            JudgeRequest(
+                now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars
+            )
         )
         limit = await turn
         if not limit:

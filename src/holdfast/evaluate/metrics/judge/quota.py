@@ -39,7 +39,7 @@ class QuotaLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class JudgeRequest:
     """A request to send, after those that wait. `tokens` and `cost_microdollars` are the most it can take."""
 
     now_s: float
@@ -101,7 +101,7 @@ class Wake:
     at_s: float
 
 
-Event = Asked | Came | Remembered | Passed
+Event = JudgeRequest | Came | Remembered | Passed
 Action = Send | Refuse | Wake
 
 
@@ -118,8 +118,8 @@ class QuotaState:
     reserved_microdollars: int = 0
     flying_tokens: int = 0
     settled_tokens: int = 0
-    waiting: deque[Asked] = field(default_factory=deque)
-    flying: dict[int, tuple[float, Asked]] = field(default_factory=dict)
+    waiting: deque[JudgeRequest] = field(default_factory=deque)
+    flying: dict[int, tuple[float, JudgeRequest]] = field(default_factory=dict)
     settled: deque[tuple[float, int]] = field(
         default_factory=deque
     )  # when it leaves the window, tokens
@@ -135,7 +135,7 @@ def decide(state: QuotaState, event: Event) -> list[Action]:
             state.spent_microdollars += event.cost_microdollars
             _settle(state, event.until_s + WINDOW_S, event.tokens)
             return []
-        case Asked():
+        case JudgeRequest():
             state.waiting.append(event)
         case Came():
             _came(state, event)
@@ -194,7 +194,7 @@ def _send(state: QuotaState, now_s: float) -> list[Action]:
     return actions
 
 
-def _never(state: QuotaState, asked: Asked) -> Literal["", "cost", "tokens", "requests"]:
+def _never(state: QuotaState, asked: JudgeRequest) -> Literal["", "cost", "tokens", "requests"]:
     if state.limits.requests_per_minute < 1:
         return "requests"
     if asked.tokens > state.limits.tokens_per_minute:
@@ -206,7 +206,7 @@ def _never(state: QuotaState, asked: Asked) -> Literal["", "cost", "tokens", "re
     )
 
 
-def _earliest_s(state: QuotaState, asked: Asked, now_s: float) -> float:
+def _earliest_s(state: QuotaState, asked: JudgeRequest, now_s: float) -> float:
     """When it can be sent at the earliest; infinity if only an answer can make room."""
     limits = state.limits
     if len(state.flying) >= math.floor(state.allowed):
