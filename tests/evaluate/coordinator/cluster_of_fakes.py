@@ -13,9 +13,9 @@ from functools import partial
 import msgspec
 
 from holdfast.core.clock import SystemClock
-from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
 from holdfast.evaluate.coordinator.live import Live
+from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.types.engine import Curve, EngineSpec

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.evaluate.coordinator.asking import Dispatcher
-from holdfast.evaluate.coordinator.awaited import ResumedRequests
-from holdfast.evaluate.coordinator.seats import EngineSlot
+from holdfast.evaluate.coordinator.dispatcher import Dispatcher
+from holdfast.evaluate.coordinator.engine_slots import EngineSlot
+from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
 from holdfast.evaluate.policy.events import Recalled
 from holdfast.evaluate.wire.messages import Done, DoneRequest, Holding
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.evaluate.coordinator.book import OpenRequests, measured_key
+from holdfast.evaluate.coordinator.open_requests import OpenRequests, measured_key
 from holdfast.evaluate.types.requests import Request, keyed, pack_tokens
 from holdfast.evaluate.wire.answer_journal import Journal
 from holdfast.evaluate.wire.messages import KeyedSample

@@ -7,8 +7,8 @@ import pytest
 from cluster_of_fakes import MANIFEST, World, answer_to, config, entry, samples_of
 
 from holdfast.evaluate.coordinator.certifying import _BLOCKED_S, SPARE, Certifying
+from holdfast.evaluate.coordinator.engine_slots import EngineSlot, Node
 from holdfast.evaluate.coordinator.models import Model
-from holdfast.evaluate.coordinator.seats import EngineSlot, Node
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.wire import messages
 
@@ -104,7 +104,7 @@ def test_those_that_wait_are_engines_that_swapped_and_do_not_answer(tmp_path):
 def soon(monkeypatch):
     monkeypatch.setattr("holdfast.evaluate.wire.client._BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr("holdfast.evaluate.coordinator.tasks._ABSENCE_S", 0.2)
-    monkeypatch.setattr("holdfast.evaluate.coordinator.fleet._CUT_GRACE_S", 0.2)
+    monkeypatch.setattr("holdfast.evaluate.coordinator.engine_pool._CUT_GRACE_S", 0.2)
     monkeypatch.setattr("holdfast.evaluate.coordinator.certifying._BLOCKED_S", 0.2)
 
 

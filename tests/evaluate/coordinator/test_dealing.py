@@ -6,8 +6,8 @@ import pytest
 from cluster_of_fakes import config
 
 from holdfast.evaluate.coordinator.dealing import Dealing
+from holdfast.evaluate.coordinator.engine_slots import Node
 from holdfast.evaluate.coordinator.models import Models
-from holdfast.evaluate.coordinator.seats import Node
 from holdfast.evaluate.types.model_manifest import Chunk, ModelFile, ModelManifest
 from holdfast.evaluate.wire import messages
 

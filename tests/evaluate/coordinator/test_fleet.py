@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from cluster_of_fakes import CURVE, MANIFEST, config
 
-from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
-from holdfast.evaluate.coordinator.fleet import EnginePool
+from holdfast.evaluate.coordinator.engine_pool import EnginePool
 from holdfast.evaluate.coordinator.models import Models
+from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy.events import EngineReady
 from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.wire import messages

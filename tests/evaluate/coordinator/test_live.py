@@ -22,7 +22,7 @@ ENTRIES = [
 def everybody_is_back_soon(monkeypatch):
     """Waits in proportion to those of the processes, of which a hundred are on this one event loop."""
     monkeypatch.setattr("holdfast.evaluate.wire.client._BACK_OFF_S", (0.05, 0.1))
-    monkeypatch.setattr("holdfast.evaluate.coordinator.fleet._CUT_GRACE_S", 3.0)
+    monkeypatch.setattr("holdfast.evaluate.coordinator.engine_pool._CUT_GRACE_S", 3.0)
 
 
 def model(number=0):

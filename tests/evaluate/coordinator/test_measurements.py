@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.evaluate.coordinator.book import OpenRequests
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
+from holdfast.evaluate.coordinator.open_requests import OpenRequests
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.requests import Answer, Request, encode_answer, keyed, pack_tokens
 from holdfast.evaluate.wire import messages

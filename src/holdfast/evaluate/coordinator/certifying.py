@@ -7,8 +7,8 @@ to load; where it cannot, for `_BLOCKED_S`, because its node is gone or does not
 from collections.abc import Callable, Mapping
 
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.engine_slots import EngineSlot, Node
 from holdfast.evaluate.coordinator.models import Model
-from holdfast.evaluate.coordinator.seats import EngineSlot, Node
 
 SPARE = "spare/0"
 _BLOCKED_S = (

@@ -7,8 +7,8 @@ what is not committed is still with the engines.
 import asyncio
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator.book import OpenSample
 from holdfast.evaluate.coordinator.models import Models
+from holdfast.evaluate.coordinator.open_requests import OpenSample
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 

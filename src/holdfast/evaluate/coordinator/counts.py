@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from holdfast.evaluate.coordinator.fleet import EnginePool
+from holdfast.evaluate.coordinator.engine_pool import EnginePool
 from holdfast.evaluate.policy import outlook
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.wire import messages

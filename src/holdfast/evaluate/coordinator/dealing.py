@@ -12,8 +12,8 @@ when a model that lay there has ended.
 from collections.abc import Mapping
 
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.engine_slots import Node
 from holdfast.evaluate.coordinator.models import Model, Models
-from holdfast.evaluate.coordinator.seats import Node
 from holdfast.evaluate.weights.assign import assign, reassign
 from holdfast.evaluate.wire.messages import FetchFailed, FetchModel, ReleaseModel
 

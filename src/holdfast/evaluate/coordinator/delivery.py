@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from holdfast.evaluate.coordinator.book import OpenRequests, OpenSample
 from holdfast.evaluate.coordinator.models import Models
+from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample
 from holdfast.evaluate.types.harness import AnsweredSample
 from holdfast.evaluate.types.requests import decode_answer
 from holdfast.evaluate.wire import messages

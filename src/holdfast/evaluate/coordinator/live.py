@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator.asking import Dispatcher
-from holdfast.evaluate.coordinator.awaited import ResumedRequests
-from holdfast.evaluate.coordinator.book import OpenRequests
-from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.commits import Commits
 from holdfast.evaluate.coordinator.config import DONE, FAILED, CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
-from holdfast.evaluate.coordinator.fleet import EnginePool
-from holdfast.evaluate.coordinator.intake import NOT_WANTED, SampleQueue
+from holdfast.evaluate.coordinator.dispatcher import Dispatcher
+from holdfast.evaluate.coordinator.engine_pool import EnginePool
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
+from holdfast.evaluate.coordinator.open_requests import OpenRequests
+from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
+from holdfast.evaluate.coordinator.sample_queue import NOT_WANTED, SampleQueue
 from holdfast.evaluate.coordinator.tasks import Tasks
+from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.priors import encode_history

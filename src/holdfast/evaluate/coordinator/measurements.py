@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.evaluate.coordinator.book import OpenRequests, OpenSample, measured_key
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.models import Models
+from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample, measured_key
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.suite import Suite

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.certifying import SPARE
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
-from holdfast.evaluate.coordinator.seats import EngineSlot, Node
+from holdfast.evaluate.coordinator.engine_slots import EngineSlot, Node
 from holdfast.evaluate.types.engine import engines_on
 from holdfast.evaluate.wire.messages import NodeReport, StartEngine, StopEngine
 

@@ -17,7 +17,6 @@ from typing import Any
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import SystemClock
-from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.config import (
     LEFT,
     UNWRITABLE,
@@ -27,6 +26,7 @@ from holdfast.evaluate.coordinator.config import (
     task_names,
 )
 from holdfast.evaluate.coordinator.live import Live
+from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy.priors import Priors, decode_history
 from holdfast.evaluate.policy.state import PolicyConfig, State
 from holdfast.evaluate.types.timeline import TimelineFile

@@ -76,7 +76,7 @@ class NodesWanted:
 
 
 class Session:
-    """One coordinator and its nodes. `on_message` is called with every message of the coordinator, in the event loop."""
+    """One coordinator and its nodes. `on_message` receives each message of the coordinator, in the event loop."""
 
     def __init__(
         self, config: CoordinatorConfig, wanted: NodesWanted, on_message: Callable[[Message], None]

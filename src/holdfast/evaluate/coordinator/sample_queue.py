@@ -6,12 +6,12 @@ A sample that misses nothing any more is delivered.
 
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator.awaited import ResumedRequests
-from holdfast.evaluate.coordinator.book import OpenRequest, OpenRequests, OpenSample
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
+from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenRequests, OpenSample
+from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection

@@ -1,7 +1,7 @@
 """What the coordinator writes into the timeline, from what it sees on its own clock."""
 
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator.book import OpenRequest, OpenSample
+from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenSample
 from holdfast.evaluate.types.timeline import (
     Begin,
     End,

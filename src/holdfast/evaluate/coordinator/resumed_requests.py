@@ -4,7 +4,7 @@ A sample of which an engine already holds a request, or whose answer came before
 until that is settled: what is under way is not asked of another.
 """
 
-from holdfast.evaluate.coordinator.book import OpenRequests, OpenSample
+from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample
 
 _COMMIT = "the commit"  # by which an answer is expected that came before its question
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from holdfast.evaluate.coordinator.awaited import ResumedRequests
-from holdfast.evaluate.coordinator.book import OpenRequest, OpenRequests
-from holdfast.evaluate.coordinator.chronicle import TimelineWriter
 from holdfast.evaluate.coordinator.commits import Commits
-from holdfast.evaluate.coordinator.fleet import EnginePool
+from holdfast.evaluate.coordinator.engine_pool import EnginePool
+from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenRequests
+from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
+from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.wire import messages
