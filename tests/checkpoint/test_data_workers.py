@@ -9,7 +9,7 @@ BEGIN = """
 import os, signal, subprocess, sys, time
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
-from holdfast.checkpoint.data_workers import spare_workers
+from holdfast.checkpoint.schedule.data_workers import spare_workers
 LONG_S = 60.0
 
 class Data(Dataset):

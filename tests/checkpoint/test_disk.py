@@ -221,7 +221,7 @@ def test_it_works_where_there_is_no_direct_writing(mounted, memory, kind, option
 LIMITED = """
 import mmap, resource, sys
 from pathlib import Path
-from holdfast.checkpoint.disk import write_file
+from holdfast.checkpoint.writer.direct_io import write_file
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 data = mmap.mmap(-1, 1 << 20)
 try:

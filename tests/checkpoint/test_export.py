@@ -381,8 +381,8 @@ def test_wrong_use_is_a_sentence_with_the_next_step(small, tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.checkpoint.export import export_safetensors
-from holdfast.checkpoint.inventory import open_for_reading
+from holdfast.checkpoint.convert.export_hf import export_safetensors
+from holdfast.checkpoint.convert.inspect import open_for_reading
 def progress(done, total):
     if done > total / 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -30,7 +30,7 @@ from holdfast.core.link import ENV_ATTEMPT, ENV_FRESH, ENV_RUN
 HOLD = """
 import sys, time
 from pathlib import Path
-from holdfast.checkpoint.lease import Identity, acquire
+from holdfast.checkpoint.catalog.writer_lease import Identity, acquire
 run, generation = sys.argv[2], int(sys.argv[3]) or None
 held = acquire(Path(sys.argv[1]), Identity(run=run, generation=generation), now_s=1.0)
 print(held.holder.token, flush=True)

@@ -67,7 +67,7 @@ def as_plain_user():
 _MEASURE = """
 import resource, sys
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.rules import packaged_rules
+from holdfast.diagnose.rules.packaged import packaged_rules
 packaged_rules()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = diagnose(sys.argv[1:])

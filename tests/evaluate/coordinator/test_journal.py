@@ -155,7 +155,7 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(small_disk):
 WRITER = """
 import sys
 from pathlib import Path
-from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.wire.answer_journal import Journal
 
 journal = Journal(Path(sys.argv[1]), "weights A")
 for number in range(int(sys.argv[2]), 1_000_000):

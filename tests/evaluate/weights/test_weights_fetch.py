@@ -517,7 +517,7 @@ from pathlib import Path
 import msgspec
 from holdfast.core.clock import SystemClock
 from holdfast.evaluate.weights.fetch import NodeStore
-from holdfast.evaluate.weights.manifest import ModelManifest
+from holdfast.evaluate.types.model_manifest import ModelManifest
 
 async def main(root, manifest, token):
     manifest = msgspec.json.decode(Path(manifest).read_bytes(), type=ModelManifest)

@@ -326,7 +326,7 @@ MEASURED = """
 import shutil, sys
 from pathlib import Path
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.csv_text import read_csv
+from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.trace import open_scratch
 connection, folder = open_scratch(memory_limit_mb=300)
 try:
