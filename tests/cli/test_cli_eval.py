@@ -17,7 +17,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
 from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.policy import account
-from holdfast.evaluate.policy.plan import Plan
+from holdfast.evaluate.policy.outlook import Plan
 from holdfast.evaluate.run import ledger as records
 from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, write_evaluation
 from holdfast.evaluate.types.scores import compact, scores_of

@@ -9,8 +9,8 @@ from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import DONE
-from holdfast.evaluate.run import ending
 from holdfast.evaluate.run import evaluate as run
+from holdfast.evaluate.run import ledger
 from holdfast.evaluate.run.options import EvaluateOptions
 from holdfast.evaluate.types.engine import EngineSpec
 from holdfast.evaluate.types.errors import EvaluationError
@@ -105,7 +105,7 @@ def test_results_that_cannot_be_written_do_not_hide_the_next_step(world, monkeyp
         raise OSError(28, "No space left on device", "results.json")
 
     with monkeypatch.context() as within:
-        within.setattr(ending, "write_evaluation", fails)
+        within.setattr(ledger, "write_evaluation", fails)
         with pytest.raises(
             EvaluationError, match=r"No space left on device: 'results.json'\. See .* resume x$"
         ):

@@ -12,7 +12,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
-from holdfast.evaluate.coordinator.orders import Orders
+from holdfast.evaluate.coordinator.engine_slots import Orders
 from holdfast.evaluate.policy.priors import TaskHistory
 from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
 from holdfast.evaluate.run.plan import Planned

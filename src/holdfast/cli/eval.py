@@ -26,7 +26,7 @@ from holdfast.cli.output import print_json
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.policy.plan import Plan
+    from holdfast.evaluate.policy.outlook import Plan
     from holdfast.evaluate.types.evaluation import Evaluation
 
 INCOMPLETE = 4

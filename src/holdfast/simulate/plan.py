@@ -24,7 +24,7 @@ from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
 from holdfast.evaluate.engines.fit import fits
 from holdfast.evaluate.harness.counting import count_requests
-from holdfast.evaluate.policy.plan import Plan
+from holdfast.evaluate.policy.outlook import Plan
 from holdfast.evaluate.policy.priors import Priors, TaskHistory
 from holdfast.evaluate.run.actual_cost import fetch_bytes_per_s
 from holdfast.evaluate.run.ledger import history_of, opened_ledger

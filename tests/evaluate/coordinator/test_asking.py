@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.evaluate.coordinator.dispatcher import Dispatcher
 from holdfast.evaluate.coordinator.engine_slots import EngineSlot
-from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
+from holdfast.evaluate.coordinator.open_requests import ResumedRequests
 from holdfast.evaluate.policy.events import Recalled
 from holdfast.evaluate.wire.messages import Done, DoneRequest, Holding
 

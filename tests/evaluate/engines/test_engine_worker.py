@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from holdfast.evaluate.engines.pulse import Pulse
 from holdfast.evaluate.engines.simulated import simulated_answer
+from holdfast.evaluate.engines.worker import Pulse
 from holdfast.evaluate.types.requests import (
     Request,
     Sampling,

@@ -306,7 +306,7 @@ def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
     """Token for token: also where a string spans tokens, or stands further back than lm-eval looks."""
     from lm_eval.models.utils_hf import stop_sequences_criteria
 
-    from holdfast.evaluate.engines.hf.stops import StopStrings
+    from holdfast.evaluate.engines.hf.sampling import StopStrings
 
     tokenizer = stock("llama").tokenizer
     rng = random.Random(0)

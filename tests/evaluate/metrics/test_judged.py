@@ -1,7 +1,6 @@
 """What a judge's journal says was asked in a stretch of time."""
 
-from holdfast.evaluate.metrics.judge.journal import JudgeJournal
-from holdfast.evaluate.metrics.judge.spans import judged_between
+from holdfast.evaluate.metrics.judge.journal import JudgeJournal, judged_between
 
 
 def test_answers_in_the_stretch_are_found_and_nothing_else(tmp_path):

@@ -8,7 +8,7 @@ from sample_evaluations import NUMERICS, WHY_NOT, made_evaluation, made_timeline
 
 from holdfast.core import words
 from holdfast.evaluate.report.page import render, write_page
-from holdfast.evaluate.report.slowest import sample_times, slowest
+from holdfast.evaluate.report.view import sample_times, slowest
 from holdfast.evaluate.types.timeline import JudgeSpan, MetricSpan, RequestSpan, timeline_of
 
 CHROMIUM = Path("/usr/bin/chromium")

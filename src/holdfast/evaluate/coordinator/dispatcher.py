@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from holdfast.evaluate.coordinator.commits import Commits
 from holdfast.evaluate.coordinator.engine_pool import EnginePool
-from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenRequests
-from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
+from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenRequests, ResumedRequests
 from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.state import State

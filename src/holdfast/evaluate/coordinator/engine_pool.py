@@ -12,13 +12,11 @@ import msgspec
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
-from holdfast.evaluate.coordinator.canaries import unfit
-from holdfast.evaluate.coordinator.certifying import SPARE, Certifying
+from holdfast.evaluate.coordinator.certifying import Certifying, unfit
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.dealing import Dealing
-from holdfast.evaluate.coordinator.engine_slots import EngineSlot, Node
+from holdfast.evaluate.coordinator.engine_slots import SPARE, EngineSlot, Node, Orders
 from holdfast.evaluate.coordinator.models import Model, Models
-from holdfast.evaluate.coordinator.orders import Orders
 from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.engine import uses_gpus

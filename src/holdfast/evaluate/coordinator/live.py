@@ -21,8 +21,7 @@ from holdfast.evaluate.coordinator.dispatcher import Dispatcher
 from holdfast.evaluate.coordinator.engine_pool import EnginePool
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
-from holdfast.evaluate.coordinator.open_requests import OpenRequests
-from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
+from holdfast.evaluate.coordinator.open_requests import OpenRequests, ResumedRequests
 from holdfast.evaluate.coordinator.sample_queue import NOT_WANTED, SampleQueue
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter

@@ -10,8 +10,12 @@ from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
-from holdfast.evaluate.coordinator.open_requests import OpenRequest, OpenRequests, OpenSample
-from holdfast.evaluate.coordinator.resumed_requests import ResumedRequests
+from holdfast.evaluate.coordinator.open_requests import (
+    OpenRequest,
+    OpenRequests,
+    OpenSample,
+    ResumedRequests,
+)
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection

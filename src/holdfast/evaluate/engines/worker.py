@@ -24,11 +24,37 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.processes import die_with_parent
 from holdfast.evaluate.engines.choose import make_engine
-from holdfast.evaluate.engines.pulse import Pulse
 from holdfast.evaluate.engines.uplink import Uplink
 from holdfast.evaluate.types.engine import Engine, EngineSpec, Finished, SwapRefused
 from holdfast.evaluate.types.requests import Request, decode_request, encode_answer
 from holdfast.evaluate.wire import messages
+
+
+class Pulse:
+    """Beaten by one thread, felt by another. `limit_s` is the longest between two beats of a thread that lives."""
+
+    def __init__(self, limit_s: float, clock: Clock) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._until_s = clock.monotonic_s() + limit_s
+
+    def beat(self) -> None:
+        """The thread is here."""
+        self._until_s = self._clock.monotonic_s() + self._limit_s
+
+    @contextmanager
+    def held(self, limit_s: float) -> Iterator[None]:
+        """The thread will be away for up to `limit_s`, and says so: a load, a swap."""
+        self._until_s = self._clock.monotonic_s() + limit_s
+        try:
+            yield
+        finally:
+            self.beat()
+
+    def beats(self) -> bool:
+        """Whether the thread was here lately, or is away no longer than it said."""
+        return self._clock.monotonic_s() < self._until_s
+
 
 HANG_AFTER_S = 120.0  # a step is meant to take 0.1 s, or one batch
 LOAD_LIMIT_S = 3600.0

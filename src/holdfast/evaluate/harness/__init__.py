@@ -6,16 +6,14 @@ everything is imported:
 
 | module | one idea |
 |---|---|
-| `harness` | the seam |
-| `choose` | a harness by its name: `lm_eval/`, `inspect`, or anybody's |
-| `host` | hears the coordinator, keeps processes |
-| `nursery`, `zygote` | the host's side and the other side of forking |
-| `runs` | a client process a task, started again when it is killed |
+| `choose` | a harness by its name: `lm_eval/`, `inspect/`, or one of the user's |
+| `host` | the node's process: runs each task in a client process, restarted when it is killed |
+| `nursery`, `zygote` | forking: the host's side and the parent's side |
 | `measuring` | metrics in bounded, warm processes |
 | `child` | what a forked process does |
-| `client` | how it asks: the coordinator over TCP, dialled again whenever that is lost |
-| `jobs` | the frames to the children |
-| `local` | a client whose engine is in the same process |
+| `client` | a task's connection to the coordinator, dialled again whenever it is lost |
+| `jobs` | the frames to the forked processes |
+| `counting` | the requests of a suite, without sending any |
 | `exact_json` | values of metrics as JSON, exactly |
-| `failure` | an error of somebody else's code in one sentence |
+| `failure` | an error of foreign code in one sentence |
 """

@@ -4,9 +4,7 @@ An `Evaluation` and its timeline enter; tables, files and a page leave.
 
 | module | one idea |
 |---|---|
-| `timeline` | what happened when: the coordinator writes it, everything here reads it |
 | `occupation` | what each engine was occupied with, slice by slice |
-| `slowest` | the samples that took longest |
 | `table` | the scores, with the harness's own columns |
 | `results` | the harness's own files |
 | `why` | the bound, and where the engine-seconds went, as text |

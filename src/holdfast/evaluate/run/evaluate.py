@@ -19,16 +19,17 @@ from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.report import write_reports
 from holdfast.evaluate.run.checkpoint_annotations import wanted
-from holdfast.evaluate.run.ending import (
+from holdfast.evaluate.run.folder import check_is_ours, check_output, holding
+from holdfast.evaluate.run.judging import judging
+from holdfast.evaluate.run.ledger import (
+    history_of,
     keep,
+    opened_ledger,
     recorded,
     saying_where_it_lies,
     sentence,
     with_next_step,
 )
-from holdfast.evaluate.run.folder import check_is_ours, check_output, holding
-from holdfast.evaluate.run.judging import judging
-from holdfast.evaluate.run.ledger import history_of, opened_ledger
 from holdfast.evaluate.run.options import EvaluateOptions
 from holdfast.evaluate.run.plan import Planned, describe_model, new_id
 from holdfast.evaluate.run.session import Session

@@ -1,4 +1,7 @@
-"""The ledger's side of an evaluation: what is recorded of it, and what earlier ones say of its costs."""
+"""Record an evaluation in the ledger and in its folder, and read what earlier ones cost.
+
+What has ended is reported also where the disk or the ledger cannot be written.
+"""
 
 import fcntl
 import time
@@ -7,14 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import HISTORY_LIMIT_BYTES, EvaluationRecord, Prior
 from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
 from holdfast.evaluate.policy.priors import TaskHistory, decode_history, encode_history
+from holdfast.evaluate.report import write_reports
+from holdfast.evaluate.run.checkpoint_annotations import note_scores
 from holdfast.evaluate.run.options import EvaluateOptions
 from holdfast.evaluate.run.plan import Planned
-from holdfast.evaluate.types.evaluation import Evaluation
+from holdfast.evaluate.types.errors import EvaluationError
+from holdfast.evaluate.types.evaluation import Evaluation, write_evaluation
 from holdfast.evaluate.types.scores import compact
 
 
@@ -92,3 +99,59 @@ def record_end(
                 )
             )
     ledger.add_priors(priors)
+
+
+def keep(
+    evaluation: Evaluation,
+    plan: Planned,
+    paths: EvaluationPaths,
+    ledger: Ledger,
+    *,
+    session: EvaluationPaths | None = None,
+) -> None:
+    """Write and record what an evaluation came to; `session` are the files of a stream that it was part of."""
+    write_evaluation(evaluation, paths.root)
+    write_reports(evaluation, plan.options.output)
+    record_end(ledger, plan, session or paths, evaluation)
+    note_scores(evaluation, plan.suite)
+
+
+def with_next_step(why: str, paths: EvaluationPaths) -> str:
+    """Why it ended, and how to go on."""
+    return f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
+
+
+def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -> str:
+    """Record how it ended; the outcome, and behind it what keeps the ledger from having it."""
+    try:
+        ledger.set_evaluation(
+            paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome
+        )
+    except HoldfastError as error:
+        return f"{outcome}\n{error} What was finished is in {paths.root} all the same."
+    return outcome
+
+
+@contextmanager
+def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
+    """What is scored is kept by its tasks already: a disk that is full hides neither that nor the next step.
+
+    Raises:
+        EvaluationError: it could not be written or recorded.
+    """
+    try:
+        yield
+    except (HoldfastError, OSError) as error:
+        raise EvaluationError(
+            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it could be recorded: "
+            f"{sentence(error)} Then go on with: {again}"
+        ) from error
+
+
+def sentence(error: BaseException) -> str:
+    """An error as a person is told of it."""
+    return (
+        f"{error}. See that there is room and that it can be written."
+        if isinstance(error, OSError)
+        else str(error)
+    )

@@ -11,8 +11,7 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.harness.lm_eval.results import merge
-from holdfast.evaluate.metrics.judge.journal import journal_of
-from holdfast.evaluate.metrics.judge.spans import judged_between
+from holdfast.evaluate.metrics.judge.journal import journal_of, judged_between
 from holdfast.evaluate.policy.account import Account, Step, account
 from holdfast.evaluate.policy.bound import lower_bound
 from holdfast.evaluate.run.actual_cost import work_of

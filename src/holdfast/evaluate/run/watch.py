@@ -27,11 +27,17 @@ from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.run.checkpoint_annotations import wanted
-from holdfast.evaluate.run.ending import keep, saying_where_it_lies, sentence
 from holdfast.evaluate.run.evaluate import Progress
 from holdfast.evaluate.run.folder import holding
 from holdfast.evaluate.run.judging import judging
-from holdfast.evaluate.run.ledger import history_of, opened_ledger, state_of
+from holdfast.evaluate.run.ledger import (
+    history_of,
+    keep,
+    opened_ledger,
+    saying_where_it_lies,
+    sentence,
+    state_of,
+)
 from holdfast.evaluate.run.options import EvaluateOptions
 from holdfast.evaluate.run.plan import Planned, describe_model, new_id
 from holdfast.evaluate.run.session import Session

@@ -6,7 +6,6 @@ model's content, the same everywhere. The stages, in order:
 | module | one idea |
 |---|---|
 | `describe` | what a model is made of, found out by the command |
-| `manifest` | its files cut into chunks, and what names its content |
 | `assign` | which node reads which chunk of the source |
 | `fetch` | a node's models: begun, shared out, converted, held, released |
 | `share` | one model on one node: its own chunks read, the others' asked for |

@@ -1,7 +1,7 @@
 """inspect-ai, unmodified, with its model elsewhere.
 
-What enters is a suite's entry and a way to ask; what leaves is inspect's own log and, of its scores, rows for lm-eval's
-results object. `Inspect` (in `harness`) is the `Harness`; the rest, in the order in which it is used:
+What enters is a suite's entry and a client of the engines; what leaves is inspect's own log and, of its scores, rows
+for lm-eval's results object. `Inspect` (in `harness`) is the `Harness`; the other modules, in the order of use:
 
 | module | one idea |
 |---|---|
@@ -9,9 +9,8 @@ results object. `Inspect` (in `harness`) is the `Harness`; the rest, in the orde
 | `tasks` | a task by its name, refused if it needs a container |
 | `text_model` | inspect's model class for engines that take messages |
 | `token_model` | the same for engines that take tokens: inspect's own Hugging Face provider without its model |
-| `results` | inspect's scores in lm-eval's layout |
 
-Only `options` and `results` can be imported without inspect-ai.
+Only `options` and `harness` can be imported without inspect-ai.
 """
 
 from holdfast.evaluate.harness.inspect.harness import Inspect

@@ -9,8 +9,7 @@ for bit. `LmEval` (in `harness`) is the `Harness`; the rest, in the order in whi
 | `options` | what an entry may say to lm-eval alone |
 | `model` | lm-eval's own model class, whose requests are written down and whose answers are played back |
 | `text_model` | the same for engines that take text |
-| `exchange` | all requests of an entry asked at once, the answers handed to the evaluator as it calls |
-| `metrics` | the metric of one document, computed elsewhere, and used where it is exactly what is wanted |
+| `metrics` | the requests of an entry, sent at once; answers and metrics, handed to the evaluator as it calls |
 | `code` | generated code is run in the sandbox |
 | `results` | one results object of many, and the samples as files |
 

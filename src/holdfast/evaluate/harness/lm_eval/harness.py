@@ -24,7 +24,7 @@ from holdfast.evaluate.types.suite import TaskEntry
 
 if TYPE_CHECKING:
     from holdfast.evaluate.harness.lm_eval.catalog import Catalog
-    from holdfast.evaluate.harness.lm_eval.exchange import RemoteLM
+    from holdfast.evaluate.harness.lm_eval.metrics import RemoteLM
 
 
 class LmEval:
@@ -60,7 +60,7 @@ class LmEval:
         import tqdm
         from lm_eval import evaluator
 
-        from holdfast.evaluate.harness.lm_eval import code, exchange, metrics, model, text_model  # noqa: F401
+        from holdfast.evaluate.harness.lm_eval import code, metrics, model, text_model  # noqa: F401
         from holdfast.evaluate.harness.lm_eval.catalog import Catalog
         from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
 
@@ -88,8 +88,7 @@ class LmEval:
         from lm_eval import evaluator
         from lm_eval.utils import handle_non_serializable, sanitize_list
 
-        from holdfast.evaluate.harness.lm_eval.exchange import Exchange
-        from holdfast.evaluate.harness.lm_eval.metrics import StreamedMetrics
+        from holdfast.evaluate.harness.lm_eval.metrics import Exchange, StreamedMetrics
 
         options, facts = options_of(entry), client.facts
         with _explained(entry):
@@ -156,7 +155,7 @@ class _Measuring:
         import torch
         from lm_eval.utils import simple_parse_args_string
 
-        from holdfast.evaluate.harness.lm_eval.exchange import numbered
+        from holdfast.evaluate.harness.lm_eval.metrics import numbered
 
         options = options_of(entry)
         random.seed(options.random_seed)  # as `simple_evaluate` does before it loads tasks

@@ -21,7 +21,7 @@ from holdfast.evaluate.types.requests import Answer, Request, Sampling, pack_tok
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
 
-    from holdfast.evaluate.harness.lm_eval.exchange import Exchange
+    from holdfast.evaluate.harness.lm_eval.metrics import Exchange
 
 
 class EngineLM(HFLM):  # type: ignore[misc]

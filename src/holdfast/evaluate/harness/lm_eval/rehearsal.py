@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.evaluate.harness.lm_eval.exchange import Exchange
-from holdfast.evaluate.harness.lm_eval.metrics import StreamedMetrics
+from holdfast.evaluate.harness.lm_eval.metrics import Exchange, StreamedMetrics
 from holdfast.evaluate.harness.lm_eval.model import EngineLM
 from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, SampleRequests
 from holdfast.evaluate.types.requests import Answer

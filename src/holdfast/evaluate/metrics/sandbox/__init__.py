@@ -10,8 +10,7 @@ The modules below import only the standard library: every process is a fork of o
 | `confine` | what a jailed process gives up: user, capabilities, limits, files, system calls |
 | `syscalls` | the system calls that Python has no name for |
 | `codec` | values as plain data: exact builtin types and nothing that could act |
-| `rpc` | one side of the socket between both: asks and answers |
-| `remote` | objects of the other process as this one sees them |
+| `rpc` | one side of the socket between both: objects of the other process, calls and replies |
 | `candidate` | runs the generated program and answers calls to it |
 | `tester` | runs the tests against it and says the verdict |
 """

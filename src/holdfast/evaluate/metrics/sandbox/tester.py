@@ -16,8 +16,14 @@ import types
 from typing import Any
 
 from holdfast.evaluate.metrics.sandbox.codec import Malformed
-from holdfast.evaluate.metrics.sandbox.remote import RemoteClass, RemoteIterator, RemoteObject
-from holdfast.evaluate.metrics.sandbox.rpc import Gone, Peer, Untestable
+from holdfast.evaluate.metrics.sandbox.rpc import (
+    Gone,
+    Peer,
+    RemoteClass,
+    RemoteIterator,
+    RemoteObject,
+    Untestable,
+)
 
 MODULE = "tests"
 
