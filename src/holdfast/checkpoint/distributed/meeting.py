@@ -57,7 +57,7 @@ _LEAST_PAUSE_S: Final = 0.001
 _SHORT_PAUSE_S: Final = 0.01
 _MOST_PAUSE_S: Final = 0.25
 _OK: Final = "ok"
-_OWN: Final = str(Path(__file__).parents[1])
+_OWN: Final = str(Path(__file__).parents[2])
 _WAITING: Final = ("/torch/distributed/", "/torch/autograd/")
 
 

@@ -42,7 +42,7 @@ MAX_SLOTS = 48
 _START_S = 20.0
 _GRACE_S = 5.0
 _LAST_WORD_S = 0.5
-_SOURCE = str(Path(__file__).resolve().parents[3])
+_SOURCE = str(Path(__file__).resolve().parents[4])
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[3]); "
     "from holdfast.evaluate.metrics.sandbox.forkserver import main; main(int(sys.argv[1]), sys.argv[2])"
