@@ -14,6 +14,8 @@ from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.engine_slots import Orders
 from holdfast.evaluate.policy.priors import TaskHistory
+from holdfast.evaluate.run import forecast
+from holdfast.evaluate.run.forecast import engines_per_node_of, fit_of, history_note
 from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
 from holdfast.evaluate.run.plan import Planned
 from holdfast.evaluate.types.engine import Curve, EngineSpec
@@ -23,8 +25,7 @@ from holdfast.evaluate.types.requests import Request, Sampling, pack_tokens
 from holdfast.evaluate.types.suite import Suite, TaskEntry
 from holdfast.evaluate.types.timeline import EngineSpan, NodeSpan, TimelineFile
 from holdfast.evaluate.wire.messages import NodeReport
-from holdfast.simulate import plan as plan_module
-from holdfast.simulate.plan import _engines_per_node, _fit, _history_note, plan
+from holdfast.simulate.plan import plan
 from holdfast.testing import FakeClock
 
 GIB = 2**30
@@ -133,7 +134,7 @@ def test_the_note_counts_what_history_could_say():
         history = [
             TaskHistory(task=names[one], numbers=b"", new_tokens=b"", metric_s=b"") for one in known
         ]
-        return _history_note(history, names, [samples(kind, 1) for kind in kinds])
+        return history_note(history, names, [samples(kind, 1) for kind in kinds])
 
     assert note([], "score", "score") == "All entries read prompts alone, whose lengths are known."
     assert note([0], "generate", "score", "score").endswith(
@@ -154,7 +155,7 @@ def fit(config, told_gib, *, nodes=1, engines_per_node=0, on="local", **spec):
     how = EvaluateOptions(
         engine=EngineSpec(**spec), nodes=nodes, engines_per_node=engines_per_node, on=on
     )
-    return _fit(Planned(suite=SUITE, model="m", manifest=manifest, options=how), told_gib)
+    return fit_of(Planned(suite=SUITE, model="m", manifest=manifest, options=how), told_gib)
 
 
 def test_the_target_is_as_told():
@@ -190,7 +191,7 @@ def test_an_engine_on_a_cpu_needs_the_nodes_memory():
 def counted(**how):
     spec = {"tensor_parallel": how.pop("tensor_parallel", 1), **how.pop("spec", {"kind": "vllm"})}
     options = EvaluateOptions(engine=EngineSpec(**spec), **how)
-    return _engines_per_node(Planned(suite=SUITE, model="m", manifest=None, options=options))
+    return engines_per_node_of(Planned(suite=SUITE, model="m", manifest=None, options=options))
 
 
 def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
@@ -198,7 +199,7 @@ def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
         (0, 1, 2, 7, 8), (1, 2, 4), (0, 3)
     ):
         how = {"tensor_parallel": tensor_parallel, "engines_per_node": engines_per_node}
-        monkeypatch.setattr(plan_module, "gpu_count", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(forecast, "gpu_count", lambda gpus=gpus: gpus)
         config = CoordinatorConfig(
             evaluation_id="e", suite=SUITE, spec=EngineSpec(kind="vllm", tensor_parallel=tensor_parallel),
             engines_per_node=engines_per_node, nodes=1, folder="", journals="",
@@ -208,12 +209,12 @@ def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
             assert counted(**how)[0] == Orders(config, FakeClock(), {}, {}).engines_of(report)
     assert counted() == (8, "8 engines on each node, by this machine's 8 GPUs.")
     assert counted(engines_per_node=3) == (3, "")
-    monkeypatch.setattr(plan_module, "gpu_count", lambda: 0)
+    monkeypatch.setattr(forecast, "gpu_count", lambda: 0)
     assert counted() == (1, "")
 
 
 def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
-    monkeypatch.setattr(plan_module, "gpu_count", lambda: 8)  # not theirs
+    monkeypatch.setattr(forecast, "gpu_count", lambda: 8)  # not theirs
     assert counted(on="slurm", tensor_parallel=2) == (
         1,
         "1 engine on each node, for the 2 GPUs that it is asked for.",
@@ -226,8 +227,8 @@ def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
 
 
 def test_a_plan_has_so_many_engines(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan_module, "gpu_count", lambda: 4)
-    monkeypatch.setattr(plan_module, "describe_model", lambda *_: None)
+    monkeypatch.setattr(forecast, "gpu_count", lambda: 4)
+    monkeypatch.setattr(forecast, "describe_model", lambda *_: None)
     made = plan(
         SUITE, "m", options=options(tmp_path, engine=EngineSpec(kind="vllm", mode="free"), nodes=2)
     )
@@ -236,7 +237,7 @@ def test_a_plan_has_so_many_engines(tmp_path, monkeypatch):
 
 
 def test_engines_that_need_no_gpu_are_one_a_node(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan_module, "gpu_count", lambda: 4)
+    monkeypatch.setattr(forecast, "gpu_count", lambda: 4)
     assert plan(SUITE, "m", options=options(tmp_path, nodes=2)).evaluation.engines == 2
 
 

@@ -26,8 +26,7 @@ from holdfast.cli.output import print_json
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.policy.outlook import Plan
-    from holdfast.evaluate.types.evaluation import Evaluation
+    from holdfast.evaluate import Evaluation, Plan
 
 INCOMPLETE = 4
 """Exit code where a task has no scores."""
@@ -91,7 +90,7 @@ def run(
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
     holdfast eval run --suite nightly.toml --model ckpt/step-0000001000 --hf-config ./llama --on slurm --nodes 4
     """  # noqa: D301 - click wants the character itself
-    from holdfast.evaluate.run.evaluate import evaluate
+    from holdfast.evaluate import evaluate
 
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
         evaluation = evaluate(suite, model, options=options_from(place, how), progress=progress)
@@ -117,13 +116,13 @@ def plan(
     options = options_from(place, how)
     made: Plan = make_plan(suite, model, options=options, device_memory_gib=device_memory_gib)
     if page is not None:
-        from holdfast.evaluate.report.page import write_page
+        from holdfast.evaluate import write_page
 
         write_page(page, made.evaluation, made.timeline)
     if as_json:
         print_json("eval.plan", {**made.to_json(), "page": None if page is None else str(page)})
         return
-    from holdfast.evaluate.report.why import why as told
+    from holdfast.evaluate import why as told
 
     click.echo(told(made.evaluation), nl=False)
     for note in made.notes:
@@ -143,7 +142,7 @@ def resume(
 
     It keeps its options; where it runs and writes to may change.
     """
-    from holdfast.evaluate.run.evaluate import resume as go_on
+    from holdfast.evaluate import resume as go_on
 
     changes = {name: value for name, value in placing.items() if is_given(value)}
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
@@ -167,7 +166,7 @@ def watch(
     **how: Any,
 ) -> int:
     """Evaluate each checkpoint that appears in DIR, the newest first, on engines that stay warm."""
-    from holdfast.evaluate.run.watch import watch as follow
+    from holdfast.evaluate import watch as follow
 
     codes = []
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
@@ -189,7 +188,7 @@ def watch(
 @click.pass_obj
 def rescore(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool) -> int:
     """Compute an evaluation's metrics again from its stored answers; no engine is started."""
-    from holdfast.evaluate.run.evaluate import rescore as score_again
+    from holdfast.evaluate import rescore as score_again
 
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
         evaluation = score_again(evaluation_id, home=place.home, progress=progress)
@@ -209,8 +208,7 @@ def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
             {name: value for name, value in said.items() if name not in ("schema", "version")},
         )
     else:
-        from holdfast.evaluate.report.table import print_scores
-        from holdfast.evaluate.report.why import losses, verdict
+        from holdfast.evaluate import losses, print_scores, verdict
 
         print_scores(evaluation)
         click.echo(verdict(evaluation))

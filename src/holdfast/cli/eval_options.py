@@ -10,7 +10,7 @@ from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
     from holdfast.cli.main import Place
-    from holdfast.evaluate.run.options import EvaluateOptions
+    from holdfast.evaluate import EvaluateOptions
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 GIVEN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
@@ -247,8 +247,7 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
     Raises:
         BadUse: one is not allowed.
     """
-    from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
-    from holdfast.evaluate.types.engine import EngineSpec
+    from holdfast.evaluate import EngineSpec, EvaluateOptions, JudgeLimits
 
     how = {name: value for name, value in how.items() if is_given(value)}
     engine = {name: how.pop(name) for name in EngineSpec.__struct_fields__ if name in how}

@@ -11,7 +11,7 @@ import click
 from holdfast.core import words
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.wire.messages import Status
+    from holdfast.evaluate import Status
 
 RATE_WINDOW_S = 10.0
 """Samples a second are those of so long."""

@@ -13,7 +13,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.types.evaluation import Evaluation
+    from holdfast.evaluate import Evaluation
 
 SUITE = click.option("--suite", metavar="SUITE", help="Of this suite only.")
 RUN = click.option(
@@ -81,7 +81,7 @@ def _ratio(one: EvaluationRecord) -> str:
 
 def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
     """The record, with the state that it truly has."""
-    from holdfast.evaluate.run.ledger import state_of
+    from holdfast.evaluate import state_of
 
     if (
         state := state_of(one)
@@ -104,7 +104,7 @@ def _ended(one: EvaluationRecord) -> "Evaluation":
     Raises:
         NotFound: it has not ended.
     """
-    from holdfast.evaluate.types.evaluation import read_evaluation
+    from holdfast.evaluate import read_evaluation
 
     if one.state == "running":
         raise NotFound(
@@ -128,7 +128,7 @@ def show(place: Place, evaluation_id: str, output: Path | None, as_json: bool) -
     with Ledger.open(place.ledger) as ledger:
         record = _as_it_is(ledger.evaluation(evaluation_id), ledger)
     if output is not None:
-        from holdfast.evaluate.report.results import write_results
+        from holdfast.evaluate import write_results
 
         written = write_results(_ended(record), output)
         click.echo(f"Results: {written}", err=True)
@@ -137,7 +137,7 @@ def show(place: Place, evaluation_id: str, output: Path | None, as_json: bool) -
         return
     _print_facts(record)
     if record.state != "running" and (record.scores or record.failed_tasks):
-        from holdfast.evaluate.report.table import print_scores
+        from holdfast.evaluate import print_scores
 
         print_scores(_ended(record))
 
@@ -181,7 +181,7 @@ def _there(record: EvaluationRecord, name: str) -> str:
 @click.pass_obj
 def why(place: Place, evaluation_id: str, as_json: bool) -> None:
     """Say where an evaluation's time went, against what no schedule could have gone below."""
-    from holdfast.evaluate.report.why import why as told
+    from holdfast.evaluate import why as told
 
     with Ledger.open(place.ledger) as ledger:
         record = _as_it_is(ledger.evaluation(evaluation_id), ledger)
@@ -228,8 +228,8 @@ def compare(
 
     Either those named, or all complete ones of --suite or --run, the newest of each step.
     """
-    from holdfast.evaluate.report.compare import compare as put_side_by_side
-    from holdfast.evaluate.report.compare import plot
+    from holdfast.evaluate import compare as put_side_by_side
+    from holdfast.evaluate import plot
 
     if bool(evaluation_ids) == bool(suite or run_id):
         raise BadUse("Give ids, or --suite or --run. `holdfast eval ls` lists the evaluations.")

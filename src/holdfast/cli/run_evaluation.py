@@ -45,7 +45,7 @@ class Wish:
             HoldfastError: what evaluates is not installed.
         """
         try:
-            from holdfast.evaluate.types.suite import load_suite
+            from holdfast.evaluate import load_suite
         except ImportError as error:
             raise HoldfastError(
                 f"--eval-suite needs {error.name}, which is not installed. Run: pip install 'holdfast[eval]'"

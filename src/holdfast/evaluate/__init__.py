@@ -16,37 +16,83 @@ have taken. The stages, in order:
 | `policy` | which work to run where and when: a pure function; the cost of a sample; the lower bound |
 | `wire` | messages between the coordinator and its workers, and the journal of answers |
 | `types` | the data that all of these exchange |
+
+Other rooms import from here, from `policy` (to simulate it) and from `testing` (to stand in for engines and harnesses).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.evaluate.policy.outlook import Plan
+    from holdfast.evaluate.report.compare import compare, plot
+    from holdfast.evaluate.report.page import write_page
+    from holdfast.evaluate.report.results import write_results
+    from holdfast.evaluate.report.table import print_scores
+    from holdfast.evaluate.report.why import losses, verdict, why
     from holdfast.evaluate.run.evaluate import evaluate, rescore, resume
-    from holdfast.evaluate.run.options import EvaluateOptions
+    from holdfast.evaluate.run.forecast import PlanInputs, plan_inputs
+    from holdfast.evaluate.run.ledger import state_of
+    from holdfast.evaluate.run.options import EvaluateOptions, JudgeLimits
     from holdfast.evaluate.run.watch import watch
-    from holdfast.evaluate.types.evaluation import Evaluation
+    from holdfast.evaluate.types.engine import EngineSpec
+    from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, read_evaluation
     from holdfast.evaluate.types.suite import Suite, load_suite
+    from holdfast.evaluate.wire.messages import Status
 
 __all__ = [
+    "BoundTerm",
+    "EngineSpec",
     "EvaluateOptions",
     "Evaluation",
+    "JudgeLimits",
+    "Plan",
+    "PlanInputs",
+    "Status",
     "Suite",
+    "compare",
     "evaluate",
     "load_suite",
+    "losses",
+    "plan_inputs",
+    "plot",
+    "print_scores",
+    "read_evaluation",
     "rescore",
     "resume",
+    "state_of",
+    "verdict",
     "watch",
+    "why",
+    "write_page",
+    "write_results",
 ]
 
 _HOMES = {
-    "Evaluation": "types.evaluation",
+    "BoundTerm": "types.evaluation",
+    "EngineSpec": "types.engine",
     "EvaluateOptions": "run.options",
+    "Evaluation": "types.evaluation",
+    "JudgeLimits": "run.options",
+    "Plan": "policy.outlook",
+    "PlanInputs": "run.forecast",
+    "Status": "wire.messages",
     "Suite": "types.suite",
+    "compare": "report.compare",
     "evaluate": "run.evaluate",
     "load_suite": "types.suite",
+    "losses": "report.why",
+    "plan_inputs": "run.forecast",
+    "plot": "report.compare",
+    "print_scores": "report.table",
+    "read_evaluation": "types.evaluation",
     "rescore": "run.evaluate",
     "resume": "run.evaluate",
+    "state_of": "run.ledger",
+    "verdict": "report.why",
     "watch": "run.watch",
+    "why": "report.why",
+    "write_page": "report.page",
+    "write_results": "report.results",
 }
 
 

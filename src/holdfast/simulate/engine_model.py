@@ -7,7 +7,7 @@ steps together. Between two events nothing changes, so the next one is computed,
 from collections import deque
 from heapq import heappop, heappush
 
-from holdfast.evaluate.types.engine import Curve
+from holdfast.evaluate.policy import Curve
 
 NEVER_S = float("inf")
 

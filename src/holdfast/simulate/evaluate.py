@@ -12,36 +12,36 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from holdfast.evaluate.policy.bound import Bound
-from holdfast.evaluate.policy.decide import decide
-from holdfast.evaluate.policy.events import (
+from holdfast.evaluate.policy import (
     Action,
     Answered,
     Ask,
+    Begin,
+    Bound,
+    End,
     EngineReady,
+    EngineSpan,
     Event,
+    Line,
     Measure,
     Measured,
+    MetricSpan,
     ModelReady,
     NodeJoined,
+    PolicyConfig,
+    Priors,
     Recall,
     Recalled,
+    RequestSpan,
     RequestSpec,
     SamplesAdded,
     SampleSpec,
+    State,
     Swap,
+    TaskHistory,
     Tick,
-)
-from holdfast.evaluate.policy.priors import Priors, TaskHistory
-from holdfast.evaluate.policy.state import PolicyConfig, State
-from holdfast.evaluate.types.timeline import (
-    Begin,
-    End,
-    EngineSpan,
-    Line,
-    MetricSpan,
-    RequestSpan,
     Timeline,
+    decide,
     timeline_of,
 )
 from holdfast.simulate.engine_model import VirtualEngine

@@ -1,6 +1,6 @@
 """The lower bound of a simulated evaluation, from its true costs."""
 
-from holdfast.evaluate.policy.bound import Bound, Quota, RunWork, SampleWork, Transfer, lower_bound
+from holdfast.evaluate.policy import Bound, Quota, RunWork, SampleWork, Transfer, lower_bound
 from holdfast.simulate.workload import SimCluster, Workload
 
 

@@ -5,8 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.evaluate.policy.priors import TaskHistory
-from holdfast.evaluate.types.engine import Curve
+from holdfast.evaluate.policy import Curve, TaskHistory
 
 GPU_7B = Curve(
     prefill_tokens_per_s=40_000.0,

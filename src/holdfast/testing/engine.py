@@ -12,9 +12,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.engines.simulated import SimulatedEngine
-from holdfast.evaluate.types.engine import EngineSpec, Finished
-from holdfast.evaluate.types.requests import Request, keyed
+from holdfast.evaluate.testing import EngineSpec, Finished, Request, SimulatedEngine, keyed
 
 NAME = "holdfast.testing.engine:RecordedEngine"
 

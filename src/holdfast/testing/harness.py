@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.types.harness import EngineClient, ModelFacts, SampleRequests, TaskResult
-from holdfast.evaluate.types.requests import Answer, Request, Sampling, encode_answer, pack_tokens
-from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.evaluate.testing import (
+    Answer,
+    EngineClient,
+    ModelFacts,
+    Request,
+    SampleRequests,
+    Sampling,
+    TaskEntry,
+    TaskResult,
+    encode_answer,
+    pack_tokens,
+)
 
 NAME = "holdfast.testing.harness:SyntheticHarness"
 

@@ -3,11 +3,18 @@
 import itertools
 from collections.abc import Sequence
 
-from holdfast.evaluate.types.engine import Engine
-from holdfast.evaluate.types.errors import EvaluationError
-from holdfast.evaluate.types.harness import AnsweredSample, Harness, ModelFacts, SampleRequests
-from holdfast.evaluate.types.requests import Answer, Request, keyed
-from holdfast.evaluate.types.suite import TaskEntry
+from holdfast.evaluate.testing import (
+    Answer,
+    AnsweredSample,
+    Engine,
+    EvaluationError,
+    Harness,
+    ModelFacts,
+    Request,
+    SampleRequests,
+    TaskEntry,
+    keyed,
+)
 
 
 class LocalClient:

@@ -11,5 +11,5 @@ def test_the_coordinator_imports_neither_torch_nor_a_harness():
     said = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
     )
-    assert "holdfast.evaluate.policy.decide" in said.stdout.split()
+    assert "holdfast.evaluate.policy.decisions" in said.stdout.split()
     assert [name for name in HEAVY if name in said.stdout.split()] == []

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.evaluate.policy import feed
-from holdfast.evaluate.policy.decide import decide
+from holdfast.evaluate.policy.decisions import decide
 from holdfast.evaluate.policy.events import (
     Answered,
     Ask,

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.evaluate.policy.decide import decide
+from holdfast.evaluate.policy.decisions import decide
 from holdfast.evaluate.policy.events import (
     Answered,
     Ask,

@@ -26,7 +26,7 @@ from holdfast.evaluate.coordinator.sample_queue import NOT_WANTED, SampleQueue
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.coordinator.timeline_writer import TimelineWriter
 from holdfast.evaluate.policy import events
-from holdfast.evaluate.policy.decide import decide
+from holdfast.evaluate.policy.decisions import decide
 from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.wire import messages

@@ -1,0 +1,319 @@
+"""Describe an evaluation before it runs: its requests as the harness builds them, its costs as the ledger has them.
+
+`holdfast.simulate.plan` predicts from this how long the evaluation takes.
+"""
+
+import io
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+import psutil
+
+from holdfast.core import words
+from holdfast.core.errors import BadUse
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import EvaluationPaths, holdfast_home
+from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
+from holdfast.evaluate.engines.fit import fits
+from holdfast.evaluate.harness.counting import count_requests
+from holdfast.evaluate.policy.priors import TaskHistory
+from holdfast.evaluate.run.actual_cost import fetch_bytes_per_s
+from holdfast.evaluate.run.ledger import history_of, opened_ledger
+from holdfast.evaluate.run.node_agent import gpu_count
+from holdfast.evaluate.run.options import EvaluateOptions
+from holdfast.evaluate.run.plan import Planned, describe_model
+from holdfast.evaluate.types.engine import Curve, engines_on, uses_gpus
+from holdfast.evaluate.types.harness import ModelFacts, SampleRequests
+from holdfast.evaluate.types.suite import Suite, load_suite
+from holdfast.evaluate.types.timeline import read_timeline
+
+_FREE_BATCH = 32  # of `engines.hf`, which needs torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredEngines:
+    """What an earlier evaluation measured of its engines.
+
+    Attributes:
+        evaluation_id: of that evaluation.
+        curve: what work costs on one engine.
+        start_s: how long an engine took to start and load; None if that was not recorded.
+        bytes_per_s: the rate at which a node received the weights; 0 if no node had to.
+    """
+
+    evaluation_id: str
+    curve: Curve
+    start_s: float | None
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """All that a prediction of an evaluation needs.
+
+    Attributes:
+        suite: what would run, with the options applied.
+        options: how it would run.
+        family: whose history predicts the model's costs.
+        task_names: the entries as the history names them.
+        samples: of each entry, the samples with their requests.
+        history: what is known of the entries' samples.
+        model_bytes: size of the weights; 0 where the engines have them already.
+        engines_per_node: how many engines each node would have.
+        measured: the newest evaluation of the same family and mode that measured an engine; None if there is none.
+        history_note: how much of the history is known, as a sentence.
+        device_notes: which devices the prediction assumes, and how the model fits them, a sentence each.
+    """
+
+    suite: Suite
+    options: EvaluateOptions
+    family: str
+    task_names: Sequence[str]
+    samples: Sequence[Sequence[SampleRequests]]
+    history: Sequence[TaskHistory]
+    model_bytes: int
+    engines_per_node: int
+    measured: MeasuredEngines | None
+    history_note: str
+    device_notes: tuple[str, ...]
+
+
+def plan_inputs(
+    suite: Suite | str | Sequence[str],
+    model: str,
+    *,
+    options: EvaluateOptions,
+    device_memory_gib: float | None = None,
+) -> PlanInputs:
+    """Collect what a prediction needs; nothing is run but the harness's own preparation, on this machine.
+
+    Args:
+        suite: as `holdfast.evaluate.evaluate`.
+        model: likewise.
+        options: likewise.
+        device_memory_gib: of each GPU it would run on, or of a node for engines on CPUs; None: this machine's.
+
+    Raises:
+        BadUse: suite, model or options are wrong, or the model does not fit the devices.
+    """
+    if device_memory_gib is not None and not 0 < device_memory_gib < float("inf"):
+        raise BadUse(
+            f"device_memory_gib is {device_memory_gib:g}. Give the memory of a device in GiB, above 0."
+        )
+    chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
+    manifest = describe_model(model, options)
+    planned = Planned(suite=chosen, model=model, manifest=manifest, options=options)
+    paths = EvaluationPaths(options.home or holdfast_home(), "plan")
+    with opened_ledger(options, paths) as ledger:
+        history, measured = history_of(ledger, planned), _measured(ledger, planned)
+    engines_per_node, counted = engines_per_node_of(planned)
+    fit = fit_of(planned, device_memory_gib)
+    with tempfile.TemporaryDirectory(prefix="holdfast-plan-") as folder:
+        facts = _facts(planned, Path(folder))
+        with _quiet():
+            samples = count_requests(chosen, facts)
+    names = task_names(chosen)
+    return PlanInputs(
+        suite=chosen,
+        options=options,
+        family=planned.family,
+        task_names=names,
+        samples=samples,
+        history=history,
+        model_bytes=sum(chunk.size_bytes for chunk in manifest.chunks) if manifest else 0,
+        engines_per_node=engines_per_node,
+        measured=measured,
+        history_note=history_note(history, names, samples),
+        device_notes=(counted, planned.note_of_devices, fit),
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the logs and progress bars of harnesses while they load."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _measured(ledger: Ledger, planned: Planned) -> MeasuredEngines | None:
+    for record in ledger.evaluations(family=planned.family, mode=planned.options.engine.mode):
+        folder = Path(record.folder)
+        curve = CoordinatorFiles(folder).curve
+        if curve.exists():
+            timeline = read_timeline(folder / "timeline.jsonl")
+            loads = [span.t1 - span.t0 for span in timeline.engines if span.what == "load"]
+            return MeasuredEngines(
+                evaluation_id=record.evaluation_id,
+                curve=msgspec.json.decode(curve.read_bytes(), type=Curve),
+                start_s=median(loads) if loads else None,
+                bytes_per_s=fetch_bytes_per_s(timeline),
+            )
+    return None
+
+
+def history_note(
+    history: Sequence[TaskHistory],
+    names: Sequence[str],
+    samples: Sequence[Sequence[SampleRequests]],
+) -> str:
+    """Describe how much of the lengths and metric times is known from earlier evaluations."""
+    unsure = {
+        name
+        for name, asked in zip(names, samples, strict=True)
+        if any(
+            one.metric_key or any(request.max_new_tokens() for request in one.requests)
+            for one in asked
+        )
+    }
+    if not unsure:
+        return "All entries read prompts alone, whose lengths are known."
+    rest = len(names) - len(unsure)
+    others = (
+        f" {words.plainly(rest, 'entry reads', 'entries read')} prompts alone, whose lengths are known."
+        if rest
+        else ""
+    )
+    known = unsure & {task.task for task in history}
+    if not known:
+        return f"Nothing is known of these tasks yet: lengths are guessed from the limits.{others}"
+    which = (
+        "every entry that generates"
+        if known == unsure
+        else f"{len(known)} of {len(unsure)} entries that generate"
+    )
+    return f"Lengths as the last evaluation of this family had them, for {which}.{others}"
+
+
+def engines_per_node_of(planned: Planned) -> tuple[int, str]:
+    """Count the engines that a live node would start (`coordinator.engine_slots`), with the reason as a sentence."""
+    options, spec = planned.options, planned.options.engine
+    gpus = (
+        (gpu_count() if options.on == "local" else planned.gpus_per_node) if uses_gpus(spec) else 0
+    )
+    engines = engines_on(gpus, spec, options.engines_per_node)
+    if options.engines_per_node:
+        return engines, ""
+    how_many = words.plainly(engines, "engine")
+    if options.on == "local":
+        return (
+            engines,
+            f"{how_many} on each node, by this machine's {words.plainly(gpus, 'GPU')}."
+            if gpus
+            else "",
+        )
+    if gpus:
+        return (
+            engines,
+            f"{how_many} on each node, for the {words.plainly(gpus, 'GPU')} that it is asked for.",
+        )
+    return (
+        engines,
+        f"{how_many} on each node is assumed: what its GPUs allow is not known. Give --engines-per-node.",
+    )
+
+
+def fit_of(planned: Planned, told_gib: float | None) -> str:
+    """Describe how the model fits the devices that it would run on.
+
+    Raises:
+        BadUse: it does not.
+    """
+    manifest, options = planned.manifest, planned.options
+    if manifest is None:  # its engines have it themselves
+        return ""
+    memory = _memory(planned, told_gib)
+    if memory is None:
+        return "Whether the model fits is not known: give --device-memory-gib, of what it would run on."
+    spec = msgspec.structs.replace(options.engine, device=memory.device)
+    source = Path(manifest.source)
+    config = (
+        msgspec.json.decode(manifest.hf_config["config.json"]) if manifest.form == "dcp" else source
+    )
+    fit = fits(config, spec, memory.size_bytes)
+    batch = spec.max_batch or _FREE_BATCH
+    too_many = spec.kind == "hf" and spec.mode == "free" and batch > fit.batch
+    advice = (
+        f" A batch may have {batch}: give --max-batch {fit.batch} if they become that long."
+        if too_many
+        else ""
+    )
+    return (
+        f"{fit.weights_bytes / 2**30:.1f} GiB of weights in {spec.tensor_parallel} x {memory.size_bytes / 2**30:.1f} "
+        f"GiB{memory.whose}: room for {fit.batch} sequences of {fit.max_length} tokens.{advice}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Memory:
+    """What one device has, or one engine may have of a node's; `whose` says it in words."""
+
+    device: str
+    size_bytes: int
+    whose: str
+
+
+def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
+    """Of the devices it would run on: as told, else this machine's; None where neither says it."""
+    options, spec = planned.options, planned.options.engine
+    told_bytes = None if told_gib is None else int(told_gib * 2**30)
+    on_cpu = spec.device == "cpu"
+    if told_bytes is None and not spec.device and spec.kind != "vllm" and options.on == "local":
+        on_cpu = not _has_gpu()
+    if on_cpu:
+        engines, _ = engines_per_node_of(planned)
+        if told_bytes is None:
+            if options.on != "local":
+                return None
+            told_bytes = (
+                psutil.virtual_memory().total // options.nodes
+            )  # all of them on this machine
+        whose = (
+            " of a node's memory" if engines == 1 else f", a node's memory among {engines} engines"
+        )
+        return _Memory(device="cpu", size_bytes=told_bytes // engines, whose=whose)
+    if told_bytes is None:
+        if options.on != "local" or not _has_gpu():
+            return None
+        import torch
+
+        told_bytes = torch.cuda.get_device_properties(0).total_memory
+    return _Memory(device="cuda", size_bytes=told_bytes, whose=" of a GPU")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _facts(planned: Planned, folder: Path) -> ModelFacts:
+    manifest, spec = planned.manifest, planned.options.engine
+    tokenizer = str(spec.options.get("tokenizer", ""))
+    if manifest is not None and manifest.form == "dcp":
+        for name, content in manifest.hf_config.items():
+            (folder / name).write_bytes(content)
+        tokenizer = str(folder)
+    elif manifest is not None:
+        tokenizer = manifest.source
+        if not Path(tokenizer).is_dir():
+            raise BadUse(
+                f"{tokenizer} is not on this machine. Plan with a folder that has its config and tokenizer."
+            )
+    return ModelFacts(
+        model=0,
+        name=planned.model,
+        tokenizer=tokenizer,
+        max_length=spec.max_length,
+        takes_text=not tokenizer,
+    )
