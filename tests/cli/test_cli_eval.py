@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import holdfast.evaluate
 from holdfast.cli import eval_progress
 from holdfast.cli.eval_report import newest_of_each
 from holdfast.cli.main import cli
@@ -105,10 +106,8 @@ def asked(monkeypatch):
 
         return call
 
-    names = ("evaluate", "resume", "rescore", "watch")
-    library = types.SimpleNamespace(**{name: noted(name) for name in names})
-    for module in ("run", "stream"):
-        monkeypatch.setitem(sys.modules, f"holdfast.evaluate.{module}", library)
+    for name in ("evaluate", "resume", "rescore", "watch"):
+        monkeypatch.setitem(vars(holdfast.evaluate), name, noted(name))
     return asked
 
 
@@ -425,12 +424,12 @@ def test_progress_elsewhere_is_lines_that_do_not_come_too_often(home, asked):
     ]
 
 
-def test_no_progress_shows_none(home, asked):
+def test_no_progress_shows_none(home, monkeypatch):
     def refused(*arguments, progress=None, **named):
         assert progress is None
         return evaluation()
 
-    sys.modules["holdfast.evaluate.run.evaluate"].evaluate = refused
+    monkeypatch.setitem(vars(holdfast.evaluate), "evaluate", refused)
     for flag in ("--no-progress", "--json"):
         result = CliRunner().invoke(
             cli, ["eval", "run", "--suite", "a", "--model", "m", flag], standalone_mode=False

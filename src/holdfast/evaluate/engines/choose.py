@@ -10,7 +10,7 @@ from holdfast.evaluate.types.suite import nearest
 
 _HERE = "holdfast.evaluate.engines."
 KINDS = {
-    "hf": _HERE + "transformers:TransformersEngine",
+    "hf": _HERE + "hf.engine:TransformersEngine",
     "vllm": _HERE + "vllm:VllmEngine",
     "openai": _HERE + "openai:OpenAIEngine",
     "simulated": _HERE + "simulated:SimulatedEngine",
