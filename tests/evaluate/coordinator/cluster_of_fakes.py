@@ -163,7 +163,7 @@ class World:
 
         What another engine is known to hold may be asked of a second one, too: the first to answer wins.
         """
-        ask = live._asking.ask
+        ask = live._dispatcher.ask
 
         def watched(action):
             finished = {
@@ -173,11 +173,9 @@ class World:
                 for one in done.done
                 if not one.error
             }
-            for request in filter(None, map(live._book.request, action.requests)):
+            for request in filter(None, map(live._open_requests.request, action.requests)):
                 others = (
-                    seat.asked
-                    for seat in live._fleet.seats.values()
-                    if seat.number != action.engine
+                    slot.asked for slot in live._pool.slots.values() if slot.number != action.engine
                 )
                 is_doubled = any(request.key in asked for asked in others)
                 if (f"weights {request.model}", request.key) in self.committed or (
@@ -186,7 +184,7 @@ class World:
                     self.redone.append(request.key)
             ask(action)
 
-        live._asking.ask = watched
+        live._dispatcher.ask = watched
 
     async def _tick(self, live):
         while True:
@@ -210,8 +208,8 @@ class World:
         for line in self.lines:
             line.close()
         live, self.live = self.live, None
-        live._chronicle._timeline._waiting.clear()
-        live._chronicle.close()  # the rest stays open: a commit may be under way in its thread
+        live._timeline._timeline._waiting.clear()
+        live._timeline.close()  # the rest stays open: a commit may be under way in its thread
 
     def line(self, role, name, serves=lambda: -1, **more):
         def hello():

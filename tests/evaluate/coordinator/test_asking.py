@@ -9,6 +9,7 @@ from holdfast.evaluate.coordinator.engine_slots import EngineSlot
 from holdfast.evaluate.coordinator.open_requests import ResumedRequests
 from holdfast.evaluate.policy.events import Recalled
 from holdfast.evaluate.wire.messages import Done, DoneRequest, Holding
+from holdfast.testing import FakeClock
 
 QUESTION, REQUEST = b"asked for two models", 7
 
@@ -16,7 +17,7 @@ QUESTION, REQUEST = b"asked for two models", 7
 @pytest.fixture
 def world():
     """An engine that serves model 1 and was asked the question for it."""
-    seat = EngineSlot(
+    slot = EngineSlot(
         name="engine",
         place=0,
         node=0,
@@ -28,19 +29,18 @@ def world():
     book = SimpleNamespace(request_of=lambda _model, _key: None)
     emitted, committed = [], []
     asking = Dispatcher(
+        FakeClock(),
+        SimpleNamespace(put=emitted.append),
         book,
-        SimpleNamespace(seats={"engine": seat}),
+        SimpleNamespace(slots={"engine": slot}),
         ResumedRequests(book),
-        SimpleNamespace(add=lambda _peer, message: committed.append(message)),
-        chronicle=None,
-        state=None,
-        emit=emitted.append,
-        unanswerable=None,
-        now_s=lambda: 0.0,
+        samples=None,
+        commits=SimpleNamespace(add=lambda _peer, message: committed.append(message)),
+        timeline=None,
     )
     peer = SimpleNamespace(hello=SimpleNamespace(name="engine"))
     return SimpleNamespace(
-        asking=asking, peer=peer, seat=seat, emitted=emitted, committed=committed
+        asking=asking, peer=peer, slot=slot, emitted=emitted, committed=committed
     )
 
 
@@ -53,14 +53,14 @@ def test_an_answer_that_is_said_again_for_the_model_before_leaves_the_question_f
     world,
 ):
     world.asking.done(world.peer, done(model=0))
-    assert world.seat.asked == {QUESTION: REQUEST}
+    assert world.slot.asked == {QUESTION: REQUEST}
     assert world.emitted == []
     assert len(world.committed) == 1, "it is kept nevertheless"
 
 
 def test_an_answer_for_this_model_frees_the_engine_also_when_another_was_faster(world):
     world.asking.done(world.peer, done(model=1))
-    assert world.seat.asked == {}
+    assert world.slot.asked == {}
     assert [event.request for event in world.emitted] == [REQUEST]
 
 

@@ -19,7 +19,7 @@ def model(number):
     return messages.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
 
 
-def seat(name, node, **more):
+def slot(name, node, **more):
     return EngineSlot(name=name, place=0, node=node, ordered_s=0.0, is_spare=name == SPARE, **more)
 
 
@@ -32,18 +32,21 @@ class Small:
 
     def __init__(self, tmp_path, spare_on=None, has_model=(0, 1)):
         self.nodes = {f"node-{number}": node(number) for number in (0, 1)}
-        self.seats = {
-            f"node-{one}/0": seat(f"node-{one}/0", one, serving=0, number=one) for one in (0, 1)
+        self.slots = {
+            f"node-{one}/0": slot(f"node-{one}/0", one, serving=0, number=one) for one in (0, 1)
         }
         if spare_on is not None:
-            self.seats[SPARE] = seat(SPARE, spare_on)
+            self.slots[SPARE] = slot(SPARE, spare_on)
         folders = dict.fromkeys(has_model, "/there")
         self.models = [
             Model(added=model(0), canary=[0.0], folders={0: "/there", 1: "/there"}),
             Model(added=model(1), folders=folders),
         ]
         self.certifying = Certifying(
-            config(tmp_path, []), self.nodes, self.seats, lambda: self.models
+            config(tmp_path, []),
+            self.nodes,
+            self.slots,
+            SimpleNamespace(wanted=lambda: self.models),
         )
 
     def home_at(self, now_s):
@@ -94,7 +97,7 @@ def test_nothing_is_certified_beside_once_it_was_given_up(tmp_path):
 
 def test_those_that_wait_are_engines_that_swapped_and_do_not_answer(tmp_path):
     small = Small(tmp_path)
-    waits = small.seats["node-0/0"]
+    waits = small.slots["node-0/0"]
     waits.peer, waits.number, waits.serving = SimpleNamespace(), None, 1
     assert small.certifying.waiting() == small.certifying.waiting(small.models[1]) == [waits]
     assert small.certifying.waiting(small.models[0]) == []
@@ -166,10 +169,10 @@ def test_a_spare_engine_that_never_comes_up_is_given_up_and_engines_start_anew(t
         world.spawn(world.command(model(0), model(1)))
         world.spawn(world.node(0))
         await world.finish()
-        seats = set(world.live._fleet.seats)
+        slots = set(world.live._pool.slots)
         await world.end()
-        return world, seats
+        return world, slots
 
-    world, seats = asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    world, slots = asyncio.run(asyncio.wait_for(scenario(), 30.0))
     check_scores(world, (0, 1))
-    assert seats == {"node-0/0", "node-0/1"}
+    assert slots == {"node-0/0", "node-0/1"}

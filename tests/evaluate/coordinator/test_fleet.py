@@ -37,12 +37,11 @@ class Small:
         self.fleet = EnginePool(
             config(folder, [], engines_per_node=1, certify=certify),
             self.clock,
+            SimpleNamespace(put=self.events.append),
             self.models,
-            emit=self.events.append,
-            known=lambda _model: None,
-            lost=lambda _seat: None,
-            failed=self.failed,
-            chronicle=TimelineWriter(silent, self.clock, 0.0),
+            resumed=SimpleNamespace(engine_lost=lambda _name: None),
+            timeline=TimelineWriter(silent, self.clock, 0.0),
+            listener=self,
         )
         for number in (0, 1):
             self.models.add(messages.AddModel(model=number, name=str(number), manifest=MANIFEST))
@@ -62,7 +61,10 @@ class Small:
             self.fleet.fetched(self.node, fetched)
         self.start_engine()
 
-    def failed(self, model, why, *, wrong_use=False):
+    def model_known(self, model):
+        """What the coordinator does with the journals is not of interest here."""
+
+    def model_failed(self, model, why, *, wrong_use=False):
         """As the coordinator does, of one model."""
         self.failures.append((model and model.number, why, wrong_use))
         if model:
@@ -144,7 +146,7 @@ def test_an_engine_that_was_loading_what_ended_meanwhile_goes_on(small):
 def test_the_spare_engine_loads_what_others_serve_so_that_the_next_is_quick(small):
     small = small("beside")
     small.models.certify(small.models.get(1), [0.0])
-    small.fleet._orders.seat("spare/0", small.fleet.nodes["node-0"])
+    small.fleet._orders.ensure("spare/0", small.fleet.nodes["node-0"])
     small.engine = Peer("engine", "spare/0", pid=99)
     small.fleet.engine_joined(small.engine)
     assert small.asked() == [0]
@@ -241,12 +243,13 @@ def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence
             config(tmp_path, []), spec=EngineSpec(kind="vllm", tensor_parallel=4)
         ),
         FakeClock(),
+        SimpleNamespace(put=lambda _event: None),
         Models(tmp_path / "models"),
-        emit=lambda _event: None,
-        known=None,
-        lost=None,
-        failed=lambda model, why, wrong_use: failed.append((model, why, wrong_use)),
-        chronicle=None,
+        resumed=None,
+        timeline=None,
+        listener=SimpleNamespace(
+            model_failed=lambda model, why, wrong_use: failed.append((model, why, wrong_use))
+        ),
     )
     node = Peer("node", "node-0")
     fleet.node_joined(node)
@@ -255,4 +258,4 @@ def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence
     )
     why = "gpu-7 has 2 GPUs, and an engine is to span 4. Give --tp 2 or less, or nodes with more."
     assert failed == [(None, why, True)]
-    assert not fleet.seats
+    assert not fleet.slots

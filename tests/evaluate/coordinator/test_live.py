@@ -213,7 +213,7 @@ def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
         world.spawn(world.node(0))
         await until(lambda: "node-0/0" in world.engines and world.engines["node-0/0"].held)
         world.command_line.send(model(1))
-        await until(lambda: any(number == 1 for number, _task in world.live._clients))
+        await until(lambda: any(number == 1 for number, _task in world.live._delivery._clients))
         world.command_line.send(model(2))
         await until(lambda: 1 in world.models)
         world.command_line.send(model(2))  # said again after a cut

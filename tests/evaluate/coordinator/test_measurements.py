@@ -11,6 +11,7 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.requests import Answer, Request, encode_answer, keyed, pack_tokens
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.answer_journal import Journal
+from holdfast.testing import FakeClock
 
 ASKED = keyed(Request(kind="loglikelihood", prompt=pack_tokens([1]), continuation=pack_tokens([2])))
 
@@ -31,16 +32,18 @@ class World:
         tasks = SimpleNamespace(
             able_host=lambda _model, _node: (host, None), host_on=lambda _node: host
         )
-        client = SimpleNamespace(send=self.delivered.append)
-        self.delivery = Delivery(self.book, models, lambda _place: client)
+        self.delivery = Delivery(self.book, models)
+        self.delivery.client_joined(
+            SimpleNamespace(hello=SimpleNamespace(model=0, task=0), send=self.delivered.append)
+        )
         self.measurements = Measurements(
+            FakeClock(),
+            SimpleNamespace(put=self.events.append),
             self.book,
             models,
             tasks,
             self.delivery,
             SimpleNamespace(entries=[None]),
-            emit=self.events.append,
-            now_s=lambda: 0.0,
         )
         self.samples = [
             self.book.add(

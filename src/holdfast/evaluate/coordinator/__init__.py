@@ -10,6 +10,7 @@ engines; what leaves are messages to them, and the journals.
 | `live` | an evaluation in progress: messages in, the policy's decisions, messages out |
 | `sample_queue` | samples, from the client that submits them to the client that receives them |
 | `models`, `tasks` | the models and their tasks, with their outcomes: kept as files |
+| `policy_queue` | events on their way to the policy, and its decisions |
 | `open_requests` | samples and requests without an answer; what engines hold from before a restart |
 | `engine_slots`, `engine_pool` | nodes and engines, and which engine serves which model |
 | `dealing` | weights to nodes, once per cluster |

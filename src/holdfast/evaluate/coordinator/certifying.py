@@ -5,9 +5,10 @@ to load; where it cannot, for `_BLOCKED_S`, because its node is gone or does not
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.dealing import Dealing
 from holdfast.evaluate.coordinator.engine_slots import SPARE, EngineSlot, Node
 from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.wire.messages import Serving
@@ -48,18 +49,18 @@ class Certifying:
     Args:
         config: the evaluation's.
         nodes: those whose agents are connected, by name.
-        seats: the engines' places, by name; somebody else keeps them.
-        wanted: the models that nodes are to have.
+        slots: the engines' places, by name; somebody else keeps them.
+        dealing: has the models that nodes are to have.
     """
 
     def __init__(
         self,
         config: CoordinatorConfig,
         nodes: Mapping[str, Node],
-        seats: Mapping[str, EngineSlot],
-        wanted: Callable[[], list[Model]],
+        slots: Mapping[str, EngineSlot],
+        dealing: Dealing,
     ) -> None:
-        self._config, self._nodes, self._seats, self._wanted = config, nodes, seats, wanted
+        self._config, self._nodes, self._slots, self._dealing = config, nodes, slots, dealing
         self._blocked_since_s: float | None = None
         self._is_given_up = False
 
@@ -74,17 +75,17 @@ class Certifying:
         has_gpus = any(node.report and node.report.gpus for node in self._nodes.values())
         return not has_gpus or self._config.spec.device == "cpu"
 
-    def for_spare(self, seat: EngineSlot) -> list[Model]:
+    def for_spare(self, slot: EngineSlot) -> list[Model]:
         """What the spare engine may load now: its first model is any that engines serve, so that the next is quick."""
         serving = {
             one.serving
-            for one in self._seats.values()
+            for one in self._slots.values()
             if not one.is_spare and one.number is not None
         }
         first = (
             []
-            if seat.has_loaded
-            else [model for model in self._wanted() if model.number in serving]
+            if slot.has_loaded
+            else [model for model in self._dealing.wanted() if model.number in serving]
         )
         return self.uncertified() or first
 
@@ -93,13 +94,13 @@ class Certifying:
         if not self.is_beside():
             return []
         engines = [
-            seat for seat in self._seats.values() if not seat.is_spare and seat.serving is not None
+            slot for slot in self._slots.values() if not slot.is_spare and slot.serving is not None
         ]
         uncertified = []
-        for model in self._wanted():
+        for model in self._dealing.wanted():
             # Those that swapped already wait for its word: they do not answer yet.
             is_swapped_to = any(
-                seat.serving != model.number or seat.number is None for seat in engines
+                slot.serving != model.number or slot.number is None for slot in engines
             )
             if (
                 model.canary is None
@@ -113,19 +114,19 @@ class Certifying:
     def waiting(self, model: Model | None = None) -> list[EngineSlot]:
         """Engines that swapped, to any model or to this one, and wait for a fresh load's word to answer."""
         return [
-            seat
-            for seat in self._seats.values()
-            if seat.peer is not None
-            and seat.number is None
-            and seat.serving is not None
-            and seat.loading is None  # else it has not swapped yet, and serves the one before
-            and (model is None or seat.serving == model.number)
+            slot
+            for slot in self._slots.values()
+            if slot.peer is not None
+            and slot.number is None
+            and slot.serving is not None
+            and slot.loading is None  # else it has not swapped yet, and serves the one before
+            and (model is None or slot.serving == model.number)
         ]
 
     def new_home(self, now_s: float) -> Node | None:
         """The node that the spare engine is to be started on now; None while it is well where it is, or not needed."""
         homes = {number for model in self.uncertified() for number in model.folders}
-        spare, here = self._seats.get(SPARE), {node.number: node for node in self._nodes.values()}
+        spare, here = self._slots.get(SPARE), {node.number: node for node in self._nodes.values()}
         if not homes or (spare is not None and spare.node in homes & here.keys()):
             self._blocked_since_s = None
             return None

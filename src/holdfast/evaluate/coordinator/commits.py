@@ -5,10 +5,10 @@ what is not committed is still with the engines.
 """
 
 import asyncio
-from collections.abc import Callable
 
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.open_requests import OpenSample
+from holdfast.evaluate.coordinator.sample_queue import SampleQueue
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
@@ -21,21 +21,11 @@ class Commits:
 
     Args:
         models: with the journals of their answers and metrics.
-        answered: called with (model, key) of each answer that was committed.
-        measured: called with each sample whose metric was, and what came of it.
-        ended: called after each batch.
+        samples: closes the requests whose answers, and the samples whose metrics, are committed.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        *,
-        answered: Callable[[int, bytes], None],
-        measured: Callable[[OpenSample, bytes], None],
-        ended: Callable[[], None],
-    ) -> None:
-        self._models = models
-        self._answered, self._measured, self._ended = answered, measured, ended
+    def __init__(self, models: Models, samples: SampleQueue) -> None:
+        self._models, self._samples = models, samples
         self._dones: list[tuple[Connection, messages.Done]] = []
         self._metrics_done: list[Measured] = []
         self._wanted = asyncio.Event()
@@ -55,16 +45,10 @@ class Commits:
         """A model's journal is known: what came before can be committed."""
         self._wanted.set()
 
-    async def forever(self) -> None:
-        """Commit whatever comes.
-
-        Raises:
-            JournalError: the disk is full or failing.
-        """
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            await self.commit()
+    async def wait(self) -> None:
+        """Wait until there is something to commit."""
+        await self._wanted.wait()
+        self._wanted.clear()
 
     async def commit(self) -> None:
         """Commit what came in so far, after what is being committed.
@@ -89,14 +73,13 @@ class Commits:
         await asyncio.to_thread(self._write, answers, metrics)
         for model, records in answers.items():
             for key, _body in records:
-                self._answered(model, key)
+                self._samples.answered(model, key)
         waiting = {peer for peer, _ in early}
         for peer, message in ripe:
             if peer not in waiting:  # the number acknowledges all before it
                 peer.send(messages.Acked(number=message.number))
         for sample, _key, measured in metrics:
-            self._measured(sample, measured)
-        self._ended()
+            self._samples.measured(sample, measured)
 
     def _has_journal(self, number: int) -> bool:
         model = self._models.get(number)

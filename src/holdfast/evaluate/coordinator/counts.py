@@ -41,7 +41,7 @@ class Counts:
 
     def status(
         self,
-        fleet: EnginePool,
+        pool: EnginePool,
         state: State,
         *,
         now_s: float,
@@ -52,15 +52,15 @@ class Counts:
         """How far it is.
 
         Args:
-            fleet: the engines and nodes.
+            pool: the engines and nodes.
             state: of the policy.
             now_s: since the evaluation's first start.
             delivered: samples that are done.
             answered_s: engine-seconds at saturated batch of all that was answered.
             draining: whether nothing more is given out.
         """
-        seats = [seat for seat in fleet.seats.values() if not seat.is_spare]
-        ready = [seat for seat in seats if seat.number is not None]
+        slots = [slot for slot in pool.slots.values() if not slot.is_spare]
+        ready = [slot for slot in slots if slot.number is not None]
         return messages.Status(
             now_s=now_s,
             samples=self._samples,
@@ -68,10 +68,10 @@ class Counts:
             requests=self._requests,
             requests_done=self.requests_done,
             reused=self._reused,
-            engines=len(seats),
+            engines=len(slots),
             engines_ready=len(ready),
-            nodes=len(fleet.nodes),
-            busy_share=sum(bool(seat.asked) for seat in ready) / len(ready) if ready else 0.0,
+            nodes=len(pool.nodes),
+            busy_share=sum(bool(slot.asked) for slot in ready) / len(ready) if ready else 0.0,
             time_left_s=outlook.time_left_s(state),
             bound_s=outlook.bound_s(state, answered_s),
             state="draining" if draining else "running" if ready else "starting",

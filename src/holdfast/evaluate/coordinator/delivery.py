@@ -1,6 +1,6 @@
 """Samples that miss nothing any more, on their way to the clients that asked for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample
@@ -13,20 +13,42 @@ _MESSAGE_BYTES = 8 * 1024 * 1024  # of answers, about; a sample is never cut
 
 
 class Delivery:
-    """See the module. `client` finds who runs (model, task) now, or None."""
+    """Keeps the connected clients, and sends them their samples.
 
-    def __init__(
-        self,
-        book: OpenRequests,
-        models: Models,
-        client: Callable[[tuple[int, int]], Connection | None],
-    ) -> None:
-        self._book, self._models, self._client = book, models, client
+    Args:
+        open_requests: closes a sample that is delivered.
+        models: with the journals of their answers.
+    """
+
+    def __init__(self, open_requests: OpenRequests, models: Models) -> None:
+        self._open_requests, self._models = open_requests, models
+        self._clients: dict[tuple[int, int], Connection] = {}  # by model and task
         self._outbox: dict[
             tuple[int, int], list[tuple[int, AnsweredSample]]
         ] = {}  # with about its bytes
         self.count = 0
         """Samples delivered so far."""
+
+    def client_joined(self, peer: Connection) -> None:
+        """Deliver the samples of a task to this client, in place of the one before."""
+        self._clients[peer.hello.model, peer.hello.task] = peer
+
+    def client_gone(self, peer: Connection) -> None:
+        """Forget a client, unless another has its task by now."""
+        place = peer.hello.model, peer.hello.task
+        if self._clients.get(place) is peer:
+            del self._clients[place]
+
+    def refuse(self, model: int, why: str) -> None:
+        """Refuse the clients of a model whatever they want."""
+        for (number, _task), client in list(self._clients.items()):
+            if number == model:
+                client.send(messages.Refused(why=why))
+
+    def stop_clients(self) -> None:
+        """Have all clients end."""
+        for client in self._clients.values():
+            client.send(messages.Stop())
 
     def bodies(self, sample: OpenSample) -> list[bytes]:
         """A sample's encoded answers, in the order of its requests; those that there are."""
@@ -40,7 +62,7 @@ class Delivery:
         """A sample is done, or has an error for good: it goes out with the next `send`."""
         bodies = [] if sample.error else self.bodies(sample)
         answers = [decode_answer(body) for body in bodies]
-        self._book.delivered(sample)
+        self._open_requests.delivered(sample)
         self.count += 1
         answered = AnsweredSample(
             sample=sample.place, answers=answers, measured=sample.measured, error=sample.error
@@ -53,7 +75,7 @@ class Delivery:
         outbox, self._outbox = self._outbox, {}
         for place, samples in outbox.items():
             # One that is gone asks again when it is back, and finds everything in the journals.
-            if peer := self._client(place):
+            if peer := self._clients.get(place):
                 for part in _cut(samples):
                     peer.send(messages.Answers(samples=part))
 

@@ -1,11 +1,12 @@
 """Metrics in progress: granted by the policy, computed by hosts, looked for in the journal first."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample, measured_key
+from holdfast.evaluate.coordinator.policy_queue import PolicyQueue
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.types.suite import Suite
@@ -23,21 +24,30 @@ class _Running:
 
 
 class Measurements:
-    """See the module. `emit` tells the policy; `now_s` is the coordinator's clock."""
+    """Has hosts compute metrics as the policy grants them.
+
+    Args:
+        clock: for the times of events.
+        policy: gets an event for each metric.
+        open_requests: has the samples that wait.
+        models: with the journals of their metrics.
+        tasks: with the hosts.
+        delivery: reads the answers of samples.
+        suite: whose metrics they are.
+    """
 
     def __init__(
         self,
-        book: OpenRequests,
+        clock: Clock,
+        policy: PolicyQueue,
+        open_requests: OpenRequests,
         models: Models,
         tasks: Tasks,
         delivery: Delivery,
         suite: Suite,
-        *,
-        emit: Callable[[events.Event], None],
-        now_s: Callable[[], float],
     ) -> None:
-        self._book, self._models, self._tasks = book, models, tasks
-        self._delivery, self._suite, self._emit, self._now_s = delivery, suite, emit, now_s
+        self._clock, self._policy, self._open_requests = clock, policy, open_requests
+        self._models, self._tasks, self._delivery, self._suite = models, tasks, delivery, suite
         self._running: dict[bytes, _Running] = {}
         self._granted: dict[
             int, int
@@ -61,9 +71,11 @@ class Measurements:
 
     def grant(self, number: int, node: int) -> None:
         """The policy says that a sample's metric is to be computed on a node now."""
-        sample = self._book.sample(number)
+        sample = self._open_requests.sample(number)
         if sample is None:
-            self._emit(events.Measured(now_s=self._now_s(), sample=number, metric_s=0.0))
+            self._policy.put(
+                events.Measured(now_s=self._clock.monotonic_s(), sample=number, metric_s=0.0)
+            )
         elif sample.missing:
             self._granted[number] = node
         else:
@@ -72,7 +84,7 @@ class Measurements:
     def start_waiting(self) -> None:
         """Start what waited for a host that is there by now."""
         for number, node in list(self._granted.items()):
-            sample = self._book.sample(number)
+            sample = self._open_requests.sample(number)
             if sample is None:
                 del self._granted[number]
             elif not sample.missing and self._tasks.host_on(node):
@@ -113,7 +125,9 @@ class Measurements:
 
     def _lost(self, running: _Running) -> None:
         for sample in running.samples:
-            self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
+            self._policy.put(
+                events.MetricLost(now_s=self._clock.monotonic_s(), sample=sample.number)
+            )
 
     def ended(self, said: messages.SampleMeasured) -> tuple[list[OpenSample], int]:
         """A host said what became of a metric; the samples that it is of, and how often its process died.
@@ -129,9 +143,13 @@ class Measurements:
             self._lost(running)
             return [], losses
         for sample in running.samples:
-            self._emit(
-                events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds)
+            self._policy.put(
+                events.Measured(
+                    now_s=self._clock.monotonic_s(), sample=sample.number, metric_s=said.seconds
+                )
             )
         return [
-            sample for sample in running.samples if self._book.sample(sample.number) is sample
+            sample
+            for sample in running.samples
+            if self._open_requests.sample(sample.number) is sample
         ], losses

@@ -231,8 +231,8 @@ _COMMIT = "the commit"  # by which an answer is expected that came before its qu
 class ResumedRequests:
     """See the module. Places are (model, key of a request)."""
 
-    def __init__(self, book: OpenRequests) -> None:
-        self._book = book
+    def __init__(self, open_requests: OpenRequests) -> None:
+        self._open_requests = open_requests
         self._expected: dict[tuple[int, bytes], str] = {}
         self._samples: list[OpenSample] = []
 
@@ -273,12 +273,12 @@ class ResumedRequests:
         self._samples = [sample for sample in self._samples if self._waits(sample)]
         found = []
         for sample in ready:
-            if self._book.sample(sample.number) is not sample:
+            if self._open_requests.sample(sample.number) is not sample:
                 continue
             sample.missing_requests = [
                 request
                 for request in sample.missing_requests
-                if self._book.request(request.number) is request
+                if self._open_requests.request(request.number) is request
             ]
             if sample.missing_requests or sample.unmeasured:
                 found.append(sample)

@@ -4,8 +4,7 @@ What the journals have is answered from there; what engines are about to answer 
 A sample that misses nothing any more is delivered.
 """
 
-from collections.abc import Callable
-
+from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.measurements import Measurements
@@ -16,6 +15,7 @@ from holdfast.evaluate.coordinator.open_requests import (
     OpenSample,
     ResumedRequests,
 )
+from holdfast.evaluate.coordinator.policy_queue import PolicyQueue
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
@@ -25,38 +25,39 @@ _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
 
 class SampleQueue:
-    """See the module.
+    """Keeps samples until they miss nothing.
 
     Args:
+        clock: for the times of events.
+        policy: gets the samples that engines are to answer.
         models: whose samples they are.
-        book: has what is open.
-        awaited: what engines are about to answer, unasked.
+        open_requests: has the samples and requests without an answer.
+        resumed: what engines hold from before a restart.
         measurements: the metrics in progress.
         delivery: the way to the clients.
         counts: how many there are.
         rescore: whether nothing is asked of engines.
         settled_s: until when, after a restart, engines may still say what they have.
-        emit: tells the policy.
-        now_s: the coordinator's clock.
     """
 
     def __init__(
         self,
+        clock: Clock,
+        policy: PolicyQueue,
         models: Models,
-        book: OpenRequests,
-        awaited: ResumedRequests,
+        open_requests: OpenRequests,
+        resumed: ResumedRequests,
         measurements: Measurements,
         delivery: Delivery,
         counts: Counts,
         *,
         rescore: bool,
         settled_s: float,
-        emit: Callable[[events.Event], None],
-        now_s: Callable[[], float],
     ) -> None:
-        self._models, self._book, self._awaited = models, book, awaited
+        self._clock, self._policy, self._models = clock, policy, models
+        self._open_requests, self._resumed = open_requests, resumed
         self._measurements, self._delivery, self._counts = measurements, delivery, counts
-        self._rescore, self._settled_s, self._emit, self._now_s = rescore, settled_s, emit, now_s
+        self._rescore, self._settled_s = rescore, settled_s
         self._early: dict[
             tuple[int, int], list[messages.Submit]
         ] = {}  # of models whose answers have no journal yet
@@ -84,12 +85,12 @@ class SampleQueue:
 
     def is_settled(self) -> bool:
         """Whether all that live have dialled again since the restart, and said what they have."""
-        return self._now_s() >= self._settled_s
+        return self._clock.monotonic_s() >= self._settled_s
 
     def settle(self) -> None:
         """They have, before the time was over."""
         if not self.is_settled():
-            self._settled_s = self._now_s()
+            self._settled_s = self._clock.monotonic_s()
             self.take_early()
 
     def take_early(self) -> None:
@@ -105,14 +106,14 @@ class SampleQueue:
 
     def plan_settled(self) -> None:
         """Leave to the policy what no engine is about to answer any more."""
-        if settled := self._awaited.settled():
+        if settled := self._resumed.settled():
             self._plan(settled)
 
     def _take(self, model: Model, task: int, submit: messages.Submit) -> None:
         assert model.answers is not None
         wanted = []
         for given in submit.samples:
-            sample = self._book.add(model.number, task, given, model.answers)
+            sample = self._open_requests.add(model.number, task, given, model.answers)
             if sample is None:
                 continue
             requests = len(given.requests)
@@ -121,7 +122,7 @@ class SampleQueue:
                 task,
                 requests=requests,
                 reused=requests - sample.missing,
-                now_s=self._now_s(),
+                now_s=self._clock.monotonic_s(),
             )
             if sample.missing == 0 and self._complete(sample):
                 continue
@@ -129,7 +130,7 @@ class SampleQueue:
                 for request in list(sample.missing_requests):
                     self._close(request, error=_NOT_STORED)
                 continue
-            if not self._awaited.keep(sample):
+            if not self._resumed.keep(sample):
                 wanted.append(sample)
         if wanted:
             self._plan(wanted)
@@ -138,7 +139,7 @@ class SampleQueue:
     def _plan(self, samples: list[OpenSample]) -> None:
         """From now on they are the policy's."""
         specs = tuple(map(_spec, samples))
-        self._emit(events.SamplesAdded(now_s=self._now_s(), samples=specs))
+        self._policy.put(events.SamplesAdded(now_s=self._clock.monotonic_s(), samples=specs))
         for sample in samples:
             sample.missing_requests = []
 
@@ -146,8 +147,8 @@ class SampleQueue:
 
     def answered(self, model: int, key: bytes) -> None:
         """An answer was committed."""
-        self._awaited.committed(model, key)
-        if request := self._book.request_of(model, key):
+        self._resumed.committed(model, key)
+        if request := self._open_requests.request_of(model, key):
             self._counts.requests_done += 1
             self._close(request)
 
@@ -158,7 +159,7 @@ class SampleQueue:
 
     def measured(self, sample: OpenSample, measured: bytes) -> None:
         """A sample's metric was committed."""
-        if self._book.sample(sample.number) is sample:
+        if self._open_requests.sample(sample.number) is sample:
             sample.measured, sample.unmeasured = measured, False
             self._delivery.add(sample)
 
@@ -170,7 +171,7 @@ class SampleQueue:
         self._delivery.send()
 
     def _close(self, request: OpenRequest, error: str = "") -> None:
-        for sample in self._book.answered(request, error=error):
+        for sample in self._open_requests.answered(request, error=error):
             self._complete(sample)
 
     def _complete(self, sample: OpenSample) -> bool:

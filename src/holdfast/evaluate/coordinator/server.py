@@ -48,13 +48,12 @@ async def coordinate(folder: Path) -> int:
     config, token = decode_config(files.config.read_bytes()), files.token.read_text()
     clock = SystemClock()
     started_at_s, epoch = _begin(files, clock.now_s())
-    timeline = TimelineFile(folder / "timeline.jsonl")
-    chronicle = TimelineWriter(timeline, clock, started_at_s)
-    chronicle.begin(
+    timeline = TimelineWriter(TimelineFile(folder / "timeline.jsonl"), clock, started_at_s)
+    timeline.begin(
         started_at_s, config.suite.name, [entry.name for entry in config.suite.entries], epoch
     )
     state = _state(config, files)
-    live = Live(config, clock, state, chronicle, epoch=epoch)
+    live = Live(config, clock, state, timeline, epoch=epoch)
     port = int(files.address.read_text().rsplit(":", 1)[1]) if files.address.exists() else 0
     server = await listen(config.listen_host, port, token, live)
     host, port = server.sockets[0].getsockname()[:2]
