@@ -49,7 +49,7 @@ MOST_OF_ONE_CLIENT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """One blow: when, at whom, and what the journals held just after it."""
+    """One kill: when, of which processes, and what the journals held just after it."""
 
     victims: tuple[Role, ...]
     at_s: float
@@ -64,7 +64,7 @@ class Kill:
 
 
 @dataclass(kw_only=True)
-class Struck:
+class FaultInjectedRun:
     """What one run showed."""
 
     seed: int
@@ -73,7 +73,7 @@ class Struck:
     identical: bool = False
     left: list[str] = field(default_factory=list)
     recovered_s: list[tuple[tuple[Role, ...], float]] = field(default_factory=list)
-    """For each blow while work was under way, and something left to ask: until what was asked after it was answered."""
+    """For each kill while work was under way, and something left to ask: until what was asked after it was answered."""
     replaced_s: list[float] = field(default_factory=list)
     """For each engine that was killed: until one started since had answered something."""
     output: str = ""
@@ -102,47 +102,49 @@ def undisturbed(samples: Sequence[int]) -> dict[str, Any]:
             alone.end()
 
 
-def strike(seed: int, samples: Sequence[int], most_kills: int, expected: dict[str, Any]) -> Struck:
+def run_under_kills(
+    seed: int, samples: Sequence[int], most_kills: int, expected: dict[str, Any]
+) -> FaultInjectedRun:
     """Run it once under kills."""
     chance = random.Random(seed)
-    struck = Struck(seed=seed)
+    run = FaultInjectedRun(seed=seed)
     with tempfile.TemporaryDirectory(prefix="holdfast-faults-") as name:
         under = evaluation(Path(name), samples)
         try:
-            _run_under_kills(under, chance, struck, most_kills)
+            _run_under_kills(under, chance, run, most_kills)
             time.sleep(0.2)
-            struck.left = [*under.leftovers(), *under.shared_memory()]
-            struck.identical = under.paths.results.exists() and under.results() == expected
-            _judge(under, struck)
-            if not struck.identical or struck.left or struck.redone:
-                struck.output = under.output()[-2000:]
+            run.left = [*under.leftovers(), *under.shared_memory()]
+            run.identical = under.paths.results.exists() and under.results() == expected
+            _judge(under, run)
+            if not run.identical or run.left or run.redone:
+                run.output = under.output()[-2000:]
         finally:
             under.end()
-    return struck
+    return run
 
 
 def _run_under_kills(
-    under: StruckEvaluation, chance: random.Random, struck: Struck, most_kills: int
+    under: StruckEvaluation, chance: random.Random, run: FaultInjectedRun, most_kills: int
 ) -> None:
     began_s = since_s = time.monotonic()
     command = under.start()
-    # One blow in five comes at any time from the start on, the others once work is under way.
+    # One kill in five comes at any time from the start on, the others once work is under way.
     if chance.random() > 0.2:
         under.wait_until_finished(1, TIMEOUT_S)
-    while len(struck.kills) < most_kills:
+    while len(run.kills) < most_kills:
         _wait(command, chance.uniform(0.0, 1.0))
         if command.poll() is not None or time.monotonic() - began_s > TIMEOUT_S:
             break
         victims = chance.choice(VICTIMS)
         if (
             victims == ("client",)
-            and sum(kill.victims == victims for kill in struck.kills) >= MOST_OF_ONE_CLIENT
+            and sum(kill.victims == victims for kill in run.kills) >= MOST_OF_ONE_CLIENT
         ):
             continue
         kill = _kill(under, victims, chance, since_s)
         if kill is None:
             continue
-        struck.kills.append(kill)
+        run.kills.append(kill)
         if "command" in victims:
             command.wait()
             since_s = time.monotonic()
@@ -180,18 +182,18 @@ def _kill(
     )
 
 
-def _judge(under: StruckEvaluation, struck: Struck) -> None:
+def _judge(under: StruckEvaluation, run: FaultInjectedRun) -> None:
     record = under.record()
-    killed_s = {pid: kill.at_s for kill in struck.kills for pid in kill.engines}
-    for kill in struck.kills:
+    killed_s = {pid: kill.at_s for kill in run.kills for pid in kill.engines}
+    for kill in run.kills:
         if (
             "command" in kill.victims
         ):  # all engines end after it, once they have said what they finished
             killed_s |= dict.fromkeys(kill.before - killed_s.keys(), kill.at_s)
-    kept = [(kill.kept_s, set(kill.kept)) for kill in struck.kills]
-    struck.redone = len(redone(record, killed_s, kept))
-    for place, kill in enumerate(struck.kills):
-        until_s = struck.kills[place + 1].at_s if place + 1 < len(struck.kills) else float("inf")
+    kept = [(kill.kept_s, set(kill.kept)) for kill in run.kills]
+    run.redone = len(redone(record, killed_s, kept))
+    for place, kill in enumerate(run.kills):
+        until_s = run.kills[place + 1].at_s if place + 1 < len(run.kills) else float("inf")
         asked = {
             (line.key, line.pid)
             for line in record
@@ -216,33 +218,33 @@ def _judge(under: StruckEvaluation, struck: Struck) -> None:
             and answered_s
             and (min(answered_s) < until_s or until_s == float("inf"))
         ):
-            struck.recovered_s.append((kill.victims, min(answered_s) - kill.at_s))
+            run.recovered_s.append((kill.victims, min(answered_s) - kill.at_s))
         if kill.engines and "command" not in kill.victims and by_new_s and min(by_new_s) < until_s:
-            struck.replaced_s.append(min(by_new_s) - kill.at_s)
+            run.replaced_s.append(min(by_new_s) - kill.at_s)
 
 
-def rows_of(struck: Sequence[Struck], wanted: int) -> list[Row]:
+def rows_of(runs: Sequence[FaultInjectedRun], wanted: int) -> list[Row]:
     """The table."""
-    kills = [kill for one in struck for kill in one.kills]
-    recovered_s = sorted(seconds for one in struck for _victims, seconds in one.recovered_s)
-    replaced_s = sorted(seconds for one in struck for seconds in one.replaced_s)
+    kills = [kill for one in runs for kill in one.kills]
+    recovered_s = sorted(seconds for one in runs for _victims, seconds in one.recovered_s)
+    replaced_s = sorted(seconds for one in runs for seconds in one.replaced_s)
     rows = [
         Row(measure="kills", ours=len(kills), unit="kills", must=Must(">=", wanted)),
         Row(
             measure="finished requests done again",
-            ours=sum(one.redone for one in struck),
+            ours=sum(one.redone for one in runs),
             unit="requests",
             must=Must("=", 0),
         ),
         Row(
-            measure=f"runs with the scores of the run left alone, of {len(struck)}",
-            ours=sum(one.identical for one in struck),
+            measure=f"runs with the scores of the run left alone, of {len(runs)}",
+            ours=sum(one.identical for one in runs),
             unit="runs",
-            must=Must("=", len(struck)),
+            must=Must("=", len(runs)),
         ),
         Row(
             measure="processes and sessions in shared memory left over",
-            ours=sum(len(one.left) for one in struck),
+            ours=sum(len(one.left) for one in runs),
             unit="of them",
             must=Must("=", 0),
         ),
@@ -258,7 +260,7 @@ def rows_of(struck: Sequence[Struck], wanted: int) -> list[Row]:
         )
     for victims in VICTIMS:
         own_s = sorted(
-            seconds for one in struck for whom, seconds in one.recovered_s if whom == victims
+            seconds for one in runs for whom, seconds in one.recovered_s if whom == victims
         )
         count = sum(kill.victims == victims for kill in kills)
         who = " and ".join(victims)
@@ -290,19 +292,19 @@ def main() -> int:
     adopt_orphans()
     wanted, samples = (QUICK_KILLS, QUICK_SAMPLES) if args.quick else (KILLS, SAMPLES)
     chance = random.Random(args.seed)
-    struck: list[Struck] = []
+    runs: list[FaultInjectedRun] = []
     with OthersLoad() as others:
         expected = undisturbed(samples)
-        while (made := sum(len(one.kills) for one in struck)) < wanted:
-            one = strike(
+        while (made := sum(len(one.kills) for one in runs)) < wanted:
+            one = run_under_kills(
                 chance.randrange(2**32), samples, min(KILLS_A_RUN, wanted - made), expected
             )
-            struck.append(one)
+            runs.append(one)
             verdict = (
                 "as it must be" if one.identical and not one.redone and not one.left else "WRONG"
             )
-            blows = Counter("+".join(kill.victims) for kill in one.kills)
-            say(f"{made + len(one.kills)} kills, seed {one.seed}: {dict(blows)}: {verdict}")
+            victims = Counter("+".join(kill.victims) for kill in one.kills)
+            say(f"{made + len(one.kills)} kills, seed {one.seed}: {dict(victims)}: {verdict}")
             if verdict == "WRONG":
                 say(
                     f"identical {one.identical}, redone {one.redone}, left {one.left}\n{one.output}"
@@ -313,7 +315,7 @@ def main() -> int:
         "done again: asked of an engine after it stood in a journal, or after an engine that lived on had finished it",
         others.sentence(),
     )
-    rows = rows_of(struck, wanted)
+    rows = rows_of(runs, wanted)
     report("An evaluation under kills", rows, notes=notes, json_file=args.json)
     return 1 if any(row.met is False for row in rows) else 0
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from blows import PATIENCE_S, Blows
 from end_to_end_world import HERE, check_equal, wait_until
+from fault_injector import PATIENCE_S, FaultInjector
 from gated_engine import Gate
 
 from holdfast.testing.slurm import PrivateSlurm
@@ -81,7 +81,7 @@ def agents(folder: Path) -> dict[int, psutil.Process]:
     return found
 
 
-class Struck:
+class FaultInjectedRun:
     """An evaluation with an engine a node, all at work; 20 requests are finished, and no more until the gate opens."""
 
     def __init__(self, folder: Path, on: str, nodes: int, environment: dict[str, str]) -> None:
@@ -94,7 +94,7 @@ class Struck:
             flags=("--on", on, "--max-batch", "4", "--metric-slots", "2", *self.gate.flags),
             environment={**environment, "PYTHONPATH": str(HERE)},
         )
-        self.blows = Blows(self.evaluation, seed=0)
+        self.injector = FaultInjector(self.evaluation, seed=0)
 
     def start(self) -> None:
         self.gate.let(0)
@@ -106,22 +106,22 @@ class Struck:
     def lose_a_node(self, kill: Callable[[psutil.Process], None]) -> None:
         """`kill` ends the node of an agent; all is then finished by the others."""
         agent = agents(self.evaluation.paths.root)[1]
-        self.blows.end(agent.pid, lambda: kill(agent))
+        self.injector.end(agent.pid, lambda: kill(agent))
         self.gate.open()
         assert self.command.wait(PATIENCE_S) == 0, self.evaluation.output()
         self.check()
 
     def check(self) -> None:
-        self.blows.check(requests=sum(SAMPLES))
+        self.injector.check(requests=sum(SAMPLES))
         assert self.evaluation.results() == expected_results(self.evaluation.tasks)
 
 
 @pytest.fixture
-def struck(tmp_path):
+def fault_injected(tmp_path):
     started = []
 
-    def start(on: str, nodes: int, **environment: str) -> Struck:
-        started.append(Struck(tmp_path, on, nodes, environment))
+    def start(on: str, nodes: int, **environment: str) -> FaultInjectedRun:
+        started.append(FaultInjectedRun(tmp_path, on, nodes, environment))
         started[-1].start()
         return started[-1]
 
@@ -142,7 +142,7 @@ def test_three_nodes_of_slurm(slurm, e2e, stock, tmp_path):
     assert slurm.run(["squeue", "--noheader"]) == ""
 
 
-def test_a_node_of_slurm_dies(slurm, struck):
+def test_a_node_of_slurm_dies(slurm, fault_injected):
     killed = []
 
     def kill(agent):
@@ -152,7 +152,7 @@ def test_a_node_of_slurm_dies(slurm, struck):
         slurm.run(["scontrol", "update", f"nodename={name}", "state=down", "reason=dead"])
 
     try:
-        struck("slurm", 3, **slurm_environment(slurm)).lose_a_node(kill)
+        fault_injected("slurm", 3, **slurm_environment(slurm)).lose_a_node(kill)
     finally:
         for name in killed:
             slurm.restart_node(name)
@@ -167,11 +167,11 @@ def test_four_nodes_of_ray(ray_cluster, e2e, stock, tmp_path):
     assert evaluation["nodes"] == 4
 
 
-def test_a_command_on_ray_is_killed(ray_cluster, struck):
-    one = struck("ray", 2, RAY_ADDRESS=ray_cluster[0].address)
+def test_a_command_on_ray_is_killed(ray_cluster, fault_injected):
+    one = fault_injected("ray", 2, RAY_ADDRESS=ray_cluster[0].address)
     left = list(agents(one.evaluation.paths.root).values())
     assert len(left) == 2
-    one.blows.strike("command")
+    one.injector.inject("command")
     one.command.wait()
     one.gate.open()
     _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
@@ -183,7 +183,7 @@ def test_a_command_on_ray_is_killed(ray_cluster, struck):
     one.check()
 
 
-def test_a_node_of_ray_dies(ray_cluster, struck):
+def test_a_node_of_ray_dies(ray_cluster, fault_injected):
     def kill(agent):
         cluster, nodes = ray_cluster
         raylets = {parent.pid for parent in agent.parents()}
@@ -191,4 +191,4 @@ def test_a_node_of_ray_dies(ray_cluster, struck):
         cluster.remove_node(node, allow_graceful=False)
         agent.wait(timeout=PATIENCE_S)
 
-    struck("ray", 4, RAY_ADDRESS=ray_cluster[0].address).lose_a_node(kill)
+    fault_injected("ray", 4, RAY_ADDRESS=ray_cluster[0].address).lose_a_node(kill)

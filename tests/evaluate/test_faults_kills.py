@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from blows import PATIENCE_S, Blows
+from fault_injector import PATIENCE_S, FaultInjector
 
 from holdfast.testing.struck_evaluation import (
     StruckEvaluation,
@@ -21,48 +21,48 @@ LINGER_S = 2.0
 
 @pytest.fixture
 def start(tmp_path):
-    struck = []
+    started = []
 
     def start(samples=(50, 40, 50), *, flags=(), **how):
         tasks = synthetic_tasks(random.Random(0), samples, metric_s=0.02)
         flags = ("--max-batch", "4", "--metric-slots", "2", "--linger-s", str(LINGER_S), *flags)
-        struck.append(StruckEvaluation(folder=tmp_path, tasks=tasks, flags=flags, **how))
-        return struck[-1], struck[-1].start()
+        started.append(StruckEvaluation(folder=tmp_path, tasks=tasks, flags=flags, **how))
+        return started[-1], started[-1].start()
 
     yield start
-    for evaluation in struck:
+    for evaluation in started:
         evaluation.end()
 
 
-def check(blows):
-    blows.check(requests=140)
-    assert blows.evaluation.results() == expected_results(blows.evaluation.tasks)
+def check(injector):
+    injector.check(requests=140)
+    assert injector.evaluation.results() == expected_results(injector.evaluation.tasks)
 
 
 def test_one_of_each_kind_dies_and_the_scores_are_the_same(start):
     evaluation, command = start(engine_options={"step_base_s": 0.01})
-    blows = Blows(evaluation, seed=1)
+    injector = FaultInjector(evaluation, seed=1)
     for count, role in enumerate(
         ("engine", "metric", "coordinator", "client", "host", "node"), start=1
     ):
         assert evaluation.wait_until_finished(10 * count, PATIENCE_S), evaluation.output()
-        blows.strike(role)
+        injector.inject(role)
     assert command.wait(PATIENCE_S) == 0, evaluation.output()
-    check(blows)
+    check(injector)
 
 
 @pytest.mark.slow
 def test_when_the_command_dies_all_ends_by_itself_and_resume_redoes_nothing(start):
     evaluation, command = start()
-    blows = Blows(evaluation, seed=2)
+    injector = FaultInjector(evaluation, seed=2)
     assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
-    blows.strike("command")
+    injector.inject("command")
     command.wait()
     assert evaluation.resume().wait(PATIENCE_S) == 0, evaluation.output()
     # It waited for what the first had left, which kept what its engines had begun.
     finished = [line for line in evaluation.record() if line.what == "finished"]
     assert len(finished) == len({line.key for line in finished}) == 140
-    check(blows)
+    check(injector)
 
 
 @pytest.mark.slow
@@ -73,24 +73,24 @@ def test_when_the_command_dies_all_ends_by_itself_and_resume_redoes_nothing(star
 )
 def test_several_die_together(start, together):
     evaluation, command = start()
-    blows = Blows(evaluation, seed=3)
+    injector = FaultInjector(evaluation, seed=3)
     assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
     for role in together:
-        blows.strike(role)
+        injector.inject(role)
     if "command" in together:
         command.wait()
         command = evaluation.resume()
     assert command.wait(PATIENCE_S) == 0, evaluation.output()
-    check(blows)
+    check(injector)
 
 
 @pytest.mark.slow
 def test_without_its_command_everything_ends_within_the_time_stated(start):
     evaluation, command = start()
-    blows = Blows(evaluation, seed=4)
+    injector = FaultInjector(evaluation, seed=4)
     assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
-    blows.strike("coordinator")
-    blows.strike("command")
+    injector.inject("coordinator")
+    injector.inject("command")
     command.wait()
     deadline_s = time.monotonic() + PATIENCE_S
     while evaluation.leftovers():
@@ -103,15 +103,15 @@ def test_without_its_command_everything_ends_within_the_time_stated(start):
 
 
 @pytest.mark.slow
-def test_two_nodes_are_struck_at_random(start):
+def test_processes_of_two_nodes_are_killed_at_random(start):
     evaluation, command = start(nodes=2, engines_per_node=1)
-    blows = Blows(evaluation, seed=5)
-    for count in sorted(blows.chance.sample(range(1, 80), 8)):
+    injector = FaultInjector(evaluation, seed=5)
+    for count in sorted(injector.chance.sample(range(1, 80), 8)):
         if not evaluation.wait_until_finished(count, PATIENCE_S):
             break
-        blows.strike("engine", "node", "metric", "client", "host", "zygote", "coordinator")
+        injector.inject("engine", "node", "metric", "client", "host", "zygote", "coordinator")
     assert command.wait(PATIENCE_S) == 0, evaluation.output()
-    check(blows)
+    check(injector)
 
 
 def test_what_counts_as_done_again():

@@ -1,4 +1,4 @@
-"""The real harness and the reference engine, struck in every part: stock lm-eval's scores, and nothing done twice."""
+"""The real harness and the reference engine, each part killed once: stock lm-eval's scores, and nothing done twice."""
 
 import json
 import os
@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from blows import PATIENCE_S, Blows
 from end_to_end_world import REQUESTS, World, check_equal, wait_until
+from fault_injector import PATIENCE_S, FaultInjector
 from gated_engine import Gate
 
 from holdfast.core.processes import process_state
@@ -18,7 +18,7 @@ SILENT_S = 5
 
 
 @dataclass(kw_only=True)
-class StruckWorld(StruckEvaluation):
+class FaultInjectedSuite(StruckEvaluation):
     """The whole suite, answered by two reference engines behind a gate in `folder`."""
 
     world: World
@@ -45,12 +45,12 @@ class StruckWorld(StruckEvaluation):
 
 
 @pytest.mark.slow  # real engines, real harness
-def test_every_kind_of_process_is_struck_in_one_run(e2e, stock, tmp_path):
+def test_every_kind_of_process_is_killed_in_one_run(e2e, stock, tmp_path):
     home, gate = tmp_path / "home", Gate(tmp_path)
-    evaluation = StruckWorld(
+    evaluation = FaultInjectedSuite(
         folder=tmp_path, home=home, world=e2e, tasks=(), environment=e2e.environment(home)
     )
-    blows = Blows(evaluation, seed=6)
+    injector = FaultInjector(evaluation, seed=6)
 
     def wait_until_finished(count):
         gate.let(count)
@@ -62,7 +62,7 @@ def test_every_kind_of_process_is_struck_in_one_run(e2e, stock, tmp_path):
         for count, role in ((10, "coordinator"), (20, "engine"), (30, "host"), (40, "client")):
             wait_until_finished(count)
             zygotes = evaluation.processes()["zygote"]
-            blows.strike(role)
+            injector.inject(role)
             if role == "host":  # with whom what it started ends
                 assert zygotes
                 wait_until(
@@ -73,12 +73,12 @@ def test_every_kind_of_process_is_struck_in_one_run(e2e, stock, tmp_path):
             -1
         ].pid  # at work a moment ago, and now silent with what it holds
         os.kill(stopped, signal.SIGSTOP)
-        blows.killed_s[stopped] = time.monotonic()
+        injector.killed_s[stopped] = time.monotonic()
         wait_until_finished(60)
         wait_until(lambda: process_state(stopped) is None)  # while there is work that waits for it
         gate.open()
         assert command.wait(PATIENCE_S) == 0, evaluation.output()
         check_equal(json.loads(evaluation.paths.results.read_bytes()), stock)
-        blows.check(REQUESTS)
+        injector.check(REQUESTS)
     finally:
         evaluation.end()

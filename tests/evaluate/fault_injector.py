@@ -1,4 +1,4 @@
-"""Processes of an evaluation that are struck, and what is known at the time of each blow."""
+"""Send signals to the processes of an evaluation, and record what is finished at the time of each."""
 
 import os
 import random
@@ -13,15 +13,15 @@ from holdfast.testing.struck_evaluation import Role, StruckEvaluation, redone
 PATIENCE_S = 120.0  # of the test, for a machine that is busy
 
 
-class Blows:
-    """Strikes an evaluation's processes; afterwards says whether anything finished was done again for it."""
+class FaultInjector:
+    """Injects faults into an evaluation's processes, and checks that nothing finished was done again for them."""
 
     def __init__(self, evaluation: StruckEvaluation, seed: int) -> None:
         self.evaluation, self.chance = evaluation, random.Random(seed)
         self.killed_s: dict[int, float] = {}
         self.kept: list[tuple[float, set[str]]] = []
 
-    def strike(self, *roles: Role, number: signal.Signals = signal.SIGKILL) -> int:
+    def inject(self, *roles: Role, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to one process of one of the roles, as soon as there is any; returns its pid."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
@@ -51,7 +51,7 @@ class Blows:
         self.kept.append((time.monotonic(), self.evaluation.committed()))
 
     def check(self, requests: int) -> None:
-        """All requests were answered, none again for a blow, and nothing of the evaluation is left."""
+        """All requests were answered, none again for a fault, and nothing of the evaluation is left."""
         evaluation = self.evaluation
         record = evaluation.record()
         assert redone(record, self.killed_s, self.kept) == []
