@@ -50,7 +50,7 @@ class Size:
 
 
 FULL = Size(calls=2000, step_rounds=6, steps=150)
-QUICK = Size(calls=300, step_rounds=1, steps=90)
+QUICK = Size(calls=300, step_rounds=1, steps=30)
 
 
 # run.step

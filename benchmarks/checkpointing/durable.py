@@ -69,6 +69,6 @@ def measure(*, folder: str, state_mib: int, pairs: int) -> dict[str, Any]:
     for step in range(pairs + 1):
         for name, way in (("raw_s", limit), ("ours_s", ours))[:: 1 if step % 2 else -1]:
             # Training goes on between two saves, and the checkpoint that the last one made superfluous is deleted then.
-            wait_until(lambda: len(list(place.iterdir())) <= KEPT, timeout_s=DELETING_S)
+            wait_until(lambda: len(list(place.glob("step-*"))) <= KEPT, timeout_s=DELETING_S)
             times_s[name].append(way(step))
     return {name: found[1:] for name, found in times_s.items()}

@@ -2,13 +2,12 @@ import itertools
 import math
 import random
 import statistics
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+from started_ranks import RANK, run_ranks
 
 from holdfast.checkpoint import Checkpointer, checkpointer
 from holdfast.checkpoint.save.lost_time import LostTime
@@ -263,18 +262,7 @@ def test_a_checkpointer_finds_its_interval(tmp_path, clock, link):
 
 
 def test_ranks_whose_clocks_go_apart_save_at_the_same_steps(tmp_path):
-    command = [sys.executable, Path(__file__).with_name("interval_ranks.py"), tmp_path]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=LONG_S)[0].decode() for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks(2, Path(__file__).with_name("interval_ranks.py"), tmp_path, RANK)
 
 
 def told(lost, steps, *, in_flight, fence_s=0.0):

@@ -1,13 +1,11 @@
 """States that are split along several dimensions of a mesh of ranks, restored on other meshes."""
 
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from mesh_ranks import SIZES, made, moments, same, values
+from started_ranks import RANK, run_ranks
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.integrations.fsdp2 import ShardedOptimizer
@@ -16,22 +14,7 @@ SCRIPT = Path(__file__).parent / "mesh_ranks.py"
 
 
 def run(folder, world_size):
-    commands = [
-        [sys.executable, SCRIPT, folder, str(rank), str(world_size)] for rank in range(world_size)
-    ]
-    processes = [
-        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for each in commands
-    ]
-    until_s = time.monotonic() + 180
-    while time.monotonic() < until_s and any(process.poll() is None for process in processes):
-        if any(process.poll() for process in processes):  # the others would wait for it
-            break
-        time.sleep(0.05)
-    for process in processes:
-        process.kill()
-    outputs = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(outputs)
+    outputs = run_ranks(world_size, SCRIPT, folder, RANK, world_size)
     assert "differs by rank" not in "\n".join(outputs)
 
 

@@ -1,11 +1,10 @@
 """Two real processes over gloo, and one that restores what two have saved."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from started_ranks import run
 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.format.dcp_metadata import read_metadata
@@ -18,21 +17,7 @@ SCRIPT = Path(__file__).parent / "rank_script.py"
 def of_two_ranks(tmp_path_factory):
     """The folder in which two ranks have gone through all scenarios, each of which checks itself."""
     folder = tmp_path_factory.mktemp("ranks")
-
-    def start(rank):
-        command = [sys.executable, SCRIPT, folder, str(rank), "2"]
-        return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-
-    processes = [start(rank) for rank in range(2)]
-    try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    run(SCRIPT, folder, 2)
     return folder
 
 

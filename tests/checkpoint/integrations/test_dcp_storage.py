@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from started_ranks import run
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -235,18 +234,7 @@ def test_asynchronous_saves_hold_what_was_staged(tmp_path):
 @pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.slow)])
 def test_ranks_save_together_and_any_number_of_them_loads(tmp_path, kind):
     """Two gloo ranks with DTensors, whose second save a thread or a process of PyTorch's writes; then one loads."""
-    command = [sys.executable, SCRIPT, tmp_path]
-    ranks = [
-        subprocess.Popen([*command, str(rank), "2", kind], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        told = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    run(SCRIPT, tmp_path, 2, kind)
     for step in (1, 2):
         whole = load(
             {"sharded": torch.zeros(5, 3), "alike": torch.zeros(2)}, step_path(tmp_path, step)

@@ -1,11 +1,9 @@
 """FSDP2 (`fully_shard`) on two gloo ranks: saved by two, restored by two, by one, and unsharded."""
 
-import subprocess
-import sys
-
 import fsdp2_ranks
 import pytest
 import torch
+from started_ranks import RANK, run_ranks
 
 from holdfast.checkpoint import scan, verify
 
@@ -14,18 +12,7 @@ from holdfast.checkpoint import scan, verify
 def saved_by_two(tmp_path_factory):
     """The folder in which two ranks, then one, have gone through all scenarios, each of which checks itself."""
     folder = tmp_path_factory.mktemp("fsdp2")
-    command = [sys.executable, fsdp2_ranks.__file__, str(folder)]
-    ranks = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        told = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    run_ranks(2, fsdp2_ranks.__file__, folder, RANK)
     return folder
 
 
