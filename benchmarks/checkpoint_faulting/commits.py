@@ -15,13 +15,13 @@ from checkpoint_faulting.oracle import RIGHT, Verdict, is_sentence, judge, lefto
 from holdfast.checkpoint.catalog.retention import Retention
 from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
 from holdfast.checkpoint.ipc.save_request import SaveRequest
-from holdfast.checkpoint.writer.explain_failure import explain
 from holdfast.checkpoint.writer.persist import (
     RankWrite,
     delete_leftovers,
     delete_superfluous,
     persist,
 )
+from holdfast.checkpoint.writer.process import explain
 from holdfast.core.rate_limit import RateLimit
 
 KEEP: Final = 3

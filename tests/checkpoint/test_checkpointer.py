@@ -22,13 +22,13 @@ from waiting import contents, until
 from holdfast.checkpoint import Best, Checkpointer, Retention, scan, verify
 from holdfast.checkpoint.catalog.annotations import (
     MARKS_NAME,
+    locked,
     note_metrics,
     note_verified,
     pin,
     read_marks,
     want,
 )
-from holdfast.checkpoint.catalog.annotations_lock import locked
 from holdfast.checkpoint.format.manifest import read_manifest
 from holdfast.checkpoint.format.paths import replaced_path
 from holdfast.checkpoint.ipc import memory_reservation

@@ -20,8 +20,8 @@ from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
 from holdfast.checkpoint.format.paths import failure_path
 from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.writer.commit import RankFailed, is_committed, leave_note
-from holdfast.checkpoint.writer.explain_failure import explain
 from holdfast.checkpoint.writer.persist import NotAttested
+from holdfast.checkpoint.writer.process import explain
 
 WORLD = 3
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.snapshot.gpu.staging import first_staged, in_time_bytes
+from holdfast.checkpoint.snapshot.gpu.copy import first_staged, in_time_bytes
 
 sizes = st.lists(st.integers(1, 1000), max_size=30)
 

@@ -22,8 +22,7 @@ from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.ipc.shared_buffer import ArenaError, State
 from holdfast.checkpoint.save import plan_cache, staging_thread
 from holdfast.checkpoint.save.handle import SaveHandle
-from holdfast.checkpoint.save.results import Outcomes
-from holdfast.checkpoint.save.saved_event import SaveReport
+from holdfast.checkpoint.save.results import Outcomes, SaveReport
 from holdfast.checkpoint.schedule.interval import make_interval
 from holdfast.checkpoint.snapshot import early_copy
 from holdfast.checkpoint.snapshot.buffer_pool import BufferPool

@@ -11,7 +11,7 @@ import pytest
 from images import order_of
 
 from holdfast.checkpoint.writer.commit import RankFailed
-from holdfast.checkpoint.writer.explain_failure import explain
+from holdfast.checkpoint.writer.process import explain
 from holdfast.core.system_limits import advice_on, in_words
 
 MORE_THAN_THERE_IS = 1 << 60

@@ -10,7 +10,7 @@ import torch
 from started_ranks import RANK, run_ranks
 
 from holdfast.checkpoint import Checkpointer, checkpointer
-from holdfast.checkpoint.save.lost_time import LostTime
+from holdfast.checkpoint.save.results import LostTime
 from holdfast.checkpoint.schedule.interval import (
     FIRST_S,
     LONGEST_S,

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.checkpoint.catalog import annotations
 from holdfast.checkpoint.catalog import annotations as marks
-from holdfast.checkpoint.catalog import annotations_lock
 from holdfast.checkpoint.catalog.annotations import (
+    LOCK_NAME,
     MARKS_NAME,
     Annotation,
     Annotations,
     ReadHold,
     change_marks,
+    locked,
     note_damaged,
     note_healthy,
     note_metrics,
@@ -29,7 +31,6 @@ from holdfast.checkpoint.catalog.annotations import (
     unpin,
     want,
 )
-from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME, locked
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 MARKER = Path(__file__).with_name("killed_marker.py")
@@ -221,7 +222,7 @@ def test_where_nothing_can_be_locked_marks_are_written_all_the_same(checkpoint, 
 def test_a_checkpoint_that_went_while_one_waited_is_not_marked(
     checkpoint, monkeypatch, saved_again
 ):
-    real = annotations_lock._lock
+    real = annotations._lock
     calls = 0
 
     def lock_once_it_went(*arguments):
@@ -233,7 +234,7 @@ def test_a_checkpoint_that_went_while_one_waited_is_not_marked(
                 checkpoint.mkdir()
         real(*arguments)
 
-    monkeypatch.setattr(annotations_lock, "_lock", lock_once_it_went)
+    monkeypatch.setattr(annotations, "_lock", lock_once_it_went)
     if saved_again:
         assert pin(checkpoint, by="a", now_s=1.0) == read_marks(checkpoint)
     else:

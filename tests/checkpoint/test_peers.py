@@ -8,9 +8,8 @@ from hypothesis import strategies as some
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.place import Place, own_place
 from holdfast.checkpoint.memory import peer_discovery
-from holdfast.checkpoint.memory.peer_discovery import meet
+from holdfast.checkpoint.memory.peer_discovery import meet, partners
 from holdfast.checkpoint.memory.peer_restore import moves, newest_whole
-from holdfast.checkpoint.memory.placement import partners
 from holdfast.checkpoint.memory.server import SnapshotInfo
 
 

@@ -10,6 +10,7 @@ from waiting import contents
 from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint.catalog import annotations, pruning, staging_dir
 from holdfast.checkpoint.catalog.annotations import (
+    LOCK_NAME,
     MARKS_NAME,
     note_damaged,
     note_healthy,
@@ -19,7 +20,6 @@ from holdfast.checkpoint.catalog.annotations import (
     read_marks,
     want,
 )
-from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
 from holdfast.checkpoint.catalog.catalog import inspect
 from holdfast.checkpoint.catalog.pruning import delete_unclaimed, prune
 from holdfast.checkpoint.catalog.retention import Best, Retention

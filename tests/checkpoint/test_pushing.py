@@ -25,11 +25,11 @@ from holdfast.checkpoint.catalog.annotations import note_damaged, read_marks
 from holdfast.checkpoint.catalog.staging_dir import Staging, has_unfinished
 from holdfast.checkpoint.distributed import collectives
 from holdfast.checkpoint.format.paths import step_path
+from holdfast.checkpoint.storage import push as push_module
 from holdfast.checkpoint.storage import push as remote_push
-from holdfast.checkpoint.storage import pushed as pushed_module
 from holdfast.checkpoint.storage import upload_process, uploader
 from holdfast.checkpoint.storage.object_store import Objects, Patience
-from holdfast.checkpoint.storage.pushed import note_pushed, pushed_names
+from holdfast.checkpoint.storage.push import note_pushed, pushed_names
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.checkpoint.storage.uploader import PUSHING_MODULE
 from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
@@ -525,7 +525,7 @@ def test_what_is_pushed_is_known_before_it_is_there(tmp_path, there, ended, monk
 
 
 def test_what_was_pushed_is_known_by_storage_and_its_name_there(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(pushed_module, "_MOST_NAMES", 2)
+    monkeypatch.setattr(push_module, "_MOST_NAMES", 2)
     assert pushed_names(tmp_path, "file:///a") == []
     note_pushed(tmp_path, "file:///a", "step-0000000007.a")
     note_pushed(tmp_path, "file:///b", "step-0000000009.b")
@@ -547,7 +547,7 @@ def test_what_cannot_be_read_for_a_moment_is_not_written_over(tmp_path, monkeypa
         raise OSError(errno.ESTALE, "Stale file handle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pushed_module.Path, "read_bytes", stale)
+        patch.setattr(push_module.Path, "read_bytes", stale)
         with pytest.raises(OSError, match="Stale"):
             note_pushed(tmp_path, "file:///a", "step-0000000008.b")
         assert pushed_names(tmp_path, "file:///a") == []

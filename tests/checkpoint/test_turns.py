@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from holdfast.checkpoint.save.turns import ShortTurns
+from holdfast.checkpoint.save.staging_thread import ShortTurns
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.catalog.annotations import Annotations, read_marks
-from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
+from holdfast.checkpoint.catalog.annotations import LOCK_NAME, Annotations, read_marks
 from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import EvaluationRecord

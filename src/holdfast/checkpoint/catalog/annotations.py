@@ -5,9 +5,11 @@ are no part of its digest. They advise the deletion policy and people; whether a
 depend on them. Marks that cannot be read count as none, and keep the checkpoint from being deleted. Needs no torch.
 """
 
+import fcntl
 import json
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +20,6 @@ from typing import Any
 
 import xxhash
 
-from holdfast.checkpoint.catalog.annotations_lock import locked
 from holdfast.checkpoint.format.manifest import DAMAGED_JSON
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound
@@ -343,3 +344,72 @@ def _want(raw: dict[str, Any]) -> ReadHold:
 def _digest(content: dict[str, Any]) -> str:
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     return str(xxhash.xxh3_128_hexdigest(canonical))
+
+
+# The lock for changing a checkpoint's annotations, or deleting a checkpoint that has none: one process at a time. It
+# locks an empty file in the checkpoint's folder, since network file systems lock no folders; the kernel releases it
+# when its process dies.
+
+LOCK_NAME = ".holdfast-marks.lock"
+WAIT_S = 10.0
+"""Whoever holds the lock writes one small file, or renames one folder and deletes it."""
+_POLL_S = 0.01
+
+
+@contextmanager
+def locked(checkpoint: Path, *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Hold the lock of a checkpoint, which is there and has its name once the block begins.
+
+    Raises:
+        NotFound: the checkpoint is gone.
+        CheckpointError: another process has held the lock for `wait_s` seconds.
+        OSError: the folder cannot be written.
+    """
+    path = checkpoint / LOCK_NAME
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        fd = _open(path)
+        try:
+            _lock(fd, checkpoint, deadline_s, wait_s)
+            # The one who had it before may have deleted the checkpoint, or saved its step again.
+            if _is_at(fd, path):
+                yield
+                return
+        finally:
+            os.close(fd)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(
+            f"There is no checkpoint {path.parent} (any more). `holdfast checkpoint ls` lists those there are."
+        ) from error
+
+
+def _lock(fd: int, checkpoint: Path, deadline_s: float, wait_s: float) -> None:
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if time.monotonic() >= deadline_s:
+                raise CheckpointError(
+                    f"Another process has held the marks of {checkpoint} for {wait_s:.0f} s. See who has "
+                    f"{LOCK_NAME} open there (`fuser`), and try again."
+                ) from error
+            time.sleep(_POLL_S)
+        except (
+            OSError
+        ) as error:  # a file system without locks; the write itself is still whole or absent
+            _logger.debug("no lock on %s: %s", checkpoint, error)
+            return
+        else:
+            return
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False

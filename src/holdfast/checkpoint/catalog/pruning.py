@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.checkpoint.catalog.annotations import held
-from holdfast.checkpoint.catalog.annotations_lock import locked
+from holdfast.checkpoint.catalog.annotations import held, locked
 from holdfast.checkpoint.catalog.catalog import (
     CheckpointInfo,
     Progress,

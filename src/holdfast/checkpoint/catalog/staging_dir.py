@@ -12,7 +12,7 @@
 | `.holdfast-line` | which steps training has left behind (`lineage`) | stays |
 | `aside-N` | the checkpoints of another run, set aside (`aside`) | stays |
 | `.aside-N.tmp` | the same, on their way there | finished by the next one that sets aside |
-| `.holdfast-pushed` | which of them were pushed to storage (`pushed`) | stays |
+| `.holdfast-pushed` | which of them were pushed to storage (`storage.push`) | stays |
 """
 
 import contextlib
@@ -25,8 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from holdfast.checkpoint.catalog.annotations import inherit_claims
-from holdfast.checkpoint.catalog.annotations_lock import locked
+from holdfast.checkpoint.catalog.annotations import inherit_claims, locked
 from holdfast.checkpoint.format.paths import replaced_path, staging_path, step_path
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import BadUse, NotFound

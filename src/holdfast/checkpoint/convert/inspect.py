@@ -9,8 +9,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from holdfast.checkpoint.catalog.annotations import MARKS_NAME
-from holdfast.checkpoint.catalog.annotations_lock import LOCK_NAME
+from holdfast.checkpoint.catalog.annotations import LOCK_NAME, MARKS_NAME
 from holdfast.checkpoint.catalog.catalog import step_of
 from holdfast.checkpoint.convert.plain_dcp import check_foreign, check_whole, file_sizes
 from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX

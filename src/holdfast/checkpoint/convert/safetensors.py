@@ -8,6 +8,7 @@ which wants all tensors of a file in memory at once.
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,13 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from holdfast.checkpoint.convert.hf_model import INDEX, SINGLE, expected_tensors
+from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.manifest import ManifestError
 from holdfast.checkpoint.format.verified_files import VerifiedFiles
 from holdfast.checkpoint.restore import dcp_reader
 from holdfast.checkpoint.state.name_map import NameMap, PlannedTensor, settle
-from holdfast.core.errors import BadUse, CheckpointError
+from holdfast.core.errors import BadUse, CheckpointError, HoldfastError
+from holdfast.core.processes import die_with_parent
 
 SHARD_BYTES = 5_000_000_000
 """The most that a file of weights holds; a tensor that is larger has a file of its own."""
@@ -292,3 +296,27 @@ def _check_ties(
 
 def _shard_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+
+
+# The process that converts a checkpoint for `holdfast.evaluate`. Arguments: CHECKPOINT FOLDER; standard input: the
+# settled conversion. The files of the checkpoint need to hold only the ranges that `Conversion.ranges` names. An error
+# is one line on standard error.
+
+
+def main() -> int:
+    """Convert; returns the exit code."""
+    die_with_parent()
+    checkpoint, folder = map(Path, sys.argv[1:])
+
+    try:
+        write_safetensors(
+            checkpoint, read_metadata(checkpoint), Conversion.from_text(sys.stdin.read()), folder
+        )
+    except (HoldfastError, ManifestError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

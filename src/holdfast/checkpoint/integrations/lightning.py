@@ -25,7 +25,7 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.reporting import Reporter
-from holdfast.checkpoint.schedule.replaced_attributes import replaced
+from holdfast.checkpoint.schedule.data_workers import replaced
 from holdfast.core.errors import BadUse, StateMismatch
 from holdfast.core.link import connected_link
 

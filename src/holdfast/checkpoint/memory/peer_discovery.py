@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import psutil
@@ -15,7 +15,6 @@ from holdfast.checkpoint.distributed.place import ENV_FAILURE_DOMAIN, ENV_NODE, 
 from holdfast.checkpoint.memory.peer import Pairing
 from holdfast.checkpoint.memory.peer_protocol import TOKEN_BYTES
 from holdfast.checkpoint.memory.peer_sender import Peer
-from holdfast.checkpoint.memory.placement import partners
 
 _logger = logging.getLogger("holdfast")
 ENV_INTERFACES: Final = "GLOO_SOCKET_IFNAME"
@@ -121,3 +120,30 @@ def _addresses() -> Iterator[tuple[int, str]]:
         for found in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             yield found[0], str(found[4][0])
     yield socket.AF_INET, _LOOPBACK
+
+
+def partners(places: Sequence[Place]) -> list[int | None]:
+    """For each rank the one that holds its snapshot; None for all where there is one node.
+
+    The nodes stand in a ring, those of a domain side by side, and each is held by the one half the ring away. So each
+    holds for one other, and as many pairs as that permits are of two domains: all, where no domain has more than half
+    of the nodes. The ranks of a node are held by those of the other one in their order, in turn where it has fewer.
+
+    Args:
+        places: of the ranks, in their order.
+    """
+    nodes: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        nodes.setdefault(place.node, []).append(rank)
+    domains: dict[tuple[str, str], list[str]] = {}
+    for node, ranks in nodes.items():
+        domain = places[ranks[0]].domain
+        domains.setdefault((domain, "" if domain else node), []).append(node)
+    ring = [node for together in domains.values() for node in together]
+    found: list[int | None] = [None] * len(places)
+    if len(ring) > 1:
+        for at, node in enumerate(ring):
+            holders = nodes[ring[(at + len(ring) // 2) % len(ring)]]
+            for local, rank in enumerate(nodes[node]):
+                found[rank] = holders[local % len(holders)]
+    return found

@@ -29,8 +29,8 @@ from holdfast.checkpoint.memory import client as kept
 from holdfast.checkpoint.memory.peer_discovery import meet
 from holdfast.checkpoint.save.optimizer_fence import Fence
 from holdfast.checkpoint.save.plan_cache import PlanCache
+from holdfast.checkpoint.save.results import SaveReport
 from holdfast.checkpoint.save.save_job import SaveJob
-from holdfast.checkpoint.save.saved_event import SaveReport
 from holdfast.checkpoint.save.staging_thread import SaveThread, failed
 from holdfast.checkpoint.snapshot.buffer_pool import BufferPool
 from holdfast.checkpoint.snapshot.gpu.devices import current_streams

@@ -1,25 +1,131 @@
 """How a rank's saves ended: what is known from then on, who is told, and what a failure does."""
 
 import logging
+import statistics
+from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.retry import TRIES, Retry
 from holdfast.checkpoint.save.handle import SaveHandle
-from holdfast.checkpoint.save.lost_time import LostTime
-from holdfast.checkpoint.save.saved_event import SaveReport, saved_event
 from holdfast.checkpoint.schedule.interval import Interval
+from holdfast.checkpoint.writer.client import WriteResult
 from holdfast.core.errors import HoldfastError, SaveFailed
 from holdfast.core.link import job_link
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch.distributed as dist
 
 _logger = logging.getLogger("holdfast")
 OnFailure = Literal["raise", "warn", "retry"]
+
+
+# The training time that a save costs: the seconds of the call and of the fence, and an estimate of the slow-down. The
+# estimate compares steps that pass while a save is written with the median of recent steps that pass while none is, so
+# it needs one call of `save` a step, and some steps without a save.
+
+_RECENT_STEPS: Final = 31
+_ENOUGH_STEPS: Final = 3
+_STRANGE_STEP: Final = 2.0
+"""A step that is longer than usual by more than so many usual ones has something else in it, such as an evaluation."""
+
+
+class LostTime:
+    """Told of every call of `save`, in seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._usual_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._since_s: float | None = None
+        self._fence_s = 0.0
+        self._in_flight = 0
+        self.slowdown_s = 0.0
+        """Of all saves so far; saves that were written at the same time share it."""
+
+    @property
+    def can_tell(self) -> bool:
+        """Whether enough steps without a save were seen."""
+        return len(self._usual_s) >= _ENOUGH_STEPS
+
+    def step(self, now_s: float, *, fence_s: float) -> None:
+        """A call of `save` begins, so a step has ended.
+
+        Args:
+            now_s: when.
+            fence_s: what updates have waited for copies so far, in all.
+        """
+        if self._since_s is None:
+            return
+        worked_s = now_s - self._since_s - (fence_s - self._fence_s)
+        if not self._in_flight:
+            self._usual_s.append(worked_s)
+        elif self.can_tell:
+            usual_s = statistics.median(self._usual_s)
+            if worked_s <= (1 + _STRANGE_STEP) * usual_s:
+                self.slowdown_s += (worked_s - usual_s) / self._in_flight
+
+    def resume(self, now_s: float, *, fence_s: float, in_flight: int) -> None:
+        """The call returns, so the next step begins, while so many saves are not durable yet."""
+        self._since_s, self._fence_s, self._in_flight = now_s, fence_s, in_flight
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveReport:
+    """A durable checkpoint, and what it cost.
+
+    Attributes:
+        step: it is of.
+        path: it lies there.
+        own_bytes: of this rank's files.
+        written: what the writing process said of it.
+        call_s: seconds in the call.
+        fence_s: seconds that updates waited for its copy.
+        durable_s: seconds from the call on.
+        attested: whether all of it was compared with what was live.
+    """
+
+    step: int
+    path: Path
+    own_bytes: int
+    written: WriteResult
+    call_s: float
+    fence_s: float
+    durable_s: float
+    attested: bool
+
+
+def saved_event(saved: SaveReport, *, slowdown_s: float | None) -> dict[str, Any]:
+    """The data of the `checkpoint` event, as plain JSON values.
+
+    Args:
+        saved: the save, as rank 0 saw it.
+        slowdown_s: what steps lost while it was written, seconds (`LostTime`); None where that cannot be told.
+
+    Returns:
+        `step`, `path`, `tier`; `size_bytes` of all ranks; `digest`, the manifest's, which covers every byte;
+        `attested`; `call_s`, `fence_s`, `stall_s` (both together), `slowdown_s`, `lost_s` (all of it), `durable_s`
+        (from the call on); `write_gb_per_s` of rank 0's own files, until all ranks' were durable.
+        Where the process that wrote it died before it said so, the size is rank 0's, and digest and rate are None.
+    """
+    written = saved.written
+    stall_s = saved.call_s + saved.fence_s
+    return {
+        "step": saved.step,
+        "path": str(saved.path),
+        "tier": "disk",
+        "size_bytes": saved.own_bytes if written.size_bytes is None else written.size_bytes,
+        "digest": written.digest,
+        "attested": saved.attested,
+        "call_s": saved.call_s,
+        "fence_s": saved.fence_s,
+        "stall_s": stall_s,
+        "slowdown_s": slowdown_s,
+        "lost_s": stall_s + (slowdown_s or 0.0),
+        "durable_s": saved.durable_s,
+        "write_gb_per_s": saved.own_bytes / written.seconds / 1e9 if written.seconds else None,
+    }
 
 
 class Outcomes:

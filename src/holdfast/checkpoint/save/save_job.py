@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.checkpoint.ipc.save_request import SaveRequest
-from holdfast.checkpoint.save.saved_event import SaveReport  # noqa: TC001 - a dataclass
+from holdfast.checkpoint.save.results import SaveReport  # noqa: TC001 - a dataclass
 from holdfast.checkpoint.snapshot.buffer_pool import Buffer
 from holdfast.checkpoint.snapshot.copy import ChangeTracker
 from holdfast.checkpoint.snapshot.gpu.copy import Taken

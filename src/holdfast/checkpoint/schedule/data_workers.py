@@ -13,12 +13,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from holdfast.checkpoint.config import check_above_zero
-from holdfast.checkpoint.schedule.replaced_attributes import replaced
 from holdfast.checkpoint.schedule.sigterm import EXIT_CODE
 
 
@@ -113,3 +113,16 @@ def _listen(grace_s: float, trainer_pid: int | None) -> None:
         after_grace.daemon = True
         after_grace.start()
     os._exit(EXIT_CODE)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
+    """Within the block `owner` has `by` under `name`; afterwards what it had, its own or its class's."""
+    attributes = vars(owner)
+    own = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = by
+    try:
+        yield
+    finally:
+        attributes.pop(name, None)
+        attributes.update(own)

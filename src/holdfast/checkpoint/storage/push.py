@@ -1,5 +1,6 @@
 """Pushing one local checkpoint into object storage: verified while it is read, its manifest last, then tidied up."""
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from holdfast.checkpoint.format.checksums import (
     whole_checksum,
 )
 from holdfast.checkpoint.format.manifest import (
+    DAMAGED_JSON,
     MANIFEST_NAME,
     FileEntry,
     Manifest,
@@ -32,6 +34,7 @@ from holdfast.checkpoint.storage.catalog import (
 )
 from holdfast.checkpoint.storage.object_store import Objects, in_parallel
 from holdfast.checkpoint.storage.ranges import by_blocks, sidecar_of
+from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, StorageFailed
 from holdfast.core.rate_limit import RateLimit
 
@@ -209,3 +212,52 @@ def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
         newest_s = max((each.modified_at_s for each in there.values()), default=before_s)
         if is_replaced(name) if name in committed_at_s else newest_s < before_s:
             objects.delete_folder(name, there, first=MANIFEST_NAME)
+
+
+# The list of what was pushed from a folder, or begun to be: `.holdfast-pushed`, in that folder. The list
+# distinguishes a checkpoint that was deleted from the folder, and must not come back, from one that was never there.
+
+PUSHED_NAME = ".holdfast-pushed"
+_MOST_NAMES: Final = 10_000
+"""Of each storage, those of the highest steps: whoever goes back over more of them meets others again."""
+
+
+def pushed_names(folder: Path, url: str) -> list[str]:
+    """The names, in storage, of what was pushed from `folder` to `url`; none where nobody can tell."""
+    try:
+        return _parse(folder).get(url, [])
+    except (OSError, *DAMAGED_JSON) as error:
+        _logger.warning(
+            "What was pushed from %s is not known (%s is unreadable: %s).",
+            folder,
+            PUSHED_NAME,
+            error,
+        )
+        return []
+
+
+def note_pushed(folder: Path, url: str, name: str) -> None:
+    """Note that what is called `name` in storage is from `folder`, and pushed to `url`.
+
+    Raises:
+        OSError: it could not be read or written.
+    """
+    try:
+        pushed = _parse(folder)
+    except DAMAGED_JSON as error:
+        _logger.warning(
+            "What was pushed from %s is noted anew: %s is damaged (%s).", folder, PUSHED_NAME, error
+        )
+        pushed = {}
+    names = pushed.get(url, [])
+    if name not in names:
+        pushed[url] = sorted([*names, name])[-_MOST_NAMES:]
+        write_atomic(folder / PUSHED_NAME, json.dumps(pushed).encode() + b"\n")
+
+
+def _parse(folder: Path) -> dict[str, list[str]]:
+    try:
+        content = json.loads((folder / PUSHED_NAME).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return {str(url): [str(name) for name in names] for url, names in content.items()}

@@ -32,7 +32,7 @@ from holdfast.checkpoint.catalog.lineage import is_abandoned, left_by_newest
 from holdfast.checkpoint.catalog.staging_dir import has_unfinished
 from holdfast.checkpoint.format.manifest import MANIFEST_NAME, UnreadError
 from holdfast.checkpoint.storage.catalog import remote_name
-from holdfast.checkpoint.storage.pushed import note_pushed
+from holdfast.checkpoint.storage.push import note_pushed
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import DamagedCheckpoint, HoldfastError, NotFound
 from holdfast.core.sockets import readable

@@ -20,7 +20,7 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.paths import step_path
 from holdfast.checkpoint.storage.catalog import RemoteCheckpoint
 from holdfast.checkpoint.storage.object_store import Patience
-from holdfast.checkpoint.storage.pushed import pushed_names
+from holdfast.checkpoint.storage.push import pushed_names
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import (
     BadUse,

@@ -7,8 +7,10 @@ keeps what it is to keep, and then ends itself.
 
 import argparse
 import contextlib
+import errno
 import os
 import queue
+import shutil
 import signal
 import socket
 import sys
@@ -18,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.checkpoint.catalog.catalog import scan
 from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.format.rank_layout import Layout
 from holdfast.checkpoint.format.replica_digests import Differing
@@ -27,8 +30,7 @@ from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 from holdfast.checkpoint.memory.peer import PeerMemory
 from holdfast.checkpoint.memory.server import ENV_SUPERVISOR, PROCESS_NAME, SnapshotServer
-from holdfast.checkpoint.writer.commit import RankFailed, check_lease
-from holdfast.checkpoint.writer.explain_failure import explain
+from holdfast.checkpoint.writer.commit import FULL, RankFailed, check_lease
 from holdfast.checkpoint.writer.persist import (
     NotAttested,
     RankWrite,
@@ -37,8 +39,10 @@ from holdfast.checkpoint.writer.persist import (
     make_room,
     persist,
 )
+from holdfast.core.errors import HoldfastError
 from holdfast.core.rate_limit import RateLimit
 from holdfast.core.sockets import readable
+from holdfast.core.system_limits import advice_on, in_words
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
@@ -380,6 +384,50 @@ def main() -> None:
     )
     service.serve()
     service.keep()
+
+
+def explain(order: SaveRequest, needed_bytes: int, error: Exception) -> str:
+    """One failed save; called once its remains are gone.
+
+    Args:
+        order: the save.
+        needed_bytes: what this rank had to write.
+        error: what happened.
+    """
+    folder = order.folder
+    if getattr(error, "is_final", False) and not getattr(
+        error, "advice", ""
+    ):  # storage is not the reason
+        return f"Step {order.step} was not saved: {error}."
+    try:
+        good = next(
+            (info for info in scan(folder) if info.state == "written" and not info.abandoned), None
+        )
+        free_bytes = shutil.disk_usage(folder).free
+    except (OSError, HoldfastError) as gone:
+        if advice := advice_on(error) or advice_on(gone):
+            return f"Step {order.step} was not saved: {in_words(error)}. {advice}"
+        return f"Step {order.step} was not saved: {error}; {gone} Mount or make the folder again."
+    code = getattr(error, "errno", None)
+    if code in FULL:
+        reason = (
+            f"{folder} is full: about {needed_bytes:,} bytes are needed and {free_bytes:,} are free"
+        )
+        advice = "Free space there, keep fewer checkpoints, or give Checkpointer another folder."
+    elif code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        reason = f"{folder} cannot be written ({error})"
+        advice = "Make it writable, or give Checkpointer another folder."
+    elif advice := advice_on(error):
+        reason = in_words(error)
+    else:
+        reason = f"{error} (in {folder})"
+        advice = getattr(error, "advice", "") or "Look at that folder's storage and save again."
+    last = (
+        "There is no earlier checkpoint."
+        if good is None
+        else f"The last good step is {good.step} ({good.path})."
+    )
+    return f"Step {order.step} was not saved: {reason}. {last} {advice}"
 
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ class _Model:
         making.mkdir(mode=0o700)
         command = (
             "-m",
-            "holdfast.checkpoint.convert.convert_process",
+            "holdfast.checkpoint.convert.safetensors",
             str(self._memory.path(self._chunks_name)),
             str(making),
         )

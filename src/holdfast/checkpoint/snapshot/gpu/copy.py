@@ -10,6 +10,7 @@
 The CPU waits for nothing of it but in the thread that tells how far the copy is.
 """
 
+import bisect
 import contextlib
 import logging
 import threading
@@ -22,9 +23,8 @@ import torch
 
 from holdfast.checkpoint.format.checksums import DIGEST_BYTES
 from holdfast.checkpoint.snapshot.buffer_pool import Buffer
-from holdfast.checkpoint.snapshot.gpu.live import LiveDigests
 from holdfast.checkpoint.snapshot.gpu.memory import DeviceStaging, Packed, room_bytes
-from holdfast.checkpoint.snapshot.gpu.staging import first_staged, in_time_bytes
+from holdfast.checkpoint.snapshot.gpu.xxh3_kernel import DeviceDigests
 from holdfast.checkpoint.snapshot.plan import OnDevice, Plan
 from holdfast.checkpoint.state.tensors import is_in_a_row
 
@@ -338,3 +338,94 @@ class DeviceCopy:
             if self._max_bytes is None
             else min(room, max(self._max_bytes - self.packed_bytes, 0))
         )
+
+
+# Which tensors of a GPU are copied to the host while training goes on, and which are staged on the GPU first. A copy to
+# the host is free if it ends before the optimizer's step, which waits for the rest. A copy on the GPU costs a twentieth
+# of the time at once, and memory. So the first tensors are copied to the host as far as the time reaches, and the next
+# are staged as far as the memory does.
+
+_SAFE: Final = 0.8
+"""Of the time that steps took lately, what is counted on."""
+
+
+def in_time_bytes(window_s: float | None, bytes_per_s: float | None) -> float:
+    """How many bytes reach the host before the optimizer's step.
+
+    Args:
+        window_s: from a save to that step, as the GPU saw it lately; None: that is not known.
+        bytes_per_s: of copies to the host lately; None likewise.
+    """
+    return 0.0 if window_s is None or bytes_per_s is None else _SAFE * window_s * bytes_per_s
+
+
+def first_staged(sizes_bytes: Sequence[int], *, in_time_bytes: float, room_bytes: float) -> int:
+    """The index of the first tensor that is staged; their number where none is.
+
+    Args:
+        sizes_bytes: of the tensors, in the order in which they are copied.
+        in_time_bytes: how much of them is copied before the optimizer's step.
+        room_bytes: how much of them may be staged. Where that is too little, the optimizer's step waits.
+    """
+    first = 0
+    for size_bytes in sizes_bytes:
+        in_time_bytes -= size_bytes
+        if in_time_bytes < 0:
+            break
+        first += 1
+    left_bytes = sum(sizes_bytes[first:])
+    while first < len(sizes_bytes) and left_bytes > room_bytes:
+        left_bytes -= sizes_bytes[first]
+        first += 1
+    return first
+
+
+class LiveDigests:
+    """Of all pieces of an image that are on one GPU, the first of which is `first_piece`.
+
+    Large tensors are read where they live, small ones where they are packed.
+    """
+
+    def __init__(self, plan: Plan, part: OnDevice, packed: Packed | None) -> None:
+        """Prepare what is the same in each save."""
+        self._part = part
+        self.first_piece = bisect.bisect_left(plan.pieces, part.first)
+        end = bisect.bisect_left(plan.pieces, part.end)
+        pieces = range(self.first_piece, end)
+        digests = [
+            int.from_bytes(plan.constant.get(place, b""), "little", signed=True) for place in pieces
+        ]
+        self._digests = torch.tensor(digests, dtype=torch.int64, device=part.device)
+        taken = [place for place in pieces if place not in plan.constant]
+        self._places = torch.tensor(
+            [place - self.first_piece for place in taken], device=part.device
+        )
+        self._kernels = DeviceDigests(
+            [plan.layout.pieces[place].length for place in taken], part.device
+        )
+        self._packed: list[int] = []
+        self._direct: list[tuple[int, int]] = []
+        for place in taken:
+            number, offset = plan.pieces[place], plan.layout.pieces[place].offset
+            if number < part.direct:
+                assert packed is not None, "there are small ones"
+                self._packed.append(packed.memory.data_ptr() + offset - packed.offset)
+            else:
+                self._direct.append(
+                    (number - part.first, offset - plan.image.blobs[number].data_offset)
+                )
+
+    def take(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Digest what is there now, in the current stream.
+
+        Args:
+            sources: of the part's blobs; the small ones are packed already.
+
+        Returns:
+            int64, one a piece, as the CPU has them in memory.
+        """
+        begins = {number: sources[number].data_ptr() for number, _ in self._direct}
+        addresses = [*self._packed, *(begins[number] + offset for number, offset in self._direct)]
+        taken = torch.empty_like(self._places)
+        self._kernels.enqueue(addresses, taken)
+        return self._digests.index_copy(0, self._places, taken)
