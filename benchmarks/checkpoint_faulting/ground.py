@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -137,8 +137,7 @@ def _meet(
 def write_base(rank: int, world_size: int, folder: Path, seed: int) -> None:
     """What one rank does."""
     with Checkpointer(folder, keep=None) as ckpt:
-        shape = ckpt._engine._shape
-        shape._options = replace(shape._options, shard_bytes=SHARD_BYTES)  # no option of the user's
+        ckpt._engine._shape.shard_bytes = SHARD_BYTES  # no option of the user's
         for step in STEPS:
             state = on_ranks(state_of(seed, step), world_size)
             path = ckpt.save(step, state, per_rank=per_rank_of(seed, step, rank)).result()

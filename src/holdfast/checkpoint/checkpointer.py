@@ -17,14 +17,10 @@ from holdfast.checkpoint.catalog.writer_lease import Identity
 from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.config import (
     Busy,
-    Options,
+    CheckpointerConfig,
+    OnFailure,
     Replicas,
-    check_above_zero,
-    check_from_zero,
-    check_limits,
-    check_one_of,
     check_there,
-    check_whole,
     checkpoint_folder,
     make_writable,
 )
@@ -38,13 +34,14 @@ from holdfast.checkpoint.restore.open import open_checkpoint
 from holdfast.checkpoint.restore.select import RestoredStep, restore_newest, restored_event
 from holdfast.checkpoint.save.engine import Engine
 from holdfast.checkpoint.save.handle import SaveHandle, StaysHere
-from holdfast.checkpoint.save.results import OnFailure, Outcomes
+from holdfast.checkpoint.save.results import Outcomes
 from holdfast.checkpoint.schedule.data_workers import spare_workers
 from holdfast.checkpoint.schedule.interval import Every, make_interval
 from holdfast.checkpoint.schedule.sigterm import Sigterm
 from holdfast.checkpoint.state.capture import check_named
 from holdfast.checkpoint.state.metrics import check_metrics
 from holdfast.checkpoint.storage.uploader import Asked, Pusher, fetch_together, has_any
+from holdfast.core.arguments import check_whole
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import (
     BadUse,
@@ -103,132 +100,58 @@ class Checkpointer(StaysHere):
         run: str | None = None,
         fresh: bool = False,
     ) -> None:
-        """Check the folder, which is made if need be.
+        """Check the options, and make the folder if it is missing.
 
-        Args:
-            dir: the folder of the checkpoints, shared by all ranks. `~` and variables (`$NAME`) are expanded.
-            every: when a save is due; `save` does nothing at other steps. A number: at steps divisible by it. A
-                `datetime.timedelta`: so long after the last save began, by rank 0's clock. `auto`: as often as is
-                worth it, from what saves cost and how often the job fails (`checkpoint.interval` has the formula).
-            keep: how many whole checkpoints stay, or which; None: all.
-            on_failure: of a save that turns out not to be durable. `retry`: it is logged, training goes on, and the
-                next call of `save` saves, whatever its step, on all ranks the same call; after three failures in a row
-                each due step is tried. What no later save has made up for `wait`, `close` and the end of the `with`
-                block raise, and a forced save raises. `warn`: it is logged, training goes on. `raise`: the next call
-                raises SaveFailed.
-            attest: digest every tensor when `save` is called, and commit only what has these digests. Without it, what
-                no optimizer owns is copied in the call, and a change of the rest that PyTorch's version counters do not
-                count, before the optimizer's step, is not found.
-            when_busy: when the two saves before it are not durable yet. `wait`: the optimizer's step waits for the
-                first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
-                begun is given up for this one.
-            timeout_s: after so long without a byte written, or of waiting for other ranks, a save has failed.
-            max_write_mib_s: a limit to the rate at which each rank writes; None: none.
-            max_memory_gib: a limit to the memory that this rank's snapshots take. Two are kept, or one where it is too
-                little for two; a save for which it is too little for one fails. None: none but the node's memory.
-            max_device_memory_gib: a limit to the memory of a GPU that is taken for what the copy to the host has no
-                time for before the optimizer's step; 0: that step waits for it. None: what is free, less a reserve.
-            sigterm_grace_s: on SIGTERM to any rank the next call of `save` saves on all of them, waits until that is
-                durable, and ends the process with exit code 143; so does the end of so many seconds, whatever is in
-                the way. None: SIGTERM is left alone. `holdfast run` stops its ranks in a way of its own.
-            keep_in_memory_s: for so long after this process has died, or a `with` block of this object was left by an
-                exception, the snapshot that became durable last stays in memory, at most until `restore` or a first
-                save of the process that takes its place. None: it does not.
-            peer_memory: whether each durable snapshot is sent to a rank on another node, in the background, which holds
-                the newest in its memory, for a rank that comes back on a new node. It takes as much memory again as
-                one rank's snapshot, twice while one arrives; `max_memory_gib` counts it.
-            push_to: object storage that the newest checkpoint is pushed to, by a process of its own, such as
-                `s3://BUCKET/RUN`; `restore` fetches from there what is newer, unless it was pushed from `dir` and taken
-                away there, or whole where it is damaged in `dir`.
-            keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
-            read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
-                that run left in memory stays there for it.
-            replicas: which rank writes what several ranks have under `state`. `spread`: what an optimizer owns is
-                spread over those that have it; all else, such as buffers, averages and plain values, comes from the
-                lowest of them. At the first save and every tenth, replicas are compared, and those that differ are
-                named in a warning. `check`: likewise, each save compares, and fails where replicas differ. `rank0`: as
-                `spread`, but all replicated entries come from the lowest rank.
-            process_group: the ranks that take part, and whose numbers count; None: all of the job. The others of the
-                job make no Checkpointer of this folder.
-            run: the run's name, where no supervisor gives it one: checkpoints of another run are not gone on from.
-            fresh: checkpoints that are there already are set aside, into `dir/aside-N`, by the first `restore` or save,
-                but for those of the same `run`, so that a restart goes on.
+        `dir` is the folder of the checkpoints, shared by all ranks; `~` and variables (`$NAME`) are expanded. The
+        keyword arguments are the fields of `holdfast.checkpoint.CheckpointerConfig`, which documents each.
 
         Raises:
             BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot be written.
-            NotFound: `push_to` is a folder, and not there, or `dir` is not, which is `read_only`.
+            NotFound: `push_to` is a folder that does not exist, or `dir` does not exist with `read_only`.
         """
         self._process_group = process_group
-        _ = self._ranks  # this one is in it
-        self._clock = SystemClock()
-        self._interval = make_interval(
-            every, self._clock, devices=lambda: Ranks(process_group).world_size
-        )
-        if keep is not None and not isinstance(keep, Retention):
-            keep = Retention(last=check_whole("keep", keep, least=1))
-        check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
-        check_one_of("replicas", replicas, ("spread", "check", "rank0"))
-        check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
-        check_above_zero("timeout_s", timeout_s)
-        check_limits(
+        _ = self._ranks  # raises BadUse where this rank is not in the group
+        config = self._config = CheckpointerConfig(
+            every=every,
+            keep=keep,
+            on_failure=on_failure,
+            attest=attest,
+            when_busy=when_busy,
+            timeout_s=timeout_s,
             max_write_mib_s=max_write_mib_s,
             max_memory_gib=max_memory_gib,
+            max_device_memory_gib=max_device_memory_gib,
             sigterm_grace_s=sigterm_grace_s,
             keep_in_memory_s=keep_in_memory_s,
+            peer_memory=peer_memory,
+            push_to=push_to,
+            keep_pushed=keep_pushed,
+            read_only=read_only,
+            replicas=replicas,
+            process_group=process_group,
+            run=run,
+            fresh=fresh,
         )
-        if max_device_memory_gib is not None:
-            check_from_zero("max_device_memory_gib", max_device_memory_gib)
-        if peer_memory and keep_in_memory_s is None:
-            raise BadUse(
-                "peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds."
-            )
-        if keep_pushed is not None:
-            keep_pushed = check_whole("keep_pushed", keep_pushed, least=1)
-        if read_only and push_to is not None:
-            raise BadUse(
-                "read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them."
-            )
-        if run is not None and not (isinstance(run, str) and run):
-            raise BadUse(f"run is {run!r}; allowed is a name of the run, or None.")
-        if read_only and fresh:
-            raise BadUse(
-                "read_only changes nothing, and fresh sets checkpoints aside. Give one of them."
-            )
+        self._clock = SystemClock()
+        self._interval = make_interval(
+            config.every, self._clock, devices=lambda: Ranks(process_group).world_size
+        )
         self._folder = checkpoint_folder(dir)
         self._identity = Identity.of_this_process(run)
         self._fresh = not read_only and (fresh or os.environ.get(ENV_FRESH) == "1")
-        self._keep = keep or Retention()
-        self._on_failure = on_failure
         self._outcomes = Outcomes(
             self._interval, on_failure=on_failure, process_group=process_group
         )
         self._last = SaveHandle(None, [])
         self._votes = Votes(process_group=process_group)
         self._must_vote = self._interval.by_clock or sigterm_grace_s is not None
-        self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
         self._pusher = (
             None
             if push_to is None
-            else Pusher(self._folder, push_to, keep=keep_pushed, on_message=_tell_of_push)
+            else Pusher(self._folder, push_to, keep=config.keep_pushed, on_message=_tell_of_push)
         )
-        self._engine = Engine(
-            self._folder,
-            Options(
-                attest=attest,
-                when_busy=when_busy,
-                timeout_s=timeout_s,
-                max_write_bytes_s=None if max_write_mib_s is None else max_write_mib_s * 2**20,
-                max_memory_bytes=None if max_memory_gib is None else max_memory_gib * 2**30,
-                max_device_bytes=None
-                if max_device_memory_gib is None
-                else max_device_memory_gib * 2**30,
-                keep_s=keep_in_memory_s or 0.0,
-                peer_memory=peer_memory,
-                replicas=replicas,
-                process_group=process_group,
-            ),
-        )
+        self._engine = Engine(self._folder, config)
         self._sigterm: Sigterm | None = None
         link = job_link() if read_only else connected_link()
         if sigterm_grace_s is not None and isinstance(link, Unsupervised):
@@ -294,7 +217,7 @@ class Checkpointer(StaysHere):
         self._work.check_not_taken_over()
         if self._work.is_closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
-        if self._read_only:
+        if self._config.read_only:
             raise BadUse(
                 "This Checkpointer is read_only. Save with another one, into a folder of this run."
             )
@@ -377,7 +300,7 @@ class Checkpointer(StaysHere):
                 ranks.together(functools.partial(check_named, part))
             began_s = self._clock.monotonic_s()
             from_storage = None
-            if not self._read_only:
+            if not self._config.read_only:
                 self._work.hold(ranks)
             if self._pusher is not None and (self._identity.run or not self._fresh):
                 self._work.pid, asked = (
@@ -388,7 +311,7 @@ class Checkpointer(StaysHere):
             try:
                 checkpoint, passed_over = restore_newest(
                     *(ranks, self._folder, state, per_rank, from_storage),
-                    from_memory=not self._read_only,
+                    from_memory=not self._config.read_only,
                     step=step,
                     terms=terms,
                 )
@@ -403,7 +326,7 @@ class Checkpointer(StaysHere):
                 checkpoint.path,
                 SaveHandle(checkpoint.manifest.step, []),
             )
-            self._last._outcome.set_result(checkpoint.path)
+            self._last.complete(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
@@ -558,14 +481,16 @@ class Checkpointer(StaysHere):
             self._outcomes.raise_unseen()
         handle = SaveHandle(None, self._outcomes.unseen, self._outcomes.unmade)
         if not stopping and not is_last and not is_due:
-            handle._outcome.set_result(saved)
+            handle.complete(saved)
             return handle
         handle.step = step
         with link.section("save"):
             if is_last and not stopping:
                 self._save_and_leave(handle, step, state, per_rank, metrics)
             self._begin(handle, step, state, per_rank, metrics, must=stopping or force)
-            raises = self._on_failure == "raise" or (force and self._on_failure == "retry")
+            raises = self._config.on_failure == "raise" or (
+                force and self._config.on_failure == "retry"
+            )
             if stopping or (handle.done() and raises):
                 handle.result()
         if stopping:
@@ -577,8 +502,7 @@ class Checkpointer(StaysHere):
         last = self._last
 
         def durable() -> Path | None:
-            is_it = last.step == step
-            return last._outcome.result() if is_it and last._outcome.exception() is None else None
+            return last.durable_path() if last.step == step else None
 
         with job_link().section("save"):
             self._engine.meeting.await_all("save", step)
@@ -643,7 +567,7 @@ class Checkpointer(StaysHere):
                 state,
                 per_rank,
                 now_s=self._clock.now_s(),
-                keep=self._keep,
+                keep=self._config.retention,
                 damaged=self._outcomes.damaged,
                 must=must,
                 metrics=metrics,

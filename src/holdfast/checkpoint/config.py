@@ -1,118 +1,194 @@
-"""Arguments of the user's, checked before any work: the message names the argument, its value and what is allowed."""
+"""The options of a `Checkpointer`, each with its documentation, and their checks before any work."""
 
-import os
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.checkpoint.catalog.retention import Retention
+from holdfast.checkpoint.schedule.interval import Every, check_every
+from holdfast.core.arguments import (
+    check_above_zero,
+    check_from_zero,
+    check_limits,
+    check_one_of,
+    check_whole,
+    local_path,
+)
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.system_limits import advice_on, in_words
-from holdfast.core.whole import whole_number
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+OnFailure = Literal["raise", "warn", "retry"]
+Busy = Literal["wait", "skip", "replace"]
+Replicas = Literal["spread", "check", "rank0"]
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
-"""One slash is enough: `Path` makes one of two."""
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
-
-def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Check for one of a few words.
+@dataclass(frozen=True, kw_only=True)
+class CheckpointerConfig:
+    """The options of a `Checkpointer`: its keyword arguments, checked.
 
     Raises:
-        BadUse: it is none of them.
+        BadUse: an option has a value that is not allowed, or two options exclude each other.
     """
-    if value not in allowed:
-        raise BadUse(
-            f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed[:-1]))} and {allowed[-1]!r}."
+
+    every: Every = 1
+    """When a save is due; `save` does nothing at other steps.
+
+    A number: at steps divisible by that number. A `datetime.timedelta`: that long after the last save began, by rank
+    0's clock. `auto`: as often as pays off, computed from the cost of saves and the rate of failures of the job
+    (`schedule.interval` has the formula).
+    """
+    keep: int | Retention | None = 3
+    """How many whole checkpoints stay, or a policy that selects them; None: all."""
+    on_failure: OnFailure = "retry"
+    """What happens after a save that is not durable.
+
+    `retry`: the failure is logged, training goes on, and the next call of `save` saves, whatever its step, in the same
+    call on all ranks. After three failures in a row only due steps are tried. A failure that no later save has made up
+    for is raised by `wait`, `close`, the end of the `with` block, and a forced save. `warn`: the failure is logged, and
+    training goes on. `raise`: the next call raises SaveFailed.
+    """
+    attest: bool = True
+    """Whether `save` digests every tensor, and only a copy with the same digests is committed.
+
+    Without `attest`, tensors that no optimizer owns are copied in the call. A change of the other tensors that
+    PyTorch's version counters do not count, before the optimizer's step, is then not detected.
+    """
+    when_busy: Busy = "wait"
+    """What happens when a save is due and the two saves before it are not durable yet.
+
+    `wait`: the optimizer's step waits for the first of them. `skip`: the new save is left out, on all ranks. `replace`:
+    the earlier save whose writing has not begun is cancelled.
+    """
+    timeout_s: float = 600.0
+    """Seconds without a byte written, or of waiting for other ranks, after which a save has failed."""
+    max_write_mib_s: float | None = None
+    """The rate at which each rank writes, MiB/s, at most; None: unlimited."""
+    max_memory_gib: float | None = None
+    """The memory of this rank's snapshots, GiB, at most; None: limited only by the node's memory.
+
+    Two snapshots are held, or one if the limit is too small for two. A save fails if the limit is too small for one.
+    """
+    max_device_memory_gib: float | None = None
+    """The memory of a GPU that snapshots may use, GiB, at most; None: what is free, less a reserve.
+
+    It holds what cannot be copied to the host before the optimizer's step. 0: that step waits for the copy.
+    """
+    sigterm_grace_s: float | None = None
+    """Seconds to save in after SIGTERM; None: SIGTERM is not handled.
+
+    On SIGTERM to any rank the next call of `save` saves on all ranks, waits until the save is durable, and ends the
+    process with exit code 143. The process also ends with 143 when the seconds are over. `holdfast run` stops its ranks
+    in its own way.
+    """
+    keep_in_memory_s: float | None = 600.0
+    """Seconds to keep the last durable snapshot in memory after a crash; None: it is not kept.
+
+    A crash is the death of the process, or an exception that leaves the `with` block. The snapshot is kept at most
+    until the replacement process restores or first saves.
+    """
+    peer_memory: bool = False
+    """Whether each durable snapshot is also sent to a rank on another node, in the background.
+
+    That rank holds the newest snapshot in its memory, for a rank that restarts on a new node. This takes the memory of
+    one more snapshot, of two while one arrives; `max_memory_gib` includes it.
+    """
+    push_to: str | None = None
+    """Object storage to which a process of its own pushes the newest checkpoint, such as `s3://BUCKET/RUN`.
+
+    `restore` fetches from there a checkpoint that is newer than those in the folder, unless it was pushed from the
+    folder and deleted there, and a whole copy of one that is damaged in the folder.
+    """
+    keep_pushed: int | None = None
+    """How many checkpoints stay in `push_to`, of those up to the step that was pushed last; None: all."""
+    read_only: bool = False
+    """Whether the Checkpointer only restores, from a run that may still be training.
+
+    The folder need not be writable, and snapshots that the run left in memory stay there.
+    """
+    replicas: Replicas = "spread"
+    """Which rank writes an entry of `state` that several ranks have.
+
+    `spread`: entries that an optimizer owns are spread over the ranks that have them. All other entries, such as
+    buffers, averages and plain values, come from the lowest of these ranks. The first save and every tenth compare the
+    replicas, and a warning names those that differ. `check`: like `spread`, but each save compares, and fails where
+    replicas differ. `rank0`: like `spread`, but all replicated entries come from the lowest rank.
+    """
+    process_group: "dist.ProcessGroup | None" = None
+    """The ranks that take part, and their numbers; None: all ranks of the job.
+
+    The other ranks of the job make no Checkpointer of this folder.
+    """
+    run: str | None = None
+    """The run's name, where no supervisor gives one. Checkpoints of another run are not continued."""
+    fresh: bool = False
+    """Whether the first `restore` or save moves the existing checkpoints into `aside-N` in the folder.
+
+    Checkpoints of the same `run` stay, so that a restart continues.
+    """
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "every", check_every(self.every))
+        if self.keep is not None and not isinstance(self.keep, Retention):
+            object.__setattr__(self, "keep", check_whole("keep", self.keep, least=1))
+        check_one_of("on_failure", self.on_failure, ("raise", "warn", "retry"))
+        check_one_of("replicas", self.replicas, ("spread", "check", "rank0"))
+        check_one_of("when_busy", self.when_busy, ("wait", "skip", "replace"))
+        check_above_zero("timeout_s", self.timeout_s)
+        check_limits(
+            max_write_mib_s=self.max_write_mib_s,
+            max_memory_gib=self.max_memory_gib,
+            sigterm_grace_s=self.sigterm_grace_s,
+            keep_in_memory_s=self.keep_in_memory_s,
         )
-
-
-def check_above_zero(name: str, value: Any) -> None:
-    """Check for a number above 0.
-
-    Raises:
-        BadUse: it is none.
-    """
-    if not isinstance(value, int | float) or not value > 0:
-        raise BadUse(f"{name} is {value!r}; allowed is a number above 0.")
-
-
-def check_from_zero(name: str, value: Any) -> None:
-    """Check for a number from 0 on.
-
-    Raises:
-        BadUse: it is none.
-    """
-    if not isinstance(value, int | float) or not value >= 0:
-        raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
-
-
-def check_limits(**limits: Any) -> None:
-    """Check each limit that is not None for a number above 0.
-
-    Raises:
-        BadUse: one is none.
-    """
-    for name, limit in limits.items():
-        if limit is not None:
-            check_above_zero(name, limit)
-
-
-def check_whole(name: str, value: Any, *, least: int) -> int:
-    """Check for a whole number from `least` on, and return it as an int.
-
-    Raises:
-        BadUse: it is none.
-    """
-    number = whole_number(value)
-    if number is None or number < least:
-        raise BadUse(f"{name} is {value!r}; allowed is a whole number from {least} on.")
-    return number
-
-
-def local_path(given: Any, *, instead_of_url: str) -> Path:
-    """Return the absolute path that a user means: `~` and variables of the environment are expanded.
-
-    Args:
-        given: the path.
-        instead_of_url: the end of the message where `given` is a URL; `{url}` stands for it.
-
-    Raises:
-        BadUse: it is no path, or empty, or a URL, or names a variable that is not set or a user that does not exist.
-    """
-    if not isinstance(given, str | bytes | os.PathLike):
-        raise BadUse(f"The path is {given!r}. Give a str or a pathlib.Path.")
-    path = os.fsdecode(given)
-    if not path.strip():
-        raise BadUse("The path is empty. Give one, or `.` for the working directory.")
-
-    def value(name: re.Match[str]) -> str:
-        found = os.environ.get(name[1] or name[2] or "", "")
-        if not found:
+        if self.max_device_memory_gib is not None:
+            check_from_zero("max_device_memory_gib", self.max_device_memory_gib)
+        if self.peer_memory and self.keep_in_memory_s is None:
             raise BadUse(
-                f"{path} names the variable {name[0]}, which is not set. Set it, or give the path itself."
+                "peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds."
             )
-        return found
+        if self.keep_pushed is not None:
+            object.__setattr__(
+                self, "keep_pushed", check_whole("keep_pushed", self.keep_pushed, least=1)
+            )
+        if self.read_only and self.push_to is not None:
+            raise BadUse(
+                "read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them."
+            )
+        if self.run is not None and not (isinstance(self.run, str) and self.run):
+            raise BadUse(f"run is {self.run!r}; allowed is a name of the run, or None.")
+        if self.read_only and self.fresh:
+            raise BadUse(
+                "read_only changes nothing, and fresh sets checkpoints aside. Give one of them."
+            )
 
-    if not os.path.lexists(path):  # a folder may have such a name
-        path = _VARIABLE.sub(value, path)
-    if url := _URL.match(path):
-        if url[1].lower() == "file":
-            raise BadUse(f"{path} is a URL. Give the plain path: /{path[url.end() :].lstrip('/')}")
-        raise BadUse(
-            f"{path} is a URL. {instead_of_url.format(url=url[1] + '://' + path[url.end() :])}"
-        )
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise BadUse(
-            f"{path} names a user without a home folder here. Give the path itself, or ./{path}"
-        ) from error
+    @property
+    def retention(self) -> Retention:
+        """`keep` as a policy."""
+        return self.keep if isinstance(self.keep, Retention) else Retention(last=self.keep)
+
+    @property
+    def max_write_bytes_s(self) -> float | None:
+        """`max_write_mib_s` in bytes per second."""
+        return None if self.max_write_mib_s is None else self.max_write_mib_s * 2**20
+
+    @property
+    def max_memory_bytes(self) -> float | None:
+        """`max_memory_gib` in bytes."""
+        return None if self.max_memory_gib is None else self.max_memory_gib * 2**30
+
+    @property
+    def max_device_bytes(self) -> float | None:
+        """`max_device_memory_gib` in bytes."""
+        return None if self.max_device_memory_gib is None else self.max_device_memory_gib * 2**30
+
+    @property
+    def keep_s(self) -> float:
+        """`keep_in_memory_s`; 0 if the snapshot is not kept."""
+        return self.keep_in_memory_s or 0.0
 
 
 def checkpoint_folder(given: Any) -> Path:
@@ -154,24 +230,3 @@ def check_there(folder: Path) -> None:
         raise NotFound(
             f"There is no checkpoint folder {folder}. Give Checkpointer the one that a run has saved into."
         )
-
-
-Busy = Literal["wait", "skip", "replace"]
-Replicas = Literal["spread", "check", "rank0"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """See `Checkpointer`."""
-
-    attest: bool = True
-    when_busy: Busy = "wait"
-    timeout_s: float = 600.0
-    shard_bytes: int = 4 << 30
-    max_write_bytes_s: float | None = None
-    max_memory_bytes: float | None = None
-    max_device_bytes: float | None = None
-    keep_s: float = 0.0
-    peer_memory: bool = False
-    replicas: Replicas = "spread"
-    process_group: "dist.ProcessGroup | None" = None

@@ -10,11 +10,11 @@ import click
 from holdfast.checkpoint.catalog import catalog
 from holdfast.checkpoint.catalog.annotations import pin as pin_checkpoint
 from holdfast.checkpoint.catalog.annotations import unpin as unpin_checkpoint
-from holdfast.checkpoint.config import local_path
 from holdfast.cli import checkpoint_view
 from holdfast.cli.checkpoint_rules import RULES, policy_of
 from holdfast.cli.output import print_json
 from holdfast.cli.progress import Progress, shown
+from holdfast.core.arguments import local_path
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.core.processes import whoami

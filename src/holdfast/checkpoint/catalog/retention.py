@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.checkpoint.catalog.catalog import CheckpointInfo
-from holdfast.checkpoint.config import check_whole
+from holdfast.core.arguments import check_whole
 from holdfast.core.errors import BadUse
 
 _DOUBLE = "its step was saved again"

@@ -12,7 +12,6 @@ import torch
 
 from holdfast.checkpoint.catalog.catalog import Progress
 from holdfast.checkpoint.catalog.staging_dir import Staging
-from holdfast.checkpoint.config import check_whole
 from holdfast.checkpoint.convert.inspect import Opened, open_for_reading
 from holdfast.checkpoint.convert.plain_dcp import check_foreign, is_transformed
 from holdfast.checkpoint.format.checksums import (
@@ -24,6 +23,7 @@ from holdfast.checkpoint.format.checksums import (
 from holdfast.checkpoint.format.manifest import FileEntry, Manifest, describe_file, write_manifest
 from holdfast.checkpoint.format.paths import METADATA_NAME, step_path
 from holdfast.checkpoint.state.capture import STRUCTURE
+from holdfast.core.arguments import check_whole
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import BadUse, DamagedCheckpoint
 

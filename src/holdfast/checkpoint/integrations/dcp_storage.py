@@ -34,7 +34,7 @@ from torch.futures import Future
 from holdfast.checkpoint.catalog import staging_dir
 from holdfast.checkpoint.catalog.retention import Retention
 from holdfast.checkpoint.catalog.staging_dir import Staging, remove_leftovers
-from holdfast.checkpoint.config import check_whole, checkpoint_folder, local_path
+from holdfast.checkpoint.config import checkpoint_folder
 from holdfast.checkpoint.format import paths
 from holdfast.checkpoint.format.file_image import ALIGNMENT, Blob, Need, lay_out, template
 from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
@@ -46,6 +46,7 @@ from holdfast.checkpoint.restore.open import OpenCheckpoint, open_checkpoint
 from holdfast.checkpoint.restore.tensor_reads import read_items
 from holdfast.checkpoint.writer.commit import RankFailed, commit, leave_note
 from holdfast.checkpoint.writer.persist import RankWrite, write_shard
+from holdfast.core.arguments import check_whole, local_path
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound
 from holdfast.core.rate_limit import RateLimit
 

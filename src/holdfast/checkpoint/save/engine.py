@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.catalog.retention import Retention
-from holdfast.checkpoint.config import Options
+from holdfast.checkpoint.config import CheckpointerConfig
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.meeting import Meeting
 from holdfast.checkpoint.distributed.one_folder import check_shared
@@ -52,20 +52,20 @@ _RECENT: Final = 16
 class Engine:
     """Saves the state of one rank, with those of the others."""
 
-    def __init__(self, folder: Path, options: Options) -> None:
+    def __init__(self, folder: Path, config: CheckpointerConfig) -> None:
         """Nothing is started before the first save."""
         self._folder = folder
-        self._options = options
+        self._config = config
         self._writer = Writer(
-            timeout_s=options.timeout_s,
-            max_write_bytes_s=options.max_write_bytes_s,
-            keep_s=options.keep_s,
+            timeout_s=config.timeout_s,
+            max_write_bytes_s=config.max_write_bytes_s,
+            keep_s=config.keep_s,
         )
         self._seats = BufferPool(
-            self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0
+            self._writer, max_bytes=config.max_memory_bytes, spares_newest=config.keep_s > 0
         )
         self.optimizers = OptimizerTensors()
-        self._shape = PlanCache(options, self._writer, self._seats, self.optimizers)
+        self._shape = PlanCache(config, self._writer, self._seats, self.optimizers)
         self._training: Ranks | None = None  # `_ranks` are the same with a group of their own
         self._ranks: Ranks | None = None
         self._session = ""
@@ -78,14 +78,14 @@ class Engine:
         self._restored: Save | None = None
         self._recent = deque[Save](maxlen=_RECENT)
         self.fence = Fence(self._shape)
-        self.meeting = Meeting(options.process_group)
+        self.meeting = Meeting(config.process_group)
         self.thread = SaveThread(
             self._shape,
             self._seats,
             self._writer,
             self.meeting,
-            when_busy=options.when_busy,
-            replicas=options.replicas,
+            when_busy=config.when_busy,
+            replicas=config.replicas,
         )
 
     def descends_from(self, restored: Save) -> None:
@@ -201,7 +201,7 @@ class Engine:
         """
         # A group of its own: its collectives run in a thread, beside those of the training.
         self.meeting.await_all("save", step)
-        training = self._training = Ranks(self._options.process_group)
+        training = self._training = Ranks(self._config.process_group)
         ranks = Ranks(training.new_group()) if training.distributed else training
         try:
             self._begin_with(ranks)
@@ -221,8 +221,8 @@ class Engine:
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))
-        if self._options.peer_memory and (pairing := meet(ranks)) is not None:
-            self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
+        if self._config.peer_memory and (pairing := meet(ranks)) is not None:
+            self._writer.pair(pairing, max_bytes=self._config.max_memory_bytes)
         self.fence.install()
 
 

@@ -61,3 +61,18 @@ class SaveHandle(StaysHere):
                 if error in unseen:
                     unseen.remove(error)
             raise
+
+    def durable_path(self) -> Path | None:
+        """Wait until the save has ended, and return the folder of the durable checkpoint, else None.
+
+        A failure stays in the lists of failures that no call has raised yet.
+        """
+        return self._outcome.result() if self._outcome.exception() is None else None
+
+    def complete(self, path: Path | None) -> None:
+        """Record that the checkpoint is durable in the folder `path`, or that nothing was saved."""
+        self._outcome.set_result(path)
+
+    def fail(self, error: BaseException) -> None:
+        """Record that the save has failed; `result` raises `error`."""
+        self._outcome.set_exception(error)

@@ -4,11 +4,11 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from holdfast.checkpoint.config import Options
+from holdfast.checkpoint.config import CheckpointerConfig
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.file_image import slot_bytes
 from holdfast.checkpoint.format.plain_values import serialized
@@ -31,16 +31,21 @@ from holdfast.checkpoint.state.tree import KIND, LiveTensors
 from holdfast.checkpoint.writer.client import Writer
 
 _logger = logging.getLogger("holdfast")
+SHARD_BYTES: Final = 4 << 30
 
 
 class PlanCache:
     """The plan that holds until the state changes its shape on some rank, and what was made for it."""
 
     def __init__(
-        self, options: Options, writer: Writer, seats: BufferPool, optimizers: OptimizerTensors
+        self,
+        config: CheckpointerConfig,
+        writer: Writer,
+        seats: BufferPool,
+        optimizers: OptimizerTensors,
     ) -> None:
         """There is no plan yet."""
-        self._options = options
+        self._config = config
         self._writer = writer
         self._seats = seats
         self._plan: Plan | None = None
@@ -53,6 +58,8 @@ class PlanCache:
         self._unsteady: set[str] = set()
         self._kinds: list[Any] = []
         self._rooms: list[tuple[int, int]] = []
+        self.shard_bytes = SHARD_BYTES
+        """The size of a file, at most, unless one tensor is larger."""
         self.is_outdated = False
         """Some rank's state has another shape: the next save plans anew."""
         self.layout = 0
@@ -100,7 +107,7 @@ class PlanCache:
             job.taken = devices.take(tensors, copied, job.streams, overlaps=overlaps)
             if not job.taken:
                 return False
-        if self._options.attest and not (devices and devices.leaves_none(tensors, copied)):
+        if self._config.attest and not (devices and devices.leaves_none(tensors, copied)):
             if not self.fits(job):
                 return False
             self.digest_rest(job)
@@ -121,7 +128,7 @@ class PlanCache:
 
     def digest_rest(self, job: SaveJob) -> None:
         """Digest what GPUs do not, if that is wanted and not done yet."""
-        if self._options.attest and job.digests is None:
+        if self._config.attest and job.digests is None:
             first = job.devices.first_digested_on_host if job.devices else 0
             job.digests = live_digests(self.agreed, job.sources, first=first)
 
@@ -130,10 +137,10 @@ class PlanCache:
         plan = make_plan(
             ranks,
             job.contents,
-            shard_bytes=self._options.shard_bytes,
+            shard_bytes=self.shard_bytes,
             room_bytes=self._room_bytes,
             owned=functools.partial(self._owned, job.contents),
-            is_spread=self._options.replicas != "rank0",
+            is_spread=self._config.replicas != "rank0",
         )
 
         def prepare() -> None:
@@ -142,9 +149,9 @@ class PlanCache:
             self._plan, self.is_outdated = plan, False
             job.sources, job.digests = self._sources(plan, job), None
             if plan.on_devices:
-                options = self._options
+                config = self._config
                 self._devices = Devices(
-                    plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes
+                    plan, job.contents, attest=config.attest, max_bytes=config.max_device_bytes
                 )
             self._kinds = _kinds(job.contents.tensors)
             self._choose_early(job.contents)
@@ -187,8 +194,8 @@ class PlanCache:
         room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
         return (
             room
-            if self._options.max_device_bytes is None
-            else min(room, self._options.max_device_bytes)
+            if self._config.max_device_bytes is None
+            else min(room, self._config.max_device_bytes)
         )
 
     def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
@@ -201,7 +208,7 @@ class PlanCache:
         self._early = choose_early(
             contents.tensors,
             changes,
-            attest=self._options.attest,
+            attest=self._config.attest,
             but_on=[*self._devices] if self._devices else (),
             packed=self._devices.packed_places() if self._devices else (),
             budget_bytes=BUDGET_BYTES,

@@ -6,8 +6,9 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.checkpoint.config import OnFailure
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.distributed.retry import TRIES, Retry
 from holdfast.checkpoint.save.handle import SaveHandle
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 _logger = logging.getLogger("holdfast")
-OnFailure = Literal["raise", "warn", "retry"]
 
 
 # The training time that a save costs: the seconds of the call and of the fence, and an estimate of the slow-down. The
@@ -243,9 +243,9 @@ class Outcomes:
             _logger.exception("Nobody was told how the save of step %s ended.", handle.step)
         finally:
             if error is None:
-                handle._outcome.set_result(None if saved is None else saved.path)
+                handle.complete(None if saved is None else saved.path)
             else:
-                handle._outcome.set_exception(error)
+                handle.fail(error)
 
     def _failed(
         self, error: HoldfastError, number: int, save: str, ranks: Ranks, *, must: bool

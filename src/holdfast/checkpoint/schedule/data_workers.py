@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from holdfast.checkpoint.config import check_above_zero
 from holdfast.checkpoint.schedule.sigterm import EXIT_CODE
+from holdfast.core.arguments import check_above_zero
 
 
 def outlive_sigterm(

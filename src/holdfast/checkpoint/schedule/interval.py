@@ -181,23 +181,37 @@ class Auto(EverySeconds):
         return mean_time_between_failures_s(known, devices=self._devices())
 
 
+def check_every(every: Any) -> Every:
+    """Check the option `every`, and return it, a number of steps as an int.
+
+    Raises:
+        BadUse: the value is no number of steps, no `datetime.timedelta` above 0, and not `auto`.
+    """
+    if (steps := whole_number(every)) is not None and steps >= 1:
+        return steps
+    if isinstance(every, timedelta) and every > timedelta(0):
+        return every
+    if every == "auto":
+        return "auto"
+    raise BadUse(
+        f"every is {every!r}; allowed is a whole number of steps from 1 on, a datetime.timedelta above 0, or 'auto'."
+    )
+
+
 def make_interval(every: Any, clock: Clock, *, devices: Callable[[], int]) -> Interval:
-    """What `every` of `Checkpointer` means.
+    """Make the `Interval` that the option `every` of `Checkpointer` describes.
 
     Args:
         every: steps, a `datetime.timedelta`, or `auto`.
         clock: what time is taken from.
-        devices: tells how many there are, once training goes on; see `mean_time_between_failures_s`.
+        devices: returns the number of devices, once training goes on; see `mean_time_between_failures_s`.
 
     Raises:
-        BadUse: it is none of these.
+        BadUse: see `check_every`.
     """
-    if (steps := whole_number(every)) is not None and steps >= 1:
-        return EverySteps(steps)
-    if isinstance(every, timedelta) and every > timedelta(0):
-        return EverySeconds(every.total_seconds(), clock)
-    if every == "auto":
-        return Auto(clock, history=FailureHistory.of_environment(), devices=devices)
-    raise BadUse(
-        f"every is {every!r}; allowed is a whole number of steps from 1 on, a datetime.timedelta above 0, or 'auto'."
-    )
+    due = check_every(every)
+    if isinstance(due, int):
+        return EverySteps(due)
+    if isinstance(due, timedelta):
+        return EverySeconds(due.total_seconds(), clock)
+    return Auto(clock, history=FailureHistory.of_environment(), devices=devices)

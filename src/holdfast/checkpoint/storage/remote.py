@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.checkpoint.config import check_whole
 from holdfast.checkpoint.format.manifest import MANIFEST_NAME
 from holdfast.checkpoint.storage.catalog import RemoteCheckpoint, scan_remote
 from holdfast.checkpoint.storage.fetch import fetch
 from holdfast.checkpoint.storage.object_store import PART_BYTES, Objects, Patience
 from holdfast.checkpoint.storage.push import push
 from holdfast.checkpoint.storage.ranges import RangeReader
+from holdfast.core.arguments import check_whole
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, DamagedCheckpoint, NotFound
 from holdfast.core.rate_limit import RateLimit
