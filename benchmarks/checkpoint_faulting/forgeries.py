@@ -16,7 +16,7 @@ import xxhash
 from checkpoint_faulting.files import Damage, Scene, data_files, rewrite
 from checkpoint_faulting.ground import STEPS
 from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX, file_digests
-from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME, read_metadata
+from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME, read_dcp_metadata
 from holdfast.checkpoint.format.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -100,7 +100,7 @@ def _path_in_manifest(scene: Scene, checkpoint: Path) -> None:
 
 def _path_in_metadata(scene: Scene, checkpoint: Path) -> None:
     there = _elsewhere(scene, checkpoint)
-    metadata = read_metadata(checkpoint)
+    metadata = read_dcp_metadata(checkpoint)
     stored = scene.chance.choice(list(metadata.storage_data.values()))
     stored.relative_path = scene.chance.choice(
         (str(there), os.path.relpath(there, checkpoint), "/dev/zero", ".")
@@ -111,7 +111,7 @@ def _path_in_metadata(scene: Scene, checkpoint: Path) -> None:
 
 def _place_in_metadata(scene: Scene, checkpoint: Path) -> None:
     """Something lies beyond the end of its file, or before its begin."""
-    metadata = read_metadata(checkpoint)
+    metadata = read_dcp_metadata(checkpoint)
     stored = scene.chance.choice(list(metadata.storage_data.values()))
     name, value = scene.chance.choice(
         (("offset", -1), ("offset", 1 << 62), ("length", 1 << 40), ("length", -5))
@@ -153,7 +153,7 @@ def _pickle_in_metadata(scene: Scene, checkpoint: Path) -> None:
 
 def _pickle_in_value(scene: Scene, checkpoint: Path) -> None:
     """In the slot of a plain value."""
-    metadata = read_metadata(checkpoint)
+    metadata = read_dcp_metadata(checkpoint)
     gadget = pickle.dumps(_gadget(scene), protocol=2)
     slots = [
         stored

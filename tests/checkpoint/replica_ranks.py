@@ -16,7 +16,7 @@ from torch import nn
 from waiting import until
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_dcp_metadata
 from holdfast.core.errors import SaveFailed
 from holdfast.core.link import Unsupervised, set_job_link
 
@@ -88,7 +88,7 @@ def same(left, right):
 def writers(path):
     """Return for each flat name the ranks that have written it."""
     found = {}
-    for index, place in read_metadata(path).storage_data.items():
+    for index, place in read_dcp_metadata(path).storage_data.items():
         found.setdefault(index.fqn, set()).add(int(place.relative_path.split("_")[2]))
     return found
 

@@ -289,21 +289,21 @@ def test_a_copy_of_another_name_is_known_by_its_manifest(two):
 
 def while_it_is_read(monkeypatch, work):
     """Has `work` done once in the middle of a verification."""
-    check, left = catalog.check_contents, iter([work])
+    check, left = catalog.check_file_contents, iter([work])
 
     def check_late(path, files, read):
         for each in left:
             each()
         check(path, files, read)
 
-    monkeypatch.setattr(catalog, "check_contents", check_late)
+    monkeypatch.setattr(catalog, "check_file_contents", check_late)
 
 
 def test_one_that_is_deleted_while_it_is_verified_is_not_damaged(two, monkeypatch):
     path = two / "step-0000000002"
     while_it_is_read(monkeypatch, lambda: discard(path))
     with pytest.raises(NotFound, match="was deleted while it was verified"):
-        verify_and_note(catalog.inspect(path), by="me", now_s=1.0)
+        verify_and_note(catalog.inspect_checkpoint(path), by="me", now_s=1.0)
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -320,7 +320,7 @@ def test_what_is_noted_is_of_the_save_that_was_read_last(two, saved, monkeypatch
         again.rename(path)
 
     while_it_is_read(monkeypatch, save_again)
-    info = verify_and_note(catalog.inspect(path), by="me", now_s=1.0)
+    info = verify_and_note(catalog.inspect_checkpoint(path), by="me", now_s=1.0)
     assert info.state == ("damaged" if is_damaged else "verified")
     assert bool(info.marks.damaged) == is_damaged
 

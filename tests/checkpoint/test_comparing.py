@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.convert import diff as comparing
-from holdfast.checkpoint.convert.diff import Difference, compare
+from holdfast.checkpoint.convert.diff import EntryDifference, compare_checkpoints
 from holdfast.checkpoint.convert.inspect import open_for_reading, reading_verified, take_inventory
 from holdfast.checkpoint.restore.dcp_reader import read
 from holdfast.core.errors import CheckpointError, NotFound
@@ -25,7 +25,7 @@ def differences(tmp_path):
     """What differs between two states, once saved."""
 
     def find(a, b):
-        return compare(stock(tmp_path / "a", a), stock(tmp_path / "b", b))
+        return compare_checkpoints(stock(tmp_path / "a", a), stock(tmp_path / "b", b))
 
     return find
 
@@ -67,7 +67,7 @@ def test_each_difference_is_told(differences):
     assert not found.is_same
     assert (found.only_in_a, found.only_in_b, found.same) == (["only a"], ["only b"], 1)
     assert found.different == [
-        Difference(
+        EntryDifference(
             name="d",
             a="float32[4]",
             b="float32[4]",
@@ -75,10 +75,10 @@ def test_each_difference_is_told(differences):
             differing=2,
             max_abs_difference=0.5,
         ),
-        Difference(name="i", a="int64[4]", b="int64[4]", elements=4, differing=1),
-        Difference(name="kind", a="float32[1]", b="plain value"),
-        Difference(name="n", a="plain value", b="plain value"),
-        Difference(name="t", a="float32[4]", b="float32[2, 2]"),
+        EntryDifference(name="i", a="int64[4]", b="int64[4]", elements=4, differing=1),
+        EntryDifference(name="kind", a="float32[1]", b="plain value"),
+        EntryDifference(name="n", a="plain value", b="plain value"),
+        EntryDifference(name="t", a="float32[4]", b="float32[2, 2]"),
     ]
 
 
@@ -152,7 +152,7 @@ def test_one_of_holdfast_and_one_of_dcp_alone_compare(tmp_path):
         path = ckpt.save(1, {"model": model, "n": 5}).result()
     theirs = stock(tmp_path / "theirs", {"model": model.state_dict(), "n": 5})
     seen = []
-    found = compare(
+    found = compare_checkpoints(
         open_for_reading(path), theirs, progress=lambda done, total: seen.append((done, total))
     )
     assert (found.same, found.different, found.only_in_b) == (3, [], [])

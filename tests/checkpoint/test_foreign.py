@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.convert.plain_dcp import check_foreign, is_foreign
+from holdfast.checkpoint.convert.plain_dcp import is_plain_dcp, verify_plain_dcp
 from holdfast.checkpoint.format.torch_blobs import BlobError, check_blob
 
 
@@ -55,13 +55,13 @@ def place(path, name):
 
 def test_every_value_matches_its_checksum(plain):
     seen = []
-    info = check_foreign(plain, progress=lambda done, total: seen.append((done, total)))
+    info = verify_plain_dcp(plain, progress=lambda done, total: seen.append((done, total)))
     assert (info.state, info.step, info.created_at_s) == ("checked", None, None)
     assert "every value matches its CRC-32" in info.reason
     assert info.size_bytes == sum(path.stat().st_size for path in plain.iterdir())
     assert seen == sorted(seen)
     assert 4000 < seen[-1][0] <= seen[-1][1]
-    assert is_foreign(plain)
+    assert is_plain_dcp(plain)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -73,14 +73,14 @@ def test_any_flipped_bit_of_a_tensor_is_caught(plain, seed):
     bit = random.Random(seed).randrange(32_000)
     content[begin + bit // 8] ^= 1 << bit % 8
     data.write_bytes(content)
-    info = check_foreign(plain)
+    info = verify_plain_dcp(plain)
     assert info.state == "damaged"
     assert info.reason.startswith("'a' in __0_0.distcp is damaged: Bad CRC-32")
 
 
 def test_without_checksums_it_says_what_cannot_be_checked(without_checksums, tmp_path):
     stock_save(tmp_path / "plain", {"a": torch.arange(10.0), "n": 7})
-    info = check_foreign(tmp_path / "plain")
+    info = verify_plain_dcp(tmp_path / "plain")
     assert info.state == "unverifiable"
     assert (
         info.reason
@@ -94,14 +94,14 @@ def test_without_checksums_the_structure_is_checked_all_the_same(without_checksu
     content = bytearray(data.read_bytes())
     content[:4] = b"none"
     data.write_bytes(content)
-    assert check_foreign(tmp_path / "plain").state == "damaged"
+    assert verify_plain_dcp(tmp_path / "plain").state == "damaged"
 
 
 def test_what_an_extension_has_changed_cannot_be_checked(plain):
     rewrite(
         plain, lambda metadata: setattr(place_in(metadata, "a"), "transform_descriptors", ["zstd"])
     )
-    info = check_foreign(plain)
+    info = verify_plain_dcp(plain)
     assert info.state == "unverifiable"
     assert info.reason.startswith("structure ok, but 1 of 4 values have no checksum")
 
@@ -174,7 +174,7 @@ def wrong_types():
 )
 def test_metadata_that_contradicts_itself_or_the_files_is_damage(plain, change, reason):
     rewrite(plain, change)
-    info = check_foreign(plain)
+    info = verify_plain_dcp(plain)
     assert info.state == "damaged"
     assert reason in info.reason
 
@@ -182,16 +182,16 @@ def test_metadata_that_contradicts_itself_or_the_files_is_damage(plain, change, 
 @pytest.mark.parametrize("change", list(wrong_types()))
 def test_metadata_of_wrong_types_is_damage_and_not_a_traceback(plain, change):
     rewrite(plain, change)
-    info = check_foreign(plain)
+    info = verify_plain_dcp(plain)
     assert (info.state, info.reason) == ("damaged", ".metadata does not hold DCP's metadata")
 
 
 def test_a_truncated_file_and_a_missing_one_are_damage(plain):
     data = plain / "__0_0.distcp"
     os.truncate(data, data.stat().st_size - 1)
-    assert "lies beyond the end of __0_0.distcp" in check_foreign(plain).reason
+    assert "lies beyond the end of __0_0.distcp" in verify_plain_dcp(plain).reason
     data.unlink()
-    assert "which is no file of it" in check_foreign(plain).reason
+    assert "which is no file of it" in verify_plain_dcp(plain).reason
 
 
 def test_metadata_that_would_run_code_runs_nothing(plain, tmp_path):
@@ -200,8 +200,8 @@ def test_metadata_that_would_run_code_runs_nothing(plain, tmp_path):
             return os.system, (f"touch {tmp_path / 'ran'}",)
 
     (plain / ".metadata").write_bytes(pickle.dumps(Evil()))
-    assert is_foreign(plain)
-    assert "names posix.system" in check_foreign(plain).reason
+    assert is_plain_dcp(plain)
+    assert "names posix.system" in verify_plain_dcp(plain).reason
     assert not (tmp_path / "ran").exists()
 
 
@@ -209,7 +209,7 @@ def test_one_of_holdfast_that_lost_its_manifest_is_not_foreign(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         path = ckpt.save(1, {"n": 1}).result()
     (path / "holdfast.json").unlink()
-    assert not is_foreign(path)
+    assert not is_plain_dcp(path)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from checkpoint_training import Training, assert_same
 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.convert.import_dcp import import_dcp
-from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_dcp_metadata
 from holdfast.checkpoint.format.paths import step_path
 from holdfast.core.errors import BadUse, CheckpointError, NotFound, StateMismatch
 
@@ -149,7 +149,7 @@ def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
 
 
 def test_what_an_extension_of_pytorch_s_has_changed_is_refused_and_nothing_is_made(plain, tmp_path):
-    metadata = read_metadata(plain)
+    metadata = read_dcp_metadata(plain)
     for stored in metadata.storage_data.values():
         stored.transform_descriptors = ["stream.zstd"]
     (plain / ".metadata").write_bytes(pickle.dumps(metadata))

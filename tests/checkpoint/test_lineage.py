@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint.catalog import lineage
-from holdfast.checkpoint.catalog.catalog import CheckpointInfo, inspect
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo, inspect_checkpoint
 from holdfast.checkpoint.catalog.lineage import (
     LINE_NAME,
     left_behind,
@@ -144,13 +144,13 @@ def test_a_parent_that_failed_is_none(tmp_path):
         with pytest.raises(Exception, match="Cannot save"):
             ckpt.save(2, {"w": object()})
         save(ckpt, 3)
-    assert inspect(tmp_path / "step-0000000003").parent.step == 1
+    assert inspect_checkpoint(tmp_path / "step-0000000003").parent.step == 1
 
 
 def test_a_crash_before_the_branch_has_its_name_leaves_where_it_began(tmp_path, monkeypatch):
     with Checkpointer(tmp_path, keep=None) as ckpt:
         save(ckpt, 10, 20, 30, 40)
-    parent = Save(step=20, save=inspect(tmp_path / "step-0000000020").save)
+    parent = Save(step=20, save=inspect_checkpoint(tmp_path / "step-0000000020").save)
     token = read_holder(tmp_path).token
     order = SaveRequest(
         folder=tmp_path,

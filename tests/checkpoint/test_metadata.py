@@ -11,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 
 from holdfast.checkpoint import Checkpointer
-from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_dcp_metadata
 from holdfast.checkpoint.format.manifest import (
     Manifest,
     ManifestError,
@@ -61,7 +61,7 @@ def test_a_malicious_metadata_is_refused_and_runs_nothing(tmp_path, how):
     (path / ".metadata").write_bytes(pickle.dumps(how(mark)))
     seal(path, 2)
     with pytest.raises(ManifestError, match=r"names .* which no metadata of PyTorch has"):
-        read_metadata(path)
+        read_dcp_metadata(path)
     state = {"a": 0}
     assert ckpt.restore(state) == 1
     assert state == {"a": 1}
@@ -119,7 +119,7 @@ def test_metadata_that_promises_more_than_the_files_hold_is_refused(tmp_path, br
 def test_metadata_pickled_with_enum_members_by_name_is_read(tmp_path):
     """As some Python versions do; what else `getattr` might reach stays out of reach."""
     path = Checkpointer(tmp_path).save(1, {"t": torch.ones(3)}).result()
-    metadata = read_metadata(path)
+    metadata = read_dcp_metadata(path)
     enum = type(metadata.state_dict_metadata["t"].properties.__getstate__()[3])
 
     class Pickler(pickle.Pickler):
@@ -129,7 +129,7 @@ def test_metadata_pickled_with_enum_members_by_name_is_read(tmp_path):
     with (path / ".metadata").open("wb") as file:
         Pickler(file).dump(metadata)
     assert b"getattr" in (path / ".metadata").read_bytes()
-    assert read_metadata(path).state_dict_metadata == metadata.state_dict_metadata
+    assert read_dcp_metadata(path).state_dict_metadata == metadata.state_dict_metadata
 
 
 @pytest.mark.parametrize("owner", [pathlib.PosixPath, MetadataIndex, _MEM_FORMAT_ENCODING])
@@ -154,7 +154,7 @@ def test_what_a_pickle_sets_of_a_class_is_undone_and_refused(tmp_path, owner):
     )
     (tmp_path / ".metadata").write_bytes(content)
     with pytest.raises(ManifestError, match=rf"attributes of .*{owner.__name__}"):
-        read_metadata(tmp_path)
+        read_dcp_metadata(tmp_path)
     assert dict(vars(owner)) == before
 
 
@@ -171,5 +171,5 @@ def test_what_a_pickle_sets_of_an_enums_member_is_undone_and_refused(tmp_path):
     with (tmp_path / ".metadata").open("wb") as file:
         Pickler(file).dump(member)
     with pytest.raises(ManifestError, match="attributes of"):
-        read_metadata(tmp_path)
+        read_dcp_metadata(tmp_path)
     assert dict(vars(member)) == before

@@ -12,8 +12,8 @@ from checkpoint_training import Training, assert_same
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.convert import consolidate
-from holdfast.checkpoint.convert.consolidate import write_one_file
-from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.convert.consolidate import consolidate_checkpoint
+from holdfast.checkpoint.format.dcp_metadata import read_dcp_metadata
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 
@@ -51,7 +51,7 @@ def load(path):
 def test_the_state_comes_back_as_it_was_passed(trained, tmp_path):
     training, path = trained
     seen = []
-    written = write_one_file(
+    written = consolidate_checkpoint(
         path, tmp_path / "one.pt", progress=lambda done, total: seen.append((done, total))
     )
     state = load(tmp_path / "one.pt")
@@ -77,16 +77,16 @@ def test_the_state_comes_back_as_it_was_passed(trained, tmp_path):
 def test_large_states_are_read_in_groups(trained, tmp_path, monkeypatch):
     training, path = trained
     monkeypatch.setattr(consolidate, "_AT_ONCE_BYTES", 100)
-    write_one_file(path, tmp_path / "one.pt")
+    consolidate_checkpoint(path, tmp_path / "one.pt")
     assert_same(load(tmp_path / "one.pt")["model"], dict(training.model.state_dict()))
 
 
 def test_only_some_entries(trained, tmp_path):
     _training, path = trained
-    assert write_one_file(path, tmp_path / "one.pt", entries=["model"]).tensors == 9
+    assert consolidate_checkpoint(path, tmp_path / "one.pt", entries=["model"]).tensors == 9
     assert list(load(tmp_path / "one.pt")) == ["model"]
     with pytest.raises(BadUse, match=r"has no entry 'optimiser'\. It has: model, "):
-        write_one_file(path, tmp_path / "two.pt", entries=["optimiser"])
+        consolidate_checkpoint(path, tmp_path / "two.pt", entries=["optimiser"])
 
 
 def test_one_that_dcp_alone_wrote(trained, tmp_path):
@@ -95,7 +95,7 @@ def test_one_that_dcp_alone_wrote(trained, tmp_path):
         tmp_path / "plain",
         {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()},
     )
-    write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+    consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
     state = load(tmp_path / "one.pt")
     assert_same(state["optimizer"], training.optimizer.state_dict())
     assert list(state) == ["model", "optimizer"]
@@ -104,8 +104,8 @@ def test_one_that_dcp_alone_wrote(trained, tmp_path):
 def test_a_value_that_would_run_code_is_not_read_and_the_rest_can_be_had(tmp_path):
     stock_save(tmp_path / "plain", {"t": torch.ones(2), "evil": timedelta(1)})
     with pytest.raises(CheckpointError, match="'evil' is no plain value"):
-        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
-    write_one_file(tmp_path / "plain", tmp_path / "one.pt", entries=["t"])
+        consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
+    consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt", entries=["t"])
     assert load(tmp_path / "one.pt")["t"].tolist() == [1, 1]
 
 
@@ -119,7 +119,7 @@ def test_damage_is_found_before_anything_is_written(trained, tmp_path):
         CheckpointError,
         match=r"is damaged: .* does not match its checksum, .*\. Take another checkpoint\.",
     ):
-        write_one_file(path, tmp_path / "one.pt")
+        consolidate_checkpoint(path, tmp_path / "one.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"]
 
 
@@ -136,7 +136,7 @@ def test_two_saves_of_a_step_are_never_mixed(tmp_path, monkeypatch):
     path = saved(1)
     again = []
     with pytest.raises(CheckpointError, match="does not match its checksum"):
-        write_one_file(
+        consolidate_checkpoint(
             path, tmp_path / "one.pt", progress=lambda *_: again or again.append(saved(2))
         )
     assert again
@@ -152,38 +152,38 @@ def test_damage_of_one_that_dcp_alone_wrote_is_found(tmp_path):
     with pytest.raises(
         CheckpointError, match=r"is damaged: 't' in __0_0.distcp is damaged: Bad CRC-32"
     ):
-        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+        consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
     assert not (tmp_path / "one.pt").exists()
 
 
 def test_metadata_that_promises_more_than_the_file_has_allocates_nothing(tmp_path):
     stock_save(tmp_path / "plain", {"t": torch.ones(2)})
-    metadata = read_metadata(tmp_path / "plain")
+    metadata = read_dcp_metadata(tmp_path / "plain")
     saved = metadata.state_dict_metadata["t"]
     saved.size = saved.chunks[0].sizes = torch.Size([1 << 50])
     (tmp_path / "plain" / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=r"is damaged: 't' has \d+ of its \d+ bytes"):
-        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+        consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
 
 
 @pytest.mark.parametrize("paths", [{"t": ("t",), "nowhere": ("nowhere",)}, {}])
 def test_what_dcp_says_of_where_a_value_belongs_may_lack_some_or_name_others(tmp_path, paths):
     stock_save(tmp_path / "plain", {"t": torch.ones(2), "n": 3})
-    metadata = read_metadata(tmp_path / "plain")
+    metadata = read_dcp_metadata(tmp_path / "plain")
     metadata.planner_data = paths
     (tmp_path / "plain" / ".metadata").write_bytes(pickle.dumps(metadata))
-    write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+    consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
     assert load(tmp_path / "one.pt")["n"] == 3
 
 
 @pytest.mark.parametrize("paths", [{"t": 5}, {7: ("t",)}])
 def test_places_that_are_none_are_damage(tmp_path, paths):
     stock_save(tmp_path / "plain", {"t": torch.ones(2)})
-    metadata = read_metadata(tmp_path / "plain")
+    metadata = read_dcp_metadata(tmp_path / "plain")
     metadata.planner_data = paths
     (tmp_path / "plain" / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match=r"is damaged: its metadata (says|has)"):
-        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+        consolidate_checkpoint(tmp_path / "plain", tmp_path / "one.pt")
 
 
 def test_the_file_is_whole_or_absent(trained, tmp_path, monkeypatch):
@@ -196,14 +196,14 @@ def test_the_file_is_whole_or_absent(trained, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match=r"No space left on device.*one\.pt"):
-            write_one_file(path, tmp_path / "one.pt")
+            consolidate_checkpoint(path, tmp_path / "one.pt")
 
     def failing(_state, _file):
         raise RuntimeError("unexpected pos 64 vs 0") from OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", failing)
     with pytest.raises(OSError, match=r"No space left on device.*one\.pt"):
-        write_one_file(path, tmp_path / "one.pt")
+        consolidate_checkpoint(path, tmp_path / "one.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"]
 
 
@@ -211,7 +211,7 @@ def test_where_nobody_may_write_nothing_is_read(trained, monkeypatch):
     _training, path = trained
     monkeypatch.setattr(consolidate, "_read", None)
     with pytest.raises(OSError, match=r"/proc/one\.pt"):
-        write_one_file(path, Path("/proc/one.pt"))
+        consolidate_checkpoint(path, Path("/proc/one.pt"))
 
 
 def test_what_could_not_be_loaded_again_is_not_written(trained, tmp_path, monkeypatch):
@@ -227,7 +227,7 @@ def test_what_could_not_be_loaded_again_is_not_written(trained, tmp_path, monkey
     with pytest.raises(
         CheckpointError, match=r"was not written: .*weights_only=True \(Unsupported operand\)"
     ):
-        write_one_file(path, tmp_path / "one.pt")
+        consolidate_checkpoint(path, tmp_path / "one.pt")
     assert not (tmp_path / "one.pt").exists()
 
 
@@ -235,9 +235,9 @@ def test_nothing_is_overwritten_and_what_is_missing_is_named(trained, tmp_path):
     _training, path = trained
     (tmp_path / "one.pt").write_text("mine")
     with pytest.raises(BadUse, match="exists already"):
-        write_one_file(path, tmp_path / "one.pt")
+        consolidate_checkpoint(path, tmp_path / "one.pt")
     with pytest.raises(NotFound, match=r"There is no folder .*nowhere\. Make it first\."):
-        write_one_file(path, tmp_path / "nowhere" / "one.pt")
+        consolidate_checkpoint(path, tmp_path / "nowhere" / "one.pt")
     with pytest.raises(NotFound, match="There is no checkpoint"):
-        write_one_file(tmp_path / "nowhere", tmp_path / "two.pt")
+        consolidate_checkpoint(tmp_path / "nowhere", tmp_path / "two.pt")
     assert (tmp_path / "one.pt").read_text() == "mine"

@@ -9,7 +9,7 @@ from make_dcp_fixture import expected
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.convert.import_dcp import import_dcp
-from holdfast.checkpoint.convert.plain_dcp import check_foreign
+from holdfast.checkpoint.convert.plain_dcp import verify_plain_dcp
 
 FIXTURES = sorted((Path(__file__).parent / "dcp_fixtures").iterdir())
 
@@ -23,7 +23,7 @@ def emptied(value):
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=lambda path: path.name)
 def test_what_another_version_wrote_is_checked_and_restored(tmp_path, fixture):
-    assert check_foreign(fixture).state == "checked"
+    assert verify_plain_dcp(fixture).state == "checked"
     import_dcp(fixture, tmp_path, 5)
     state = emptied(expected())
     assert Checkpointer(tmp_path).restore(state) == 5

@@ -20,7 +20,7 @@ from holdfast.checkpoint.catalog.annotations import (
     read_marks,
     want,
 )
-from holdfast.checkpoint.catalog.catalog import inspect
+from holdfast.checkpoint.catalog.catalog import inspect_checkpoint
 from holdfast.checkpoint.catalog.pruning import delete_unclaimed, prune
 from holdfast.checkpoint.catalog.retention import Best, Retention
 from holdfast.checkpoint.catalog.staging_dir import Staging
@@ -202,11 +202,11 @@ def test_a_checkpoint_whose_marks_cannot_be_read_stays(four):
     (path_of(four, 1) / MARKS_NAME).write_text("{")
     pruned(four, last=1)
     assert steps(four) == [4, 1]
-    assert "cannot be read" in delete_unclaimed(inspect(path_of(four, 1)), now_s=NOW_S)
+    assert "cannot be read" in delete_unclaimed(inspect_checkpoint(path_of(four, 1)), now_s=NOW_S)
 
 
 def test_one_that_another_deletes_first_is_gone(four):
-    judged = inspect(path_of(four, 1))
+    judged = inspect_checkpoint(path_of(four, 1))
     shutil.rmtree(judged.path)
     assert delete_unclaimed(judged, now_s=NOW_S) is None
 
@@ -216,7 +216,10 @@ def test_one_that_the_file_system_does_not_let_go_of_stays(four, monkeypatch):
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     monkeypatch.setattr(staging_dir.Path, "rename", refuse)
-    assert delete_unclaimed(inspect(path_of(four, 2)), now_s=NOW_S) == "it could not be deleted"
+    assert (
+        delete_unclaimed(inspect_checkpoint(path_of(four, 2)), now_s=NOW_S)
+        == "it could not be deleted"
+    )
     assert path_of(four, 2).is_dir()
 
 

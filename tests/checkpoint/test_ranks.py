@@ -7,7 +7,7 @@ import torch
 from started_ranks import run
 
 from holdfast.checkpoint import Checkpointer, scan, verify
-from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.format.dcp_metadata import read_dcp_metadata
 from holdfast.core.errors import StateMismatch
 
 SCRIPT = Path(__file__).parent / "rank_script.py"
@@ -31,7 +31,7 @@ def test_ranks_act_as_one_when_something_is_wrong_on_one(of_two_ranks):
 
 def test_two_ranks_save_and_one_restores(of_two_ranks, caplog):
     folder = of_two_ranks / "round_trip"
-    stored = read_metadata(folder / "step-0000000002").storage_data
+    stored = read_dcp_metadata(folder / "step-0000000002").storage_data
     names = [index.fqn for index in stored]
     # What is alike is there once; what differs by rank is there for each.
     assert names.count("model.0.weight") == 1

@@ -13,8 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
-from holdfast.checkpoint import Checkpointer, scan
-from holdfast.checkpoint.catalog import catalog
+from holdfast.checkpoint import Checkpointer, inspect_checkpoint, scan
 from holdfast.checkpoint.catalog.annotations import note_metrics, read_marks, want
 from holdfast.cli.checkpoint_rules import policy_of
 from holdfast.cli.main import cli
@@ -178,16 +177,15 @@ def test_verify_of_a_folder_without_any_is_no_success(tmp_path):
 
 
 def test_verify_leaves_out_what_is_deleted_meanwhile(folder, monkeypatch):
-    inspect = catalog.inspect
-
     def inspect_late(path):
         if path == path_of(folder, 1) and path.is_dir():
             shutil.rmtree(path)
-        return inspect(path)
+        return inspect_checkpoint(path)
 
-    monkeypatch.setattr(catalog, "inspect", inspect_late)
+    monkeypatch.setattr("holdfast.cli.checkpoint.inspect_checkpoint", inspect_late)
     monkeypatch.setattr(
-        catalog, "checkpoints_at", lambda _: [path_of(folder, 2), path_of(folder, 1)]
+        "holdfast.cli.checkpoint.checkpoints_at",
+        lambda _: [path_of(folder, 2), path_of(folder, 1)],
     )
     said, code = ran_json("verify", folder)
     assert code == 0

@@ -7,9 +7,16 @@ from typing import Any
 
 import click
 
-from holdfast.checkpoint.catalog import catalog
-from holdfast.checkpoint.catalog.annotations import pin as pin_checkpoint
-from holdfast.checkpoint.catalog.annotations import unpin as unpin_checkpoint
+from holdfast.checkpoint import (
+    checkpoint_step,
+    checkpoints_at,
+    has_only_metadata,
+    inspect_checkpoint,
+    scan,
+    verify_and_note,
+)
+from holdfast.checkpoint import pin as pin_checkpoint
+from holdfast.checkpoint import unpin as unpin_checkpoint
 from holdfast.cli import checkpoint_view
 from holdfast.cli.checkpoint_rules import RULES, policy_of
 from holdfast.cli.output import print_json
@@ -30,7 +37,7 @@ class _AbsolutePath(click.Path):
         try:
             path = local_path(
                 value,
-                instead_of_url="`holdfast.checkpoint.storage.remote.Remote` fetches from there: fetch(STEP, DIR).",
+                instead_of_url="`holdfast.checkpoint.Remote` fetches from there: fetch(STEP, DIR).",
             )
         except BadUse as error:
             self.fail(str(error), param, ctx)
@@ -53,7 +60,7 @@ def command() -> None:
 def ls(folder: Path, *, as_json: bool) -> None:
     """List the checkpoints of a folder, without reading their data."""
     _check_folder(folder)
-    checkpoint_view.print_checkpoints(folder, catalog.scan(folder), as_json=as_json)
+    checkpoint_view.print_checkpoints(folder, scan(folder), as_json=as_json)
 
 
 @command.command()
@@ -65,7 +72,7 @@ def verify(path: Path, *, as_json: bool) -> int:
     Leaves with 1 if any is damaged or incomplete, with 4 if one that PyTorch wrote by itself cannot be checked in full.
     """
     _check_folder(path)
-    found = catalog.checkpoints_at(path)
+    found = checkpoints_at(path)
     if not found:
         raise NotFound(
             f"There is no checkpoint in {path}. Give one, or the folder that was passed to Checkpointer(…)."
@@ -94,10 +101,10 @@ def verify(path: Path, *, as_json: bool) -> int:
 def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
     """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
     _check_torch()
-    from holdfast.checkpoint.convert.inspect import open_for_reading, take_inventory
+    from holdfast.checkpoint import open_for_reading, take_inventory
 
     opened = open_for_reading(checkpoint)
-    info = None if _is_taken_for_dcps(opened.path) else catalog.inspect(opened.path)
+    info = None if _is_taken_for_dcps(opened.path) else inspect_checkpoint(opened.path)
     checkpoint_view.print_contents(
         opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json
     )
@@ -114,11 +121,10 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """
     try:
         _check_torch()
-        from holdfast.checkpoint.convert.diff import compare
-        from holdfast.checkpoint.convert.inspect import open_for_reading
+        from holdfast.checkpoint import compare_checkpoints, open_for_reading
 
         with shown() as progress:
-            compared = compare(
+            compared = compare_checkpoints(
                 open_for_reading(a),
                 open_for_reading(b),
                 progress=lambda done, total: progress("comparing", done, total),
@@ -138,7 +144,7 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 @JSON
 def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
     """Keep a CHECKPOINT from ever being deleted."""
-    info = catalog.inspect(checkpoint)
+    info = inspect_checkpoint(checkpoint)
     pin_checkpoint(info.path, by=whoami(), now_s=SystemClock().now_s(), why=why)
     checkpoint_view.print_pin(info.path, pinned=True, as_json=as_json)
 
@@ -148,7 +154,7 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
 @JSON
 def unpin(checkpoint: Path, *, as_json: bool) -> None:
     """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
-    info = catalog.inspect(checkpoint)
+    info = inspect_checkpoint(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
     checkpoint_view.print_pin(info.path, pinned=False, as_json=as_json)
 
@@ -173,7 +179,7 @@ def prune(
     Whatever the rules, the newest stays, and the newest that is verified, and what is pinned, wanted or damaged.
     Leaves with 1 if one that is to go could not be deleted.
     """
-    from holdfast.checkpoint.catalog.pruning import prune as prune_folder
+    from holdfast.checkpoint import prune as prune_folder
 
     _check_folder(folder)
     policy = policy_of(last=last, every_steps=every_steps, best=best, within=within)
@@ -209,7 +215,7 @@ def export(
     _check_torch()
     with shown() as progress:
         progress("reading names", 0, None)
-        from holdfast.checkpoint.convert.export_hf import export_safetensors
+        from holdfast.checkpoint import export_safetensors
 
         exported = export_safetensors(
             checkpoint,
@@ -247,9 +253,9 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
     _check_torch()
     with shown() as progress:
         progress("checking", 0, None)
-        from holdfast.checkpoint.convert.consolidate import write_one_file
+        from holdfast.checkpoint import consolidate_checkpoint
 
-        written = write_one_file(
+        written = consolidate_checkpoint(
             checkpoint,
             output,
             entries=entries,
@@ -284,7 +290,7 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
     _check_torch()
     with shown() as progress:
         progress("looking", 0, None)
-        from holdfast.checkpoint.convert.import_dcp import import_dcp
+        from holdfast.checkpoint import import_dcp
 
         imported = import_dcp(
             source,
@@ -318,12 +324,12 @@ def _check_folder(folder: Path) -> None:
 
 def _is_taken_for_dcps(path: Path) -> bool:
     """Whether a checkpoint is one without a manifest that Holdfast did not write, or that has no name of a step."""
-    if not catalog.has_only_metadata(path):
+    if not has_only_metadata(path):
         return False
     _check_torch()
-    from holdfast.checkpoint.convert.plain_dcp import is_foreign
+    from holdfast.checkpoint import is_plain_dcp
 
-    return catalog.step_of(path) is None or is_foreign(path)
+    return checkpoint_step(path) is None or is_plain_dcp(path)
 
 
 def _verify(path: Path, shown_as: Progress) -> "checkpoint_view.Row":
@@ -331,9 +337,12 @@ def _verify(path: Path, shown_as: Progress) -> "checkpoint_view.Row":
         shown_as(f"verifying {path.name}", done, total)
 
     if _is_taken_for_dcps(path):
-        from holdfast.checkpoint.convert.plain_dcp import check_foreign
+        from holdfast.checkpoint import verify_plain_dcp
 
-        return check_foreign(path, progress=progress)
-    return catalog.verify_and_note(
-        catalog.inspect(path), by=whoami(), now_s=SystemClock().now_s(), progress=progress
+        return verify_plain_dcp(path, progress=progress)
+    return verify_and_note(
+        inspect_checkpoint(path),
+        by=whoami(),
+        now_s=SystemClock().now_s(),
+        progress=progress,
     )

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import click
 
-from holdfast.checkpoint.catalog.retention import Best, Retention
+from holdfast.checkpoint import Best, Retention
 from holdfast.core.errors import BadUse
 
 _UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}

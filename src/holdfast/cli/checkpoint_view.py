@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.checkpoint.catalog.annotations import Annotations
-from holdfast.checkpoint.catalog.catalog import CheckpointInfo
+from holdfast.checkpoint import Annotations, CheckpointInfo
 from holdfast.cli.output import print_json, print_table, when
 from holdfast.core.clock import SystemClock
 from holdfast.core.words import plainly
@@ -16,12 +15,16 @@ from holdfast.core.words import plainly
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.checkpoint.catalog.pruning import Pruned
-    from holdfast.checkpoint.convert.diff import Comparison, Difference
-    from holdfast.checkpoint.convert.inspect import Inventory, Opened
-    from holdfast.checkpoint.convert.plain_dcp import ForeignInfo
+    from holdfast.checkpoint import (
+        CheckpointComparison,
+        CheckpointInventory,
+        EntryDifference,
+        OpenedCheckpoint,
+        PlainDcpInfo,
+        PruneResult,
+    )
 
-    Row = CheckpointInfo | ForeignInfo
+    Row = CheckpointInfo | PlainDcpInfo
 
 
 def mib(size_bytes: int) -> str:
@@ -76,8 +79,8 @@ def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) ->
 
 
 def print_contents(
-    opened: "Opened",
-    inventory: "Inventory",
+    opened: "OpenedCheckpoint",
+    inventory: "CheckpointInventory",
     info: CheckpointInfo | None,
     *,
     with_tensors: bool,
@@ -135,7 +138,7 @@ def print_contents(
         )
 
 
-def print_comparison(a: Path, b: Path, compared: "Comparison", *, as_json: bool) -> None:
+def print_comparison(a: Path, b: Path, compared: "CheckpointComparison", *, as_json: bool) -> None:
     """What differs."""
     if as_json:
         different = [
@@ -172,7 +175,7 @@ def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
     )
 
 
-def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool) -> None:
+def print_pruned(folder: Path, pruned: "PruneResult", *, dry_run: bool, as_json: bool) -> None:
     """What goes, and why the others stay."""
     going = [verdict.info for verdict in pruned.verdicts if not verdict.stays]
     if as_json:
@@ -241,11 +244,11 @@ def _row(one: "Row") -> dict[str, Any]:
     }
 
 
-def _forms(one: "Difference") -> str:
+def _forms(one: "EntryDifference") -> str:
     return one.a if one.a == one.b else f"{one.a} and {one.b}"
 
 
-def _gap(one: "Difference") -> str:
+def _gap(one: "EntryDifference") -> str:
     if one.differing is None:
         return ""
     gap = "" if one.max_abs_difference is None else f", by at most {one.max_abs_difference:g}"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import psutil
 
-from holdfast.checkpoint.catalog import catalog
+from holdfast.checkpoint import scan
 from holdfast.testing import faults
 
 Kind = Literal["SIGKILL", "SIGSTOP", "damaged checkpoint"]
@@ -81,7 +81,7 @@ class Injector:
         return {"fault": fault.kind, "detail": detail, "rank": fault.rank, "step": step}
 
     def _damage_newest(self) -> str:
-        newest = max(catalog.scan(self._checkpoints), key=lambda found: found.step)
+        newest = max(scan(self._checkpoints), key=lambda found: found.step)
         data = sorted(newest.path.glob("*.distcp"))
         path = self._source.choice(data)
         offset, bit = faults.flip_bit(path, self._source)

@@ -17,8 +17,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
-from holdfast.checkpoint.ipc.messages import MODULE
-from holdfast.checkpoint.memory.server import PROCESS_NAME
+from holdfast.checkpoint import SNAPSHOT_SERVER_PROCESS_NAME, WRITER_MODULE
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
 
@@ -66,7 +65,7 @@ def _end_with_supervisor() -> None:
 
 def _end_all() -> None:
     """A snapshot that a dead rank has left is written to its end, and kept: what was copied is not lost with it."""
-    kill_descendants(spared=MODULE, spared_s=WRITING_S, left=PROCESS_NAME)
+    kill_descendants(spared=WRITER_MODULE, spared_s=WRITING_S, left=SNAPSHOT_SERVER_PROCESS_NAME)
 
 
 if __name__ == "__main__":

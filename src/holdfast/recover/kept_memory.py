@@ -4,8 +4,7 @@ import os
 
 import psutil
 
-from holdfast.checkpoint.ipc.messages import MODULE
-from holdfast.checkpoint.memory.server import ENV_SUPERVISOR
+from holdfast.checkpoint import ENV_SUPERVISOR_PID, WRITER_MODULE
 
 _TIMEOUT_S = 5.0
 
@@ -19,9 +18,9 @@ def end_kept_memory() -> None:
     found = []
     for process in psutil.process_iter():
         try:
-            if MODULE in process.cmdline() and process.environ().get(ENV_SUPERVISOR) == str(
-                os.getpid()
-            ):
+            if WRITER_MODULE in process.cmdline() and process.environ().get(
+                ENV_SUPERVISOR_PID
+            ) == str(os.getpid()):
                 process.kill()
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):

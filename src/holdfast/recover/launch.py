@@ -10,7 +10,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from holdfast.checkpoint.memory.server import ENV_SUPERVISOR
+from holdfast.checkpoint import ENV_SUPERVISOR_PID
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
@@ -66,7 +66,7 @@ async def launch(
     environment = {
         **os.environ,
         **history.as_environment(),
-        ENV_SUPERVISOR: str(os.getpid()),
+        ENV_SUPERVISOR_PID: str(os.getpid()),
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
         ENV_CONNECT: "holdfast.recover.attach:connect_quietly",

@@ -215,16 +215,17 @@ def want(
     wanted = ReadHold(at_s=now_s, until_s=until_s)
 
     def with_it(marks: Annotations) -> Annotations:
-        held = marks.wanted_by(now_s)
+        holders = marks.wanted_by(now_s)
         return replace(
-            marks, wanted={**{name: marks.wanted[name] for name in held}, holder: wanted}
+            marks,
+            wanted={**{name: marks.wanted[name] for name in holders}, holder: wanted},
         )
 
     return change_marks(checkpoint, with_it, now_s=now_s)
 
 
 @contextmanager
-def held(
+def held_for_reading(
     checkpoint: Path, holder: str, *, clock_s: Callable[[], float] = time.time
 ) -> Iterator[None]:
     """Want it while the block runs, for a day at most; where that cannot be noted it is logged, and the block runs."""

@@ -22,7 +22,7 @@ from holdfast.checkpoint.format.manifest import (
     ManifestError,
     Save,
     UnreadError,
-    check_contents,
+    check_file_contents,
     check_sizes,
     read_manifest,
 )
@@ -84,7 +84,7 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     checkpoints = []
     for _step, _replaced, path in found:
         with contextlib.suppress(NotFound):  # deleted since
-            checkpoints.append(inspect(path))
+            checkpoints.append(inspect_checkpoint(path))
     abandoned = read_abandoned(folder)
     return [
         replace(info, abandoned=is_abandoned(info, abandoned))
@@ -105,13 +105,13 @@ def is_folder(path: Path) -> bool:
         return True
 
 
-def inspect(path: Path) -> CheckpointInfo:
+def inspect_checkpoint(path: Path) -> CheckpointInfo:
     """Look at one checkpoint: its manifest and the sizes of its files.
 
     Raises:
         NotFound: `path` is no folder of the name `step-NUMBER`, and has no manifest either.
     """
-    step = step_of(path)
+    step = checkpoint_step(path)
     if step is None or not is_folder(path):
         if step is not None and (target := _target(path)) is not None:
             # Unread: the storage that it leads to may come back.
@@ -158,7 +158,7 @@ def has_only_metadata(path: Path) -> bool:
     return _has(path, _METADATA_NAME) and not _has(path, MANIFEST_NAME)
 
 
-def step_of(path: Path) -> int | None:
+def checkpoint_step(path: Path) -> int | None:
     """The step of a checkpoint by its folder's name; for a copy of another name, by its manifest; else None."""
     name = parse_name(path.name)
     if name is not None:
@@ -206,7 +206,7 @@ def _manifest(path: Path) -> bytes | None:
 
 
 def _verify(path: Path, progress: Progress) -> CheckpointInfo:
-    info = inspect(path)
+    info = inspect_checkpoint(path)
     if info.state != "written":
         return info
     done_bytes = 0
@@ -219,7 +219,7 @@ def _verify(path: Path, progress: Progress) -> CheckpointInfo:
             progress(done_bytes, info.size_bytes)
 
     try:
-        check_contents(path, read_manifest(path, step=info.step).files, read)
+        check_file_contents(path, read_manifest(path, step=info.step).files, read)
     except ManifestError as error:
         return replace(
             info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.checkpoint.catalog.annotations import held, locked
+from holdfast.checkpoint.catalog.annotations import held_for_reading, locked
 from holdfast.checkpoint.catalog.catalog import (
     CheckpointInfo,
     Progress,
-    inspect,
+    inspect_checkpoint,
     scan,
     verify_and_note,
 )
@@ -19,7 +19,7 @@ from holdfast.core.errors import BadUse, HoldfastError, NotFound
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruned:
+class PruneResult:
     """What was judged, newest first, and of those that go by it, which are gone, and which could not be deleted."""
 
     verdicts: list[Verdict]
@@ -44,7 +44,7 @@ def prune(
     now_s: float,
     dry_run: bool = False,
     progress: Progress = lambda _done, _total: None,
-) -> Pruned:
+) -> PruneResult:
     """Apply a policy to a folder of checkpoints.
 
     Before anything goes, the newest of those that stay is read whole, and if it is damaged the next, unless one that
@@ -61,7 +61,7 @@ def prune(
         )
     _check_metrics(folder, policy)
     if dry_run:
-        return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[], failed=[])
+        return PruneResult(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[], failed=[])
     erase_abandoned(folder)
     verdicts = _judge_beside_a_verified_one(folder, policy, by=by, now_s=now_s, progress=progress)
     deleted, failed = [], []
@@ -76,7 +76,7 @@ def prune(
                 verdicts[index] = replace(verdict, stays=(claim,), goes=None)
             else:
                 deleted.append(verdict.info.path)
-    return Pruned(verdicts=verdicts, deleted=deleted, failed=failed)
+    return PruneResult(verdicts=verdicts, deleted=deleted, failed=failed)
 
 
 def delete_unclaimed(
@@ -93,7 +93,7 @@ def delete_unclaimed(
     """
     try:
         with locked(judged.path):
-            now = inspect(judged.path)
+            now = inspect_checkpoint(judged.path)
             if now.marks.pinned is not None:
                 return "pinned"
             if now.marks.unreadable is not None:
@@ -127,7 +127,7 @@ def _judge_beside_a_verified_one(
         # Where anything goes, the newest that is whole stays, so there is one to read.
         newest = staying[0]
         with contextlib.suppress(NotFound):  # the job has deleted it already, as it is to
-            with held(newest.path, "prune", clock_s=lambda: now_s):
+            with held_for_reading(newest.path, "prune", clock_s=lambda: now_s):
                 found = verify_and_note(newest, by=by, now_s=now_s, progress=progress)
             if found.state == "verified":
                 return verdicts
@@ -141,6 +141,6 @@ def _check_metrics(folder: Path, policy: Retention) -> None:
             there = (
                 f"Those there are: {', '.join(sorted(known))}."
                 if known
-                else "None has any; `holdfast.checkpoint.catalog.annotations.note_metrics` gives it one."
+                else "None has any; `holdfast.checkpoint.note_metrics` gives it one."
             )
             raise BadUse(f"No checkpoint in {folder} has a metric {best.metric!r}. {there}")

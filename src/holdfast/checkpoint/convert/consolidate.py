@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.checkpoint.catalog.catalog import Progress
-from holdfast.checkpoint.convert.inspect import Opened, open_for_reading, reading_verified
+from holdfast.checkpoint.convert.inspect import OpenedCheckpoint, open_for_reading, reading_verified
 from holdfast.checkpoint.format.verified_files import VerifiedFiles
 from holdfast.checkpoint.restore import dcp_reader
 from holdfast.checkpoint.state.capture import OWN_NAME, rank_structure
@@ -36,7 +36,7 @@ class OneFile:
     size_bytes: int
 
 
-def write_one_file(
+def consolidate_checkpoint(
     checkpoint: Path,
     output: Path,
     *,
@@ -80,7 +80,7 @@ def write_one_file(
     return OneFile(path=output, entries=list(state), tensors=tensors, size_bytes=size_bytes)
 
 
-def _skeleton(opened: Opened, files: VerifiedFiles | None) -> dict[Any, Any]:
+def _skeleton(opened: OpenedCheckpoint, files: VerifiedFiles | None) -> dict[Any, Any]:
     metadata = opened.metadata
 
     def read(wanted: Mapping[str, None]) -> Mapping[str, Any]:
@@ -103,7 +103,10 @@ def _chosen(skeleton: dict[Any, Any], entries: Collection[str], checkpoint: Path
 
 
 def _read(
-    opened: Opened, files: VerifiedFiles | None, names: Collection[str], progress: Progress
+    opened: OpenedCheckpoint,
+    files: VerifiedFiles | None,
+    names: Collection[str],
+    progress: Progress,
 ) -> dict[str, Any]:
     # Plain values first: they are what may be refused.
     plain = {name: None for name in names if opened.tensor(name) is None}

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 
 from holdfast.checkpoint.catalog.catalog import Progress
-from holdfast.checkpoint.convert.inspect import Opened
+from holdfast.checkpoint.convert.inspect import OpenedCheckpoint
 from holdfast.checkpoint.restore import dcp_reader
 from holdfast.core.errors import CheckpointError
 
@@ -21,7 +21,7 @@ _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class EntryDifference:
     """A value that both have and that is not the same.
 
     `a`, `b`: type and shape, `plain value` for one that is no tensor. Where these agree and it is a tensor: how many
@@ -38,13 +38,13 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class CheckpointComparison:
     """Names in their order. `same`: how many values are the same to the last bit."""
 
     same: int
     only_in_a: list[str]
     only_in_b: list[str]
-    different: list[Difference]
+    different: list[EntryDifference]
 
     @property
     def is_same(self) -> bool:
@@ -52,7 +52,9 @@ class Comparison:
         return not (self.only_in_a or self.only_in_b or self.different)
 
 
-def compare(a: Opened, b: Opened, *, progress: Progress = lambda _done, _total: None) -> Comparison:
+def compare_checkpoints(
+    a: OpenedCheckpoint, b: OpenedCheckpoint, *, progress: Progress = lambda _done, _total: None
+) -> CheckpointComparison:
     """Compare what two checkpoints hold, bit for bit, whatever ranks wrote it.
 
     Raises:
@@ -70,7 +72,7 @@ def compare(a: Opened, b: Opened, *, progress: Progress = lambda _done, _total: 
             different.append(difference)
         done_bytes += _size_bytes(a.tensor(name))
         progress(done_bytes, total_bytes)
-    return Comparison(
+    return CheckpointComparison(
         same=len(both) - len(different),
         only_in_a=sorted(names_a - names_b),
         only_in_b=sorted(names_b - names_a),
@@ -78,13 +80,15 @@ def compare(a: Opened, b: Opened, *, progress: Progress = lambda _done, _total: 
     )
 
 
-def _compare_value(a: Opened, b: Opened, name: str) -> Difference | None:
+def _compare_value(a: OpenedCheckpoint, b: OpenedCheckpoint, name: str) -> EntryDifference | None:
     forms = [_form(each.tensor(name)) for each in (a, b)]
     if forms[0] != forms[1]:
-        return Difference(name=name, a=forms[0], b=forms[1])
+        return EntryDifference(name=name, a=forms[0], b=forms[1])
     saved = a.tensor(name)
     if saved is None:
-        return None if _same_plain(a, b, name) else Difference(name=name, a=forms[0], b=forms[1])
+        return (
+            None if _same_plain(a, b, name) else EntryDifference(name=name, a=forms[0], b=forms[1])
+        )
     left, right = (
         dcp_reader.read(
             each.path,
@@ -96,7 +100,7 @@ def _compare_value(a: Opened, b: Opened, name: str) -> Difference | None:
     differing, largest = _count(left, right)
     if not differing:
         return None
-    return Difference(
+    return EntryDifference(
         name=name,
         a=forms[0],
         b=forms[1],
@@ -135,7 +139,7 @@ def _bits(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(unit).reshape(flat.numel(), -1)
 
 
-def _same_plain(a: Opened, b: Opened, name: str) -> bool:
+def _same_plain(a: OpenedCheckpoint, b: OpenedCheckpoint, name: str) -> bool:
     if _stored(a, name) == _stored(b, name):
         return True
     try:
@@ -147,7 +151,7 @@ def _same_plain(a: Opened, b: Opened, name: str) -> bool:
     return _same(left, right)
 
 
-def _stored(opened: Opened, name: str) -> bytes:
+def _stored(opened: OpenedCheckpoint, name: str) -> bytes:
     stored = opened.metadata.storage_data[MetadataIndex(name)]
     fd = os.open(opened.path / Path(str(stored.relative_path)), os.O_RDONLY | os.O_CLOEXEC)
     try:

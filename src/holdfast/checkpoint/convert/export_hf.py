@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.convert.hf_model import small_files, write_small_files
+from holdfast.checkpoint.convert.hf_model import hf_small_files, write_hf_small_files
 from holdfast.checkpoint.convert.inspect import open_for_reading, reading_verified
 from holdfast.checkpoint.convert.safetensors import (
     SHARD_BYTES,
@@ -70,7 +70,7 @@ def export_safetensors(
     opened = open_for_reading(checkpoint)
     conversion = settle_conversion(opened.metadata, hf_config, names, checkpoint=str(checkpoint))
     with reading_verified(opened) as verified, _appearing(output.absolute()) as folder:
-        write_small_files(folder, small_files(hf_config))
+        write_hf_small_files(folder, hf_small_files(hf_config))
         files = write_safetensors(
             checkpoint,
             opened.metadata,

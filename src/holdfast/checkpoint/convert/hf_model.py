@@ -2,15 +2,16 @@
 
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from holdfast.checkpoint.state.name_map import Shape
 from holdfast.core.errors import BadUse, NotFound
 
-CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+HF_CONFIG_NAME = "config.json"
+HF_INDEX_NAME = "model.safetensors.index.json"
+HF_WEIGHTS_NAME = "model.safetensors"
 SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".spm")
 _TEMPLATES = "additional_chat_templates"
 
@@ -30,9 +31,9 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
         NotFound: there is no such folder, or no configuration in it.
         BadUse: transformers knows no such model, or only by running code that the folder brings.
     """
-    if not (hf_config / CONFIG).is_file():
+    if not (hf_config / HF_CONFIG_NAME).is_file():
         raise NotFound(
-            f"There is no {CONFIG} in {hf_config}. Give the folder with the model's configuration."
+            f"There is no {HF_CONFIG_NAME} in {hf_config}. Give the folder with the model's configuration."
         )
     try:
         import torch
@@ -56,8 +57,8 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
     except Exception as error:  # a configuration from outside may make anything fail
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BadUse(
-            f"transformers cannot make a model of {hf_config / CONFIG}: {lines[0].rstrip('.')}. Give the configuration "
-            "of a model that the installed transformers knows by itself."
+            f"transformers cannot make a model of {hf_config / HF_CONFIG_NAME}: {lines[0].rstrip('.')}. Give the "
+            "configuration of a model that the installed transformers knows by itself."
         ) from error
     finally:
         logger.setLevel(level)
@@ -71,7 +72,7 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
     )
 
 
-def is_small_file(path: str) -> bool:
+def is_hf_small_file(path: str) -> bool:
     """Whether a file of such a folder is kept beside the weights: configuration, tokenizer, chat templates.
 
     Code (`.py`) is not: nothing that comes with a model is run.
@@ -87,7 +88,7 @@ def is_small_file(path: str) -> bool:
     )
 
 
-def small_files(hf_config: Path) -> dict[str, bytes]:
+def hf_small_files(hf_config: Path) -> dict[str, bytes]:
     """The small files of a folder, path to content.
 
     Raises:
@@ -95,10 +96,10 @@ def small_files(hf_config: Path) -> dict[str, bytes]:
     """
     found = (Path(root, name) for root, _, names in os.walk(hf_config) for name in names)
     paths = {file.relative_to(hf_config).as_posix(): file for file in found}
-    return {path: paths[path].read_bytes() for path in sorted(paths) if is_small_file(path)}
+    return {path: paths[path].read_bytes() for path in sorted(paths) if is_hf_small_file(path)}
 
 
-def write_small_files(folder: Path, files: dict[str, bytes]) -> None:
+def write_hf_small_files(folder: Path, files: dict[str, bytes]) -> None:
     """Write them into a folder.
 
     Raises:
@@ -107,3 +108,21 @@ def write_small_files(folder: Path, files: dict[str, bytes]) -> None:
     for path, content in files.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_bytes(content)
+
+
+def conversion_command(checkpoint: Path, folder: Path) -> list[str]:
+    """Return the command of a process that converts a DCP checkpoint to safetensors, for callers without torch.
+
+    The process reads the settled conversion (`Conversion.as_text`) from its standard input, and prints an error as one
+    line on standard error.
+
+    Args:
+        checkpoint: the folder of the checkpoint, which needs to hold only the ranges that the conversion names.
+        folder: the folder that the files of weights are written to.
+    """
+    return [
+        sys.executable,
+        "-m",
+        "holdfast.checkpoint.convert.safetensors",
+        *map(str, (checkpoint, folder)),
+    ]

@@ -12,8 +12,8 @@ import torch
 
 from holdfast.checkpoint.catalog.catalog import Progress
 from holdfast.checkpoint.catalog.staging_dir import Staging
-from holdfast.checkpoint.convert.inspect import Opened, open_for_reading
-from holdfast.checkpoint.convert.plain_dcp import check_foreign, is_transformed
+from holdfast.checkpoint.convert.inspect import OpenedCheckpoint, open_for_reading
+from holdfast.checkpoint.convert.plain_dcp import is_transformed, verify_plain_dcp
 from holdfast.checkpoint.format.checksums import (
     BLOCK_BYTES,
     checksum_of_digests,
@@ -92,7 +92,9 @@ def import_dcp(
     return Imported(path=path, size_bytes=manifest.size_bytes, unchecked=unchecked)
 
 
-def _fill(folder: Path, opened: Opened, step: int, progress: Progress) -> tuple[Manifest, str]:
+def _fill(
+    folder: Path, opened: OpenedCheckpoint, step: int, progress: Progress
+) -> tuple[Manifest, str]:
     """Copy all that the metadata names; what it is, and what of it could not be checked."""
     names = sorted({str(stored.relative_path) for stored in opened.metadata.storage_data.values()})
     size_bytes = sum(opened.files[name] for name in names)
@@ -106,7 +108,7 @@ def _fill(folder: Path, opened: Opened, step: int, progress: Progress) -> tuple[
     files = [_copy(opened.path, folder, name, copied) for name in names]
     _copy_bytes(opened.path / METADATA_NAME, folder / METADATA_NAME)
     # The copy is what will be restored, so it is what is checked.
-    checked = check_foreign(
+    checked = verify_plain_dcp(
         folder, progress=lambda done, _total: progress(size_bytes + done, 2 * size_bytes)
     )
     if checked.state == "damaged":

@@ -10,16 +10,16 @@ from typing import Any
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
 from holdfast.checkpoint.catalog.annotations import LOCK_NAME, MARKS_NAME
-from holdfast.checkpoint.catalog.catalog import step_of
-from holdfast.checkpoint.convert.plain_dcp import check_foreign, check_whole, file_sizes
+from holdfast.checkpoint.catalog.catalog import checkpoint_step
+from holdfast.checkpoint.convert.plain_dcp import check_whole, file_sizes, verify_plain_dcp
 from holdfast.checkpoint.format.checksums import SIDECAR_SUFFIX
-from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME, read_metadata
+from holdfast.checkpoint.format.dcp_metadata import METADATA_NAME, read_dcp_metadata
 from holdfast.checkpoint.format.manifest import (
     MANIFEST_NAME,
     Manifest,
     ManifestError,
     UnreadError,
-    check_contents,
+    check_file_contents,
     check_sizes,
     read_manifest,
 )
@@ -31,7 +31,7 @@ _BESIDE = (MANIFEST_NAME, MARKS_NAME, f"{MARKS_NAME}.damaged", LOCK_NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opened:
+class OpenedCheckpoint:
     """A checkpoint whose metadata was read. `manifest` is None where DCP alone wrote it. `files`: sizes in bytes."""
 
     path: Path
@@ -84,7 +84,7 @@ class EntryTotal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inventory:
+class CheckpointInventory:
     """What a checkpoint holds; tensors and entries in the order of their names."""
 
     tensors: list[Tensor]
@@ -92,7 +92,7 @@ class Inventory:
     entries: list[EntryTotal]
 
 
-def open_for_reading(path: Path) -> Opened:
+def open_for_reading(path: Path) -> OpenedCheckpoint:
     """Read the metadata of a checkpoint, of which nothing is run, and check it against the files.
 
     Raises:
@@ -118,23 +118,25 @@ def open_for_reading(path: Path) -> Opened:
         manifest = _manifest(path)
         if manifest is not None:
             check_sizes(path, manifest.files)
-            check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
-        metadata = read_metadata(path)
+            check_file_contents(
+                path, [entry for entry in manifest.files if entry.path == METADATA_NAME]
+            )
+        metadata = read_dcp_metadata(path)
         check_whole(metadata, files)
     except (ManifestError, OSError) as error:
         raise _refusal(path, error) from error
-    return Opened(path=path, manifest=manifest, metadata=metadata, files=files)
+    return OpenedCheckpoint(path=path, manifest=manifest, metadata=metadata, files=files)
 
 
 @contextmanager
-def reading_verified(opened: Opened) -> Iterator[VerifiedFiles | None]:
+def reading_verified(opened: OpenedCheckpoint) -> Iterator[VerifiedFiles | None]:
     """What checks each byte of a checkpoint as it is read; None where DCP alone wrote it, and it has been checked.
 
     Raises:
         CheckpointError: it is damaged, or cannot be read; the message says how.
     """
     if opened.manifest is None:
-        found = check_foreign(opened.path)
+        found = verify_plain_dcp(opened.path)
         if found.state == "damaged":
             raise CheckpointError(
                 f"{opened.path} is damaged: {found.reason}. Take another checkpoint."
@@ -147,7 +149,7 @@ def reading_verified(opened: Opened) -> Iterator[VerifiedFiles | None]:
         raise _refusal(opened.path, error) from error
 
 
-def take_inventory(opened: Opened) -> Inventory:
+def take_inventory(opened: OpenedCheckpoint) -> CheckpointInventory:
     """List what a checkpoint holds; reads nothing more."""
     tensors, plain_values = [], []
     totals: dict[str, list[int]] = {}
@@ -176,7 +178,7 @@ def take_inventory(opened: Opened) -> Inventory:
         EntryTotal(entry=entry, tensors=count, plain_values=plain, size_bytes=size_bytes)
         for entry, (count, plain, size_bytes) in sorted(totals.items())
     ]
-    return Inventory(tensors=tensors, plain_values=plain_values, entries=entries)
+    return CheckpointInventory(tensors=tensors, plain_values=plain_values, entries=entries)
 
 
 def _refusal(path: Path, error: ManifestError | OSError) -> CheckpointError:
@@ -192,7 +194,7 @@ def _is_beside(name: str) -> bool:
 
 
 def _manifest(path: Path) -> Manifest | None:
-    step = step_of(path)
+    step = checkpoint_step(path)
     if step is None or not (path / MANIFEST_NAME).is_file():
         return None
     return read_manifest(path, step=step)

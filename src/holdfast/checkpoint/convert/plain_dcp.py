@@ -16,14 +16,14 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 
 from holdfast.checkpoint.catalog.annotations import Annotations
 from holdfast.checkpoint.catalog.catalog import Progress
-from holdfast.checkpoint.format.dcp_metadata import check_against_files, read_metadata
+from holdfast.checkpoint.format.dcp_metadata import check_metadata_against_files, read_dcp_metadata
 from holdfast.checkpoint.format.manifest import ManifestError
 from holdfast.checkpoint.format.torch_blobs import BlobError, check_blob
 from holdfast.checkpoint.state.capture import STRUCTURE
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForeignInfo:
+class PlainDcpInfo:
     """A checkpoint without a manifest.
 
     `state`: `checked` (every value is whole and matches its CRC-32), `unverifiable` (nothing wrong was found, but
@@ -39,33 +39,35 @@ class ForeignInfo:
     marks: Annotations = field(default_factory=Annotations)
 
 
-def is_foreign(path: Path) -> bool:
+def is_plain_dcp(path: Path) -> bool:
     """Whether a folder without a manifest was written by DCP alone; else it is one of Holdfast's that lost its own."""
     try:
-        return STRUCTURE not in read_metadata(path).state_dict_metadata
+        return STRUCTURE not in read_dcp_metadata(path).state_dict_metadata
     except ManifestError:
-        return True  # `check_foreign` says what is wrong with it
+        return True  # `verify_plain_dcp` says what is wrong with it
 
 
-def check_foreign(path: Path, *, progress: Progress = lambda _done, _total: None) -> ForeignInfo:
+def verify_plain_dcp(
+    path: Path, *, progress: Progress = lambda _done, _total: None
+) -> PlainDcpInfo:
     """Read a whole checkpoint that DCP wrote by itself, and say what is known of it."""
     sizes_bytes = file_sizes(path)
     size_bytes = sum(sizes_bytes.values())
     try:
-        metadata = read_metadata(path)
-        _check_foreign(metadata)
+        metadata = read_dcp_metadata(path)
+        _check_plain_dcp(metadata)
         check_whole(metadata, sizes_bytes)
         unchecked, values = _check_blobs(path, metadata, progress)
     except (ManifestError, OSError) as error:
-        return ForeignInfo(path=path, state="damaged", size_bytes=size_bytes, reason=str(error))
+        return PlainDcpInfo(path=path, state="damaged", size_bytes=size_bytes, reason=str(error))
     if unchecked:
         reason = f"structure ok, but {unchecked} of {values} values have no checksum, so their bits cannot be checked"
-        return ForeignInfo(path=path, state="unverifiable", size_bytes=size_bytes, reason=reason)
+        return PlainDcpInfo(path=path, state="unverifiable", size_bytes=size_bytes, reason=reason)
     reason = "every value matches its CRC-32; without a manifest the metadata has no checksum"
-    return ForeignInfo(path=path, state="checked", size_bytes=size_bytes, reason=reason)
+    return PlainDcpInfo(path=path, state="checked", size_bytes=size_bytes, reason=reason)
 
 
-def _check_foreign(metadata: Metadata) -> None:
+def _check_plain_dcp(metadata: Metadata) -> None:
     if STRUCTURE in metadata.state_dict_metadata:
         raise ManifestError("Holdfast wrote it, and its manifest is missing")
 
@@ -85,7 +87,7 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
         ManifestError: it does not; the message names the value.
     """
     try:
-        check_against_files(metadata, sizes_bytes)
+        check_metadata_against_files(metadata, sizes_bytes)
         _check_names(metadata)
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):

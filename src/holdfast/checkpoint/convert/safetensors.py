@@ -17,8 +17,12 @@ from typing import Any, BinaryIO
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
-from holdfast.checkpoint.convert.hf_model import INDEX, SINGLE, expected_tensors
-from holdfast.checkpoint.format.dcp_metadata import read_metadata
+from holdfast.checkpoint.convert.hf_model import (
+    HF_INDEX_NAME,
+    HF_WEIGHTS_NAME,
+    expected_tensors,
+)
+from holdfast.checkpoint.format.dcp_metadata import read_dcp_metadata
 from holdfast.checkpoint.format.manifest import ManifestError
 from holdfast.checkpoint.format.verified_files import VerifiedFiles
 from holdfast.checkpoint.restore import dcp_reader
@@ -150,7 +154,7 @@ def write_safetensors(
     total_bytes = sum(each.size_bytes for each in entries)
     done_bytes = 0
     names = (
-        [SINGLE]
+        [HF_WEIGHTS_NAME]
         if len(shards) == 1
         else [_shard_name(index, len(shards)) for index in range(len(shards))]
     )
@@ -179,8 +183,8 @@ def write_safetensors(
             for each in shard
         }
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(where.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        names = [*names, INDEX]
+        (folder / HF_INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n")
+        names = [*names, HF_INDEX_NAME]
     _check_ties(checkpoint, metadata, conversion, files)
     return names
 
@@ -310,7 +314,10 @@ def main() -> int:
 
     try:
         write_safetensors(
-            checkpoint, read_metadata(checkpoint), Conversion.from_text(sys.stdin.read()), folder
+            checkpoint,
+            read_dcp_metadata(checkpoint),
+            Conversion.from_text(sys.stdin.read()),
+            folder,
         )
     except (HoldfastError, ManifestError, OSError) as error:
         sys.stderr.write(f"{error}\n")

@@ -50,7 +50,7 @@ _CLASSES = {
 _PATH_CLASSES = {"Path", "PosixPath", "PurePath", "PurePosixPath"}
 
 
-def read_metadata(folder: Path) -> Metadata:
+def read_dcp_metadata(folder: Path) -> Metadata:
     """Read the `.metadata` of a checkpoint.
 
     Raises:
@@ -70,7 +70,7 @@ def unpack_metadata(content: bytes) -> Metadata:
     """What the content of a `.metadata` says.
 
     Raises:
-        ManifestError: see `read_metadata`.
+        ManifestError: see `read_dcp_metadata`.
     """
     try:
         with _unchanged():
@@ -132,7 +132,7 @@ def _are_whole(numbers: Any) -> bool:
     return isinstance(numbers, tuple | list) and all(type(number) is int for number in numbers)
 
 
-def check_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> None:
+def check_metadata_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> None:
     """Check that all that `metadata` promises lies inside the files; `sizes_bytes` by their relative path.
 
     DCP itself reports success though its writers ran out of space; this does not.

@@ -196,7 +196,7 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
             )
 
 
-def check_contents(
+def check_file_contents(
     folder: Path, files: Iterable[FileEntry], progress: Callable[[int], None] = lambda _: None
 ) -> None:
     """Check every byte of `files` against its checksum; `progress` is told the bytes read, from several threads.

@@ -400,7 +400,7 @@ def _put(memory: memoryview, blob: Blob, source: torch.Tensor | bytes) -> None:
 def _checked(path: str | os.PathLike[str]) -> Path:
     absolute = local_path(
         path,
-        instead_of_url="Give a local path; `holdfast.checkpoint.storage.remote.Remote` pushes it there.",
+        instead_of_url="Give a local path; `holdfast.checkpoint.Remote` pushes it there.",
     )
     if _step(absolute) is None:
         raise BadUse(

@@ -24,7 +24,7 @@ import json
 import socket
 from typing import Any, Final
 
-MODULE: Final = "holdfast.checkpoint.writer.process"
+WRITER_MODULE: Final = "holdfast.checkpoint.writer.process"
 """What is run as the writing process."""
 _MAX_BYTES: Final = 1 << 16
 

@@ -33,9 +33,9 @@ from holdfast.checkpoint.ipc.shared_buffer import Arena
 from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
-ENV_SUPERVISOR: Final = "HOLDFAST_SUPERVISOR_PID"
+ENV_SUPERVISOR_PID: Final = "HOLDFAST_SUPERVISOR_PID"
 """The process with which all that is kept ends."""
-PROCESS_NAME: Final = "holdfast-kept"
+SNAPSHOT_SERVER_PROCESS_NAME: Final = "holdfast-kept"
 """What such a process calls itself, so that whoever clears away what a dead job left knows it."""
 LEAST_FREE_BYTES: Final = 1 << 30
 """What is kept is given back where the node has less left: a job that runs needs it more than one that may come."""

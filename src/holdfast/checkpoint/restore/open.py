@@ -18,15 +18,15 @@ from holdfast.checkpoint.catalog.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.dcp_metadata import (
     METADATA_NAME,
-    check_against_files,
-    read_metadata,
+    check_metadata_against_files,
+    read_dcp_metadata,
     unpack_metadata,
 )
 from holdfast.checkpoint.format.manifest import (
     Manifest,
     ManifestError,
     UnreadError,
-    check_contents,
+    check_file_contents,
     read_manifest,
 )
 from holdfast.checkpoint.format.verified_files import VerifiedFiles
@@ -90,11 +90,15 @@ def open_checkpoint(
         content, files = memory.open(path, manifest)
         metadata = unpack_metadata(content)
     else:
-        check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
-        metadata, files = read_metadata(path), VerifiedFiles(path, manifest.files)
+        check_file_contents(
+            path, [entry for entry in manifest.files if entry.path == METADATA_NAME]
+        )
+        metadata, files = read_dcp_metadata(path), VerifiedFiles(path, manifest.files)
     opened = OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, files=files)
     try:
-        check_against_files(metadata, {entry.path: entry.size_bytes for entry in manifest.files})
+        check_metadata_against_files(
+            metadata, {entry.path: entry.size_bytes for entry in manifest.files}
+        )
         opened.shared  # noqa: B018 - read now, while another checkpoint can still be taken
     except (ManifestError, OSError):
         raise

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from holdfast.checkpoint.catalog.catalog import CheckpointInfo, inspect
+from holdfast.checkpoint.catalog.catalog import CheckpointInfo, inspect_checkpoint
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.format.paths import step_path
@@ -186,7 +186,7 @@ def _restore_newest(
             continue
         fetched = fetch_instead(info.step, _next_below(infos, step))
         if fetched is not None:
-            instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
+            instead = ranks.first(functools.partial(inspect_checkpoint, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
             if opened is not None:
                 return opened, [

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.format.checksums import DIGEST_BYTES
-from holdfast.checkpoint.format.dcp_metadata import check_against_files
+from holdfast.checkpoint.format.dcp_metadata import check_metadata_against_files
 from holdfast.checkpoint.format.file_image import (
     LARGE_BYTES,
     FileImage,
@@ -444,5 +444,7 @@ def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]
     }
     merged.storage_meta = StorageMeta()
     merged.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
-    check_against_files(merged, {name: size for _, sizes in told for name, size in sizes.items()})
+    check_metadata_against_files(
+        merged, {name: size for _, sizes in told for name, size in sizes.items()}
+    )
     return pickle.dumps(merged)

@@ -12,7 +12,7 @@ from holdfast.checkpoint.format.manifest import (
     MANIFEST_NAME,
     FileEntry,
     ManifestError,
-    check_contents,
+    check_file_contents,
 )
 from holdfast.checkpoint.format.paths import replaced_path, step_path
 from holdfast.checkpoint.storage.catalog import RemoteCheckpoint, read_remote_manifest
@@ -142,7 +142,7 @@ def _settle(objects: Objects, folder: Path, entry: FileEntry) -> ManifestError |
     finally:
         os.close(fd)
     try:
-        check_contents(folder, [entry], objects.go_on)
+        check_file_contents(folder, [entry], objects.go_on)
     except ManifestError as error:
         return error
     return None

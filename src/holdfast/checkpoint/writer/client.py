@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from holdfast.checkpoint.format.rank_layout import Layout
 from holdfast.checkpoint.format.replica_digests import Differing
-from holdfast.checkpoint.ipc.messages import MODULE, receive, send
+from holdfast.checkpoint.ipc.messages import WRITER_MODULE, receive, send
 from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 from holdfast.checkpoint.memory.peer import Pairing
@@ -271,7 +271,7 @@ class Writer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
-            command, environment = module_command(MODULE)
+            command, environment = module_command(WRITER_MODULE)
             process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid()), str(self._keep_s)],
                 env=environment,

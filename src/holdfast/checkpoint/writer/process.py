@@ -29,7 +29,11 @@ from holdfast.checkpoint.ipc.messages import receive, send
 from holdfast.checkpoint.ipc.save_request import SaveRequest
 from holdfast.checkpoint.ipc.shared_buffer import Arena, ArenaError, State
 from holdfast.checkpoint.memory.peer import PeerMemory
-from holdfast.checkpoint.memory.server import ENV_SUPERVISOR, PROCESS_NAME, SnapshotServer
+from holdfast.checkpoint.memory.server import (
+    ENV_SUPERVISOR_PID,
+    SNAPSHOT_SERVER_PROCESS_NAME,
+    SnapshotServer,
+)
 from holdfast.checkpoint.writer.commit import FULL, RankFailed, check_lease
 from holdfast.checkpoint.writer.persist import (
     NotAttested,
@@ -69,7 +73,7 @@ class Service:
     def __init__(self, trainer: socket.socket, trainer_pid: int, keep_s: float) -> None:
         self._trainer = trainer
         self._trainer_pidfds = _pidfd(trainer_pid)
-        named = os.environ.get(ENV_SUPERVISOR)
+        named = os.environ.get(ENV_SUPERVISOR_PID)
         supervisor = _pidfd(int(named)) if named else []
         self._peer = PeerMemory(
             own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step})
@@ -149,7 +153,7 @@ class Service:
         _let_go_of_stderr()
         os.chdir("/")
         with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(PROCESS_NAME)
+            Path("/proc/self/comm").write_text(SNAPSHOT_SERVER_PROCESS_NAME)
         for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         self._keeper.keep()

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.checkpoint.catalog.annotations import held, note_metrics
-from holdfast.checkpoint.catalog.catalog import inspect
-from holdfast.checkpoint.format.manifest import MANIFEST_NAME
+from holdfast.checkpoint import MANIFEST_NAME, held_for_reading, inspect_checkpoint, note_metrics
 from holdfast.core.errors import HoldfastError
 from holdfast.evaluate.types.evaluation import Evaluation
 from holdfast.evaluate.types.scores import Score
@@ -28,7 +26,7 @@ def wanted(model: str, evaluation_id: str) -> Iterator[None]:
     if not (checkpoint / MANIFEST_NAME).is_file():
         yield
         return
-    with held(checkpoint, evaluation_id):
+    with held_for_reading(checkpoint, evaluation_id):
         yield
 
 
@@ -45,7 +43,7 @@ def note_scores(evaluation: Evaluation, suite: Suite) -> None:
 
     def was_evaluated() -> bool:
         """Not, where its step was saved again since."""
-        return (inspect(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
+        return (inspect_checkpoint(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
 
     try:
         note_metrics(checkpoint, metrics, now_s=time.time(), still=was_evaluated)

@@ -42,7 +42,7 @@ class ModelManifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         files: what is read, in this order; bytes that no chunk covers are not needed.
         chunks: what is read of them.
         hf_config: for "dcp": the small files of the folder to make (config, tokenizer), path to content.
-        name_map: for "dcp": the conversion, settled (`holdfast.checkpoint.convert.export_hf.Conversion.as_text`).
+        name_map: for "dcp": the conversion, settled (`as_text` of what `settle_conversion` returns).
         digests: chunk to XXH3-128 in hex, where the source states them; empty where the readers find them out.
         file_digests: file, of those that are read whole, to its checksum, where the source states them.
         converted_bytes: for "dcp": the size of the folder to make, without its small files.

@@ -12,8 +12,16 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from holdfast.checkpoint.convert.hf_model import CONFIG, INDEX, SINGLE, is_small_file, small_files
-from holdfast.checkpoint.format.manifest import MANIFEST_NAME, ManifestError, read_manifest
+from holdfast.checkpoint import (
+    HF_CONFIG_NAME,
+    HF_INDEX_NAME,
+    HF_WEIGHTS_NAME,
+    MANIFEST_NAME,
+    ManifestError,
+    hf_small_files,
+    is_hf_small_file,
+    read_manifest,
+)
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 from holdfast.evaluate.types.model_manifest import ModelFile, ModelManifest, chunk_size_for, cut
 from holdfast.evaluate.weights.source import Source, open_source
@@ -41,7 +49,7 @@ def describe(
     Args:
         model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face folder, or one checkpoint.
         hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its model.
-        name_map: for a checkpoint whose names differ: the file that says how (`holdfast.checkpoint.state.name_map`).
+        name_map: for a checkpoint whose names differ: the file that says how (`holdfast.checkpoint.read_name_map`).
         chunk_bytes: of a chunk, at most; by the model's size where None. The digest of a model depends on it.
 
     Raises:
@@ -63,7 +71,15 @@ async def _describe(
     listed = found is not None
     if found is None:
         found = await _ask_for(
-            source, (METADATA, MANIFEST_NAME, CONFIG, INDEX, SINGLE, "pytorch_model.bin")
+            source,
+            (
+                METADATA,
+                MANIFEST_NAME,
+                HF_CONFIG_NAME,
+                HF_INDEX_NAME,
+                HF_WEIGHTS_NAME,
+                "pytorch_model.bin",
+            ),
         )
     sizes = found
     if METADATA in sizes:
@@ -79,22 +95,24 @@ async def _describe(
 async def _describe_huggingface(
     model: str, source: Source, sizes: dict[str, int], listed: bool, chunk_bytes: int | None
 ) -> ModelManifest:
-    if CONFIG not in sizes:
+    if HF_CONFIG_NAME not in sizes:
         raise BadUse(_what_is_there(model, sizes))
-    if INDEX in sizes:
-        weights = await _indexed(model, source, sizes[INDEX])
-    elif SINGLE in sizes:
-        weights = [SINGLE]
+    if HF_INDEX_NAME in sizes:
+        weights = await _indexed(model, source, sizes[HF_INDEX_NAME])
+    elif HF_WEIGHTS_NAME in sizes:
+        weights = [HF_WEIGHTS_NAME]
     else:
         raise BadUse(_no_weights(model, sizes))
     if listed:
-        small = [path for path in sizes if is_small_file(path) or path == INDEX]
+        small = [path for path in sizes if is_hf_small_file(path) or path == HF_INDEX_NAME]
     else:
         sizes = {**sizes, **await _ask_for(source, (*KNOWN_SMALL_FILES, *weights))}
-        small = [path for path in sizes if path in {CONFIG, INDEX, *KNOWN_SMALL_FILES}]
+        small = [
+            path for path in sizes if path in {HF_CONFIG_NAME, HF_INDEX_NAME, *KNOWN_SMALL_FILES}
+        ]
     if missing := [path for path in weights if path not in sizes]:
         raise BadUse(
-            f"{model} lacks {missing[0]}, which its {INDEX} names ({len(missing)} of {len(weights)} files). "
+            f"{model} lacks {missing[0]}, which its {HF_INDEX_NAME} names ({len(missing)} of {len(weights)} files). "
             "Copy it again."
         )
     files = [ModelFile(path=path, size_bytes=sizes[path]) for path in sorted({*small, *weights})]
@@ -109,16 +127,16 @@ async def _describe_huggingface(
 
 async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
     try:
-        index = json.loads(bytes(await source.read(INDEX, 0, size_bytes)))
+        index = json.loads(bytes(await source.read(HF_INDEX_NAME, 0, size_bytes)))
         weights = sorted({str(path) for path in index["weight_map"].values()})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadUse(
-            f"{INDEX} of {model} is unreadable ({error}). Copy the model again."
+            f"{HF_INDEX_NAME} of {model} is unreadable ({error}). Copy the model again."
         ) from error
     for path in weights:
         if PurePosixPath(path).name != path or not path.endswith(".safetensors"):
             raise BadUse(
-                f"{INDEX} of {model} names {path!r}, which is no file of weights beside it. Do not trust it."
+                f"{HF_INDEX_NAME} of {model} names {path!r}, which is no file of weights beside it. Do not trust it."
             )
     return weights
 
@@ -136,9 +154,12 @@ async def _describe_checkpoint(
             f"{model} is a checkpoint, which has neither the model's configuration nor its tokenizer. "
             "Give a folder with both by --hf-config."
         )
-    from holdfast.checkpoint.convert.safetensors import settle_conversion
-    from holdfast.checkpoint.format.dcp_metadata import check_against_files, read_metadata
-    from holdfast.checkpoint.state.name_map import read_name_map
+    from holdfast.checkpoint import (
+        check_metadata_against_files,
+        read_dcp_metadata,
+        read_name_map,
+        settle_conversion,
+    )
 
     names = read_name_map(None if name_map is None else Path(name_map))
     with tempfile.TemporaryDirectory() as temporary:
@@ -147,12 +168,12 @@ async def _describe_checkpoint(
             if path in sizes:
                 (folder / path).write_bytes(await source.read(path, 0, sizes[path]))
         try:
-            metadata = read_metadata(folder)
+            metadata = read_dcp_metadata(folder)
             whole = {METADATA: sizes[METADATA]}
             whole |= await _ask_for(
                 source, {str(stored.relative_path) for stored in metadata.storage_data.values()}
             )
-            check_against_files(metadata, whole)
+            check_metadata_against_files(metadata, whole)
             digests = _stated_digests(folder, whole) if MANIFEST_NAME in sizes else {}
         except ManifestError as error:
             raise CheckpointError(
@@ -176,7 +197,7 @@ async def _describe_checkpoint(
         form="dcp",
         files=files,
         chunks=chunks,
-        hf_config=small_files(Path(hf_config)),
+        hf_config=hf_small_files(Path(hf_config)),
         name_map=conversion.as_text(),
         file_digests={path: digest for path, digest in digests.items() if path in read_whole},
         converted_bytes=conversion.size_bytes(metadata),
@@ -211,7 +232,10 @@ def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
         )
     other = sorted(path for path in sizes if path.endswith(".safetensors"))
     named = f"it has {', '.join(other[:3])}" if other else "it has no safetensors"
-    return f"{model} has neither {SINGLE} nor {INDEX}: {named}. Save it with transformers' `save_pretrained`."
+    return (
+        f"{model} has neither {HF_WEIGHTS_NAME} nor {HF_INDEX_NAME}: {named}. Save it with transformers' "
+        "`save_pretrained`."
+    )
 
 
 def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
@@ -225,11 +249,11 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
     if steps:
         several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else steps[0]
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
-    inside = sorted({path.split("/")[0] for path in sizes if path.endswith("/" + CONFIG)})
+    inside = sorted({path.split("/")[0] for path in sizes if path.endswith("/" + HF_CONFIG_NAME)})
     if inside:
         return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."
     return (
-        f"{model} is no model: it has neither {CONFIG} (a Hugging Face folder) nor {METADATA} (a checkpoint). "
+        f"{model} is no model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor {METADATA} (a checkpoint). "
         "Give the folder that `save_pretrained` or Checkpointer wrote."
     )
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from holdfast.checkpoint.convert.hf_model import write_small_files
-from holdfast.checkpoint.format.manifest import FileEntry, ManifestError, check_contents
+from holdfast.checkpoint import (
+    FileEntry,
+    ManifestError,
+    check_file_contents,
+    conversion_command,
+    write_hf_small_files,
+)
 from holdfast.core.clock import Clock
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.model_manifest import DamagedModel, ModelManifest, model_digest
@@ -242,7 +246,7 @@ class _Model:
             for path, digest in manifest.file_digests.items()
         ]
         try:
-            check_contents(self._memory.path(self._chunks_name), entries)
+            check_file_contents(self._memory.path(self._chunks_name), entries)
         except ManifestError as error:
             raise DamagedModel(
                 f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` says which ones are whole."
@@ -253,14 +257,8 @@ class _Model:
         manifest = self.share.manifest
         making = self._memory.path(f"{self._name}.making")
         making.mkdir(mode=0o700)
-        command = (
-            "-m",
-            "holdfast.checkpoint.convert.safetensors",
-            str(self._memory.path(self._chunks_name)),
-            str(making),
-        )
+        command = conversion_command(self._memory.path(self._chunks_name), making)
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
@@ -273,7 +271,7 @@ class _Model:
                 raise DamagedModel(
                     f"{manifest.source} could not be converted: {''.join(last) or 'no reason given'}"
                 )
-            write_small_files(making, manifest.hf_config)
+            write_hf_small_files(making, manifest.hf_config)
             making.rename(self.folder)
         finally:
             if process.returncode is None:
