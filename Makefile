@@ -32,7 +32,7 @@ test-slow: $(VENV)/.dev $(VENV)/.debian
 
 # On a machine with one, or more; elsewhere they are skipped.
 test-gpu:
-	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_device_copy.py tests/checkpoint/test_device_digests.py $(PYTEST_FLAGS)
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_gpu_copy.py tests/checkpoint/test_xxh3_kernel.py $(PYTEST_FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
