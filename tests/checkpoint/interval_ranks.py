@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, checkpointer, scan
 from holdfast.checkpoint.distributed import rank_agreement
 from holdfast.checkpoint.save import plan_cache, staging_thread
 from holdfast.testing import FakeClock
@@ -114,27 +114,6 @@ def _save_again(folder, rank, before, mend, *, after=lambda *_: None):
     assert [each["rank"] for each in ckpt.per_rank_states(steps[-1])] == [0, 1]
 
 
-def replaced(folder, rank):
-    """The ranks' disks differ; each save is durable on both, or given up on both."""
-    outcomes = []
-    with Checkpointer(
-        folder, when_busy="replace", keep=None, max_write_mib_s=(80, 160)[rank]
-    ) as ckpt:
-        for step in range(12):
-            ckpt.before_update()
-            outcomes.append(ckpt.save(step, {f"of-{rank}": torch.full((6 << 20,), float(step))}))
-            if step % 5 == 4:
-                outcomes[-1].result()
-    steps = [handle.step for handle in outcomes if handle.result() is not None]
-    assert {0, 4, 9, 11} <= set(steps)
-    assert len(steps) < 12, "some were given up"
-    assert [info.step for info in reversed(scan(folder))] == steps
-    assert {verify(info).state for info in scan(folder)} == {"verified"}
-    theirs = [None, None]
-    dist.all_gather_object(theirs, steps)
-    assert theirs[0] == theirs[1]
-
-
 def main(folder, rank):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
@@ -143,7 +122,6 @@ def main(folder, rank):
         again_after_a_failure,
         again_after_a_change,
         by_time,
-        replaced,
         by_time_in_slow_steps,
     ):
         scenario(f"{folder}/{scenario.__name__}", rank)

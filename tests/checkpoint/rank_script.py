@@ -219,8 +219,8 @@ def what_fails_on_one_rank_in_a_restore_fails_on_all(folder, rank, world_size):
     def refuse(*_):
         raise OSError("too many open files")
 
-    before = restore.Predecessors
-    restore.Predecessors = refuse if rank == 1 else before
+    before = restore.PreviousRanks
+    restore.PreviousRanks = refuse if rank == 1 else before
     try:
         expect(
             OSError,
@@ -228,7 +228,7 @@ def what_fails_on_one_rank_in_a_restore_fails_on_all(folder, rank, world_size):
             lambda: Checkpointer(folder).restore({"t": torch.ones(2)}),
         )
     finally:
-        restore.Predecessors = before
+        restore.PreviousRanks = before
 
 
 def main(folder, rank, world_size):

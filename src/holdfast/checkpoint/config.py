@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 OnFailure = Literal["raise", "warn", "retry"]
-Busy = Literal["wait", "skip", "replace"]
+Busy = Literal["wait", "skip"]
 Replicas = Literal["spread", "check", "rank0"]
 
 
@@ -60,8 +60,7 @@ class CheckpointerConfig:
     when_busy: Busy = "wait"
     """What happens when a save is due and the two saves before it are not durable yet.
 
-    `wait`: the optimizer's step waits for the first of them. `skip`: the new save is left out, on all ranks. `replace`:
-    the earlier save whose writing has not begun is cancelled.
+    `wait`: the optimizer's step waits for the first of them. `skip`: the new save is left out, on all ranks.
     """
     timeout_s: float = 600.0
     """Seconds without a byte written, or of waiting for other ranks, after which a save has failed."""
@@ -136,7 +135,9 @@ class CheckpointerConfig:
             object.__setattr__(self, "keep", check_whole("keep", self.keep, least=1))
         check_one_of("on_failure", self.on_failure, ("raise", "warn", "retry"))
         check_one_of("replicas", self.replicas, ("spread", "check", "rank0"))
-        check_one_of("when_busy", self.when_busy, ("wait", "skip", "replace"))
+        if str(self.when_busy) == "replace":
+            raise BadUse('when_busy="replace" does not exist any more. Use when_busy="skip".')
+        check_one_of("when_busy", self.when_busy, ("wait", "skip"))
         check_above_zero("timeout_s", self.timeout_s)
         check_limits(
             max_write_mib_s=self.max_write_mib_s,

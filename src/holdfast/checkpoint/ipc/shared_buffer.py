@@ -210,14 +210,6 @@ class Arena:
             self._check(state)
             self._map[_STATE] = int(state).to_bytes(4, "little")
 
-    def take_back(self, generation: int) -> bool:
-        """SEALED to FREE, before its writing has begun; whether it was not too late."""
-        with self._alone():
-            in_time = (self.generation, self.state) == (generation, State.SEALED)
-            if in_time:
-                self._map[_STATE] = int(State.FREE).to_bytes(4, "little")
-        return in_time
-
     def empty(self) -> None:
         """Give back the memory of what is no longer needed: who else has it mapped finds nothing there.
 

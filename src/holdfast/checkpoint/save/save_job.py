@@ -24,7 +24,7 @@ class SaveJob:
     Attributes:
         order: what the writing process is to write.
         began_s: when it was called, by the monotonic clock.
-        must: it is neither skipped nor given up.
+        must: it is not skipped.
         metrics: of the step, as they were given; they are read in the thread.
         blocking: the call waits until it is copied.
         streams: that the call was made on.
@@ -39,8 +39,7 @@ class SaveJob:
         failure: why it could not copy.
         seat: where it is copied to.
         generation: of the arena there.
-        given_up: for a newer step.
-        outcome: how it ends; None: it is skipped, or given up.
+        outcome: how it ends; None: it is skipped.
         staged: set once the state may change, where the fence was passed.
         call_s: how long the call took.
         fence_s: how long the CPU waited at the fence.
@@ -63,7 +62,6 @@ class SaveJob:
     failure: Exception | None = None
     seat: Buffer | None = None
     generation: int = 0
-    given_up: bool = False
     outcome: "Future[SaveReport | None]" = field(default_factory=Future)
     staged: threading.Event = field(default_factory=threading.Event)
     call_s: float = 0.0

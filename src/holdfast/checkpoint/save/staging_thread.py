@@ -173,9 +173,8 @@ class SaveThread:
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
         self._meeting.await_all("save", job.order.step, group=ranks.group)
-        waiting = self._waiting()
 
-        def look() -> tuple[int, bool, bool, bool, bool, str]:
+        def look() -> tuple[int, bool, bool, bool, bool]:
             if job.error is not None:
                 raise job.error
             job.await_boundary()
@@ -185,10 +184,9 @@ class SaveThread:
                 job.blocking or not self._shape.is_on_gpus,
                 self._seats.has_free(),
                 job.must,
-                waiting.order.save if waiting else "",
             )
 
-        steps, fits, may_plan, seats, musts, saves = zip(*ranks.together(look), strict=True)
+        steps, fits, may_plan, seats, musts = zip(*ranks.together(look), strict=True)
         if len(set(steps)) > 1:
             raise BadUse(
                 f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all."
@@ -198,13 +196,6 @@ class SaveThread:
                 "Step %d is not saved: the saves before it are not durable yet.", job.order.step
             )
             return False
-        if (
-            self._when_busy == "replace"
-            and not all(seats)
-            and waiting is not None
-            and len(set(saves)) == 1
-        ):
-            self._give_up(waiting, job)
         if not all(fits) and not all(may_plan):
             # The training goes on there, and what GPUs have to do may wait for a rank that waits for the plan.
             _logger.warning(
@@ -217,31 +208,6 @@ class SaveThread:
                 self._landed.wait_for(lambda: self._in_flight <= {job})
             self._shape.plan_anew(job, ranks)
         return True
-
-    def _waiting(self) -> SaveJob | None:
-        """The save that may be given up: staged, and its writing has not begun, as far as is known here."""
-        for job in list(self._in_flight):
-            if (
-                not job.must
-                and job.seat is not None
-                and self._writer.is_waiting(job.seat.number, job.generation)
-            ):
-                return job
-        return None
-
-    def _give_up(self, waiting: SaveJob, newer: SaveJob) -> None:
-        """All ranks have agreed to. Where its writing has begun after all, it fails for want of another rank's part."""
-        _logger.warning(
-            "Step %d is given up for step %d: its writing has not begun.",
-            waiting.order.step,
-            newer.order.step,
-        )
-        waiting.given_up = True
-        assert waiting.seat is not None, "it was staged"
-        if self._writer.take_back(waiting.seat.number, waiting.generation):
-            self._seats.free(waiting.seat)
-            waiting.outcome.set_result(None)
-            self._land(waiting)
 
     def _copy(self, job: SaveJob, plan: Plan, seat: Buffer, generation: int) -> None:
         """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
@@ -341,9 +307,7 @@ class SaveThread:
                 f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
                 f"was called. {_ADVICE}"
             )
-        if error is not None and job.given_up:
-            job.outcome.set_result(None)
-        elif error is not None:
+        if error is not None:
             job.outcome.set_exception(error)
         else:
             job.forget()

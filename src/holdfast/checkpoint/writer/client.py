@@ -218,21 +218,6 @@ class Writer:
             self._tell_of(outstanding)
         return outstanding.ended
 
-    def is_waiting(self, arena: int, generation: int) -> bool:
-        """Whether the process is still at another save."""
-        with self._lock:
-            return (arena, generation) in list(self._outstanding)[1:]
-
-    def take_back(self, arena: int, generation: int) -> bool:
-        """Give up a save whose writing has not begun; nothing more is heard of it. Whether it was not too late."""
-        with self._lock:
-            in_time = (arena, generation) in self._outstanding and self._arenas[arena].take_back(
-                generation
-            )
-            if in_time:
-                del self._outstanding[arena, generation]
-        return in_time
-
     def close(self, *, in_good_order: bool = True) -> None:
         """End the process; nothing may be outstanding, and what is, fails.
 
