@@ -227,7 +227,7 @@ def in_object_storage(ground: Ground, folder: Path, failing: int) -> list[Verdic
     try:
         import moto.s3.models
 
-        from holdfast.diagnose.lab import s3
+        from holdfast.testing import s3
     except ImportError as error:
         return f"{error.name} is not installed"
     from holdfast.checkpoint.storage.remote import Remote

@@ -104,8 +104,8 @@ def s3(s3_credentials, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def moto(s3_credentials):
-    """The URL of a server whose clock can be set, and in which some buckets refuse (see `lab.s3`)."""
-    from holdfast.diagnose.lab import s3 as server  # where GPUs are tested, it is not installed
+    """The URL of a server whose clock can be set, and in which some buckets refuse (see `holdfast.testing.s3`)."""
+    from holdfast.testing import s3 as server  # where GPUs are tested, it is not installed
 
     with server.serve() as url:
         yield url

@@ -1,6 +1,7 @@
 """Public fakes, for this project's tests and for those of its users. No room uses them.
 
-A real Slurm, private to one test, is `holdfast.testing.slurm.PrivateSlurm`; it is imported from there.
+Imported from their modules: `slurm.PrivateSlurm`, a real Slurm that is private to one test; `s3.serve`, an S3 server
+whose buckets fail as their names say (it needs `moto[s3]`).
 """
 
 from holdfast.testing.clock import FakeClock

@@ -13,7 +13,7 @@ from holdfast.diagnose.lab.program import Program
 from holdfast.diagnose.lab.programs import PROGRAMS
 from holdfast.diagnose.lab.record import record, root_lines
 from holdfast.diagnose.lab.run import run
-from holdfast.diagnose.lab.s3 import serve
+from holdfast.testing.s3 import serve
 
 
 def program(**given):

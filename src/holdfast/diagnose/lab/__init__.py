@@ -7,7 +7,7 @@ needs torch and what else `holdfast[dev]` brings, and nothing of Holdfast import
 | stage | module | from → to |
 |---|---|---|
 | 1 | `programs` | what fails → `PROGRAMS` |
-| 2 | `run` (with `place`, `s3`) | a program → what it printed, all together and rank by rank |
+| 2 | `run` (with `place`) | a program → what it printed, all together and rank by rank |
 | 3 | `record` | programs → `clean/*.log`, `ranks/*/rank-N.log`, `labels.jsonl` |
 | 4 | `variants` (with `noise`, `routines`) | recorded logs → permuted, copied, cut and noisy ones, labels kept right |
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.diagnose.lab.place import MARK, command, end_all, lay_out
 from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.s3 import serve
+from holdfast.testing.s3 import serve
 
 _MARKED = re.compile(r"@@rank(\d+)@@")
 """Every line of a rank gets this from torchrun, which tells them apart; then what the program wants takes its place."""
