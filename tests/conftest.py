@@ -6,10 +6,14 @@ import os
 import secrets
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+# Packages of the benchmarks that tests use as well, such as the failure laboratory.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 # Hypothesis would time each example, and a machine that is busy is no fault.
 if importlib.util.find_spec("hypothesis"):

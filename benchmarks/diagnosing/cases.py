@@ -168,9 +168,9 @@ def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list
     Raises:
         DoesNotWork: nothing could be recorded.
     """
-    from holdfast.diagnose.lab.programs import PROGRAMS
-    from holdfast.diagnose.lab.record import record
-    from holdfast.diagnose.lab.variants import write_variants
+    from failure_lab.programs import PROGRAMS
+    from failure_lab.record import record
+    from failure_lab.variants import write_variants
 
     recorded = kept or work / "lab"
     if not (recorded / "labels.jsonl").exists():
@@ -179,7 +179,7 @@ def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list
             say(f"recorded {number}/{len(chosen)}: {outcome.program} {outcome.problem or ''}")
         if not (recorded / "labels.jsonl").exists():
             raise DoesNotWork(
-                "the laboratory recorded nothing; run python -m holdfast.diagnose.lab record --out DIR"
+                "the laboratory recorded nothing; run PYTHONPATH=benchmarks python -m failure_lab record --out DIR"
             )
     variants = work / "variants"
     shutil.rmtree(variants, ignore_errors=True)

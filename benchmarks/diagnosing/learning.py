@@ -184,8 +184,8 @@ def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
 
 def _good_runs() -> list[str]:
     """Lines of runs that ended well, one of each trainer."""
-    from holdfast.diagnose.lab import noise
-    from holdfast.diagnose.lab.routines import NOISE
+    from failure_lab import noise
+    from failure_lab.routines import NOISE
 
     draw = random.Random("good runs")
     return [line for trainer in NOISE for line in noise.routine(trainer, draw, GOOD_LINES)]

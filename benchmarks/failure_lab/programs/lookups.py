@@ -1,6 +1,6 @@
 """Keys and positions that are not there."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _KEYS = (
     Program(

@@ -2,8 +2,8 @@
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.programs.hardware import LINEAR, hardware
+from failure_lab.program import Program
+from failure_lab.programs.hardware import LINEAR, hardware
 
 PROGRAMS = (
     hardware(

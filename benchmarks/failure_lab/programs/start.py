@@ -1,6 +1,6 @@
 """Programs that fail as they start: imports and syntax."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _IMPORTS = (
     Program(

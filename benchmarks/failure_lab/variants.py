@@ -20,12 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.diagnose.lab import noise
-from holdfast.diagnose.lab.dialects import DIALECTS
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.programs import PROGRAMS
-from holdfast.diagnose.lab.record import read_labels, write_labels
-from holdfast.diagnose.lab.routines import NOISE
+from failure_lab import noise
+from failure_lab.dialects import DIALECTS
+from failure_lab.program import Program
+from failure_lab.programs import PROGRAMS
+from failure_lab.record import read_labels, write_labels
+from failure_lab.routines import NOISE
 
 NOISE_LINES = 1500
 RANKS = 64

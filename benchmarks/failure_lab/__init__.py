@@ -1,8 +1,10 @@
 """A failure laboratory: small programs that really fail, and the labelled logs they leave.
 
 In: `programs/`, each program a script, how it is launched and what is known of its failure. Out: recorded logs with
-their known cause, and variants of them, for the tests and the learning of `holdfast.diagnose`. A development tool: it
-needs torch and what else `holdfast[dev]` brings, and nothing of Holdfast imports it.
+their known cause, and variants of them, for the tests and the learning of `holdfast.diagnose`. It needs torch
+and the other packages of `holdfast[dev]`; nothing of Holdfast imports it.
+
+Run from the repository's root: `PYTHONPATH=benchmarks python -m failure_lab ls | record | variants`.
 
 | stage | module | from → to |
 |---|---|---|
@@ -15,6 +17,6 @@ Only a GPU, a network card, a kernel or a scheduler could print some of the line
 these are documented to print and dies as it would, and its peers really fail.
 """
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 __all__ = ["Program"]

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from holdfast.diagnose.lab.place import MARK, CannotRun, command
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.programs import PROGRAMS
-from holdfast.diagnose.lab.record import record, root_lines
-from holdfast.diagnose.lab.run import run
+from failure_lab.place import MARK, CannotRun, command
+from failure_lab.program import Program
+from failure_lab.programs import PROGRAMS
+from failure_lab.record import record, root_lines
+from failure_lab.run import run
 from holdfast.testing.s3 import serve
 
 

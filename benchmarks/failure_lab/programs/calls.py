@@ -1,6 +1,6 @@
 """Arguments nobody knows, and other programs that are called and fail."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _ARGUMENTS = (
     Program(

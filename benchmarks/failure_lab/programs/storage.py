@@ -1,6 +1,6 @@
 """Object storage that refuses, is slow, or is not there; every request is really made."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _KEYS = {
     "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",

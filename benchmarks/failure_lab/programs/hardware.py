@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 ASYNCHRONOUS = """\
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.

@@ -1,6 +1,6 @@
 """Models and checkpoints that cannot be loaded."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 PROGRAMS = (
     Program(

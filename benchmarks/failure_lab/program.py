@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holdfast.diagnose.lab.dialects import DIALECTS
+from failure_lab.dialects import DIALECTS
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Category
 
 Launcher = Literal["torchrun", "python", "shell"]

@@ -1,7 +1,7 @@
 """Lost nodes: the kernel's last words, Slurm's, Kubernetes' and Ray's."""
 
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.programs.hardware import hardware
+from failure_lab.program import Program
+from failure_lab.programs.hardware import hardware
 
 PROGRAMS = (
     hardware(

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.programs import (
+from failure_lab.program import Program
+from failure_lab.programs import (
     attributes,
     calls,
     data,

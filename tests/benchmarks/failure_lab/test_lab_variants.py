@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from holdfast.diagnose.lab import noise
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.programs import PROGRAMS
-from holdfast.diagnose.lab.record import record, root_lines, write_labels
-from holdfast.diagnose.lab.routines import NOISE
-from holdfast.diagnose.lab.run import Recording
-from holdfast.diagnose.lab.variants import (
+from failure_lab import noise
+from failure_lab.program import Program
+from failure_lab.programs import PROGRAMS
+from failure_lab.record import record, root_lines, write_labels
+from failure_lab.routines import NOISE
+from failure_lab.run import Recording
+from failure_lab.variants import (
     NOISE_LINES,
     RANKS,
     VARIANTS,

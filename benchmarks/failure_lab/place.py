@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from failure_lab.program import Program
 from holdfast.core.errors import HoldfastError
-from holdfast.diagnose.lab.program import Program
 
 MARK = "HOLDFAST_LAB_RUN"
 """The environment variable that every process of a run inherits, so that each is found and ended afterwards."""

@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 
-from holdfast.diagnose.lab.programs.hardware import (
+from failure_lab.programs.hardware import (
     ALL_REDUCE,
     ASYNCHRONOUS,
     BARRIER,

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from holdfast.diagnose.lab.routines import CASCADE, LIBRARY, NOISE, RECOVERED
+from failure_lab.routines import CASCADE, LIBRARY, NOISE, RECOVERED
 
 
 class _Values(Mapping[str, Any]):

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.diagnose.lab.place import CannotRun
-from holdfast.diagnose.lab.program import Program
-from holdfast.diagnose.lab.run import Recording, run
+from failure_lab.place import CannotRun
+from failure_lab.program import Program
+from failure_lab.run import Recording, run
 
 AT_ONCE = 2
 

@@ -1,6 +1,6 @@
 """Killed data-loader workers and data sets that cannot be read."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _LOADER = """\
 import mmap

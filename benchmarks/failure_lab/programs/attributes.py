@@ -1,6 +1,6 @@
 """Divisions by zero, and attributes that are not there."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _DIVISIONS = (
     Program(

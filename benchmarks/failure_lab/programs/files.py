@@ -1,6 +1,6 @@
 """Files that are missing, full, too many, read-only or somebody else's."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _MISSING = (
     Program(

@@ -1,4 +1,4 @@
-"""`python -m holdfast.diagnose.lab`: list the failing programs, record them, make variants of their logs."""
+"""List programs that fail, record them, make variants of their logs: `PYTHONPATH=benchmarks python -m failure_lab`."""
 
 import signal
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from holdfast.diagnose.lab.programs import PROGRAMS
-from holdfast.diagnose.lab.record import AT_ONCE, Outcome, record
-from holdfast.diagnose.lab.variants import write_variants
+from failure_lab.programs import PROGRAMS
+from failure_lab.record import AT_ONCE, Outcome, record
+from failure_lab.variants import write_variants
 
 INCOMPLETE = 4
 

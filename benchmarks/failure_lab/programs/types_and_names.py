@@ -1,6 +1,6 @@
 """Types and names that are not what the code expects."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _TYPES = (
     Program(

@@ -1,6 +1,6 @@
 """Errors of computation: shapes, assertions and values."""
 
-from holdfast.diagnose.lab.program import Program
+from failure_lab.program import Program
 
 _RUNTIME = (
     Program(

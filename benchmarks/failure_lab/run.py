@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.diagnose.lab.place import MARK, command, end_all, lay_out
-from holdfast.diagnose.lab.program import Program
+from failure_lab.place import MARK, command, end_all, lay_out
+from failure_lab.program import Program
 from holdfast.testing.s3 import serve
 
 _MARKED = re.compile(r"@@rank(\d+)@@")
