@@ -21,7 +21,12 @@ from typing import Any
 from common.jobs import adopt_orphans, say
 from common.machine import OthersLoad
 from common.table import Must, Row, parse_arguments, report
-from holdfast.testing.struck_evaluation import Role, StruckEvaluation, redone, synthetic_tasks
+from evaluation.fault_injected_evaluation import (
+    FaultInjectedEvaluation,
+    Role,
+    redone,
+    synthetic_tasks,
+)
 
 KILLS, QUICK_KILLS = 200, 5
 KILLS_A_RUN = 5
@@ -79,9 +84,9 @@ class FaultInjectedRun:
     output: str = ""
 
 
-def evaluation(folder: Path, samples: Sequence[int]) -> StruckEvaluation:
+def evaluation(folder: Path, samples: Sequence[int]) -> FaultInjectedEvaluation:
     """The same evaluation every time, in a folder of its own."""
-    return StruckEvaluation(
+    return FaultInjectedEvaluation(
         folder=folder,
         tasks=synthetic_tasks(random.Random(0), samples, metric_s=0.03),
         nodes=NODES,
@@ -124,7 +129,7 @@ def run_under_kills(
 
 
 def _run_under_kills(
-    under: StruckEvaluation, chance: random.Random, run: FaultInjectedRun, most_kills: int
+    under: FaultInjectedEvaluation, chance: random.Random, run: FaultInjectedRun, most_kills: int
 ) -> None:
     began_s = since_s = time.monotonic()
     command = under.start()
@@ -159,7 +164,7 @@ def _wait(command: Any, seconds: float) -> None:
 
 
 def _kill(
-    under: StruckEvaluation, victims: tuple[Role, ...], chance: random.Random, since_s: float
+    under: FaultInjectedEvaluation, victims: tuple[Role, ...], chance: random.Random, since_s: float
 ) -> Kill | None:
     living, by_agent = under.processes(), under.engines_by_agent()
     if not all(living[role] for role in victims):
@@ -182,7 +187,7 @@ def _kill(
     )
 
 
-def _judge(under: StruckEvaluation, run: FaultInjectedRun) -> None:
+def _judge(under: FaultInjectedEvaluation, run: FaultInjectedRun) -> None:
     record = under.record()
     killed_s = {pid: kill.at_s for kill in run.kills for pid in kill.engines}
     for kill in run.kills:

@@ -15,8 +15,8 @@ What is true of 128 GPUs and 93,000 samples is kept by three reductions, the sam
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from evaluation.suites import paper_like
 from holdfast.evaluate.types.engine import Curve
-from holdfast.simulate.suites import paper_like
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 THIN = 16

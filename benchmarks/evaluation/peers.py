@@ -1,7 +1,7 @@
 """Holdfast's policy and others' in the simulator: 200 random suites, whose generator and seeds were fixed beforehand.
 
 Of every suite: our makespan, with no history at all, over that of OpenCompass' partitioners, olmo-eval's queue and the
-paper's policy, each given its best (`holdfast.simulate.peers`).
+paper's policy, each given its best (`evaluation.peer_policies`).
 """
 
 import statistics
@@ -12,9 +12,9 @@ from pathlib import Path
 from common.jobs import say
 from common.machine import Quiet
 from common.table import Must, Row, print_table
+from evaluation.peer_policies import simulate_peer
+from evaluation.suites import RANDOM_SUITES, random_suite
 from holdfast.simulate.evaluate import simulate
-from holdfast.simulate.peers import simulate_peer
-from holdfast.simulate.suites import RANDOM_SUITES, random_suite
 
 POLICIES = ("opencompass-size", "opencompass-workers", "olmo", "paper")
 NAMES = {

@@ -16,10 +16,10 @@ from pathlib import Path
 from common.jobs import say
 from common.machine import Quiet
 from common.table import Must, Row
+from evaluation.hostile_programs import HOSTILE, TIME_LIMIT_S
+from evaluation.hostile_trials import LIMITS, Outside, outside
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
-from holdfast.testing.hostile_programs import HOSTILE, TIME_LIMIT_S
-from holdfast.testing.hostile_trials import LIMITS, Outside, outside
 
 HARMLESS_EVERY = 8
 HARMLESS, ITS_TESTS = "def f(x): return x * x\n", "assert f(3) == 9\n"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from holdfast.testing.struck_evaluation import Role, StruckEvaluation, redone
+from evaluation.fault_injected_evaluation import FaultInjectedEvaluation, Role, redone
 
 PATIENCE_S = 120.0  # of the test, for a machine that is busy
 
@@ -16,7 +16,7 @@ PATIENCE_S = 120.0  # of the test, for a machine that is busy
 class FaultInjector:
     """Injects faults into an evaluation's processes, and checks that nothing finished was done again for them."""
 
-    def __init__(self, evaluation: StruckEvaluation, seed: int) -> None:
+    def __init__(self, evaluation: FaultInjectedEvaluation, seed: int) -> None:
         self.evaluation, self.chance = evaluation, random.Random(seed)
         self.killed_s: dict[int, float] = {}
         self.kept: list[tuple[float, set[str]]] = []

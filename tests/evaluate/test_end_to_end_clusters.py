@@ -15,8 +15,12 @@ from end_to_end_world import HERE, check_equal, wait_until
 from fault_injector import PATIENCE_S, FaultInjector
 from gated_engine import Gate
 
+from evaluation.fault_injected_evaluation import (
+    FaultInjectedEvaluation,
+    expected_results,
+    synthetic_tasks,
+)
 from holdfast.testing.slurm import PrivateSlurm
-from holdfast.testing.struck_evaluation import StruckEvaluation, expected_results, synthetic_tasks
 
 pytestmark = [
     pytest.mark.slow,
@@ -86,7 +90,7 @@ class FaultInjectedRun:
 
     def __init__(self, folder: Path, on: str, nodes: int, environment: dict[str, str]) -> None:
         self.gate = Gate(folder, kind="simulated")
-        self.evaluation = StruckEvaluation(
+        self.evaluation = FaultInjectedEvaluation(
             folder=folder,
             tasks=synthetic_tasks(random.Random(0), SAMPLES, metric_s=0.02),
             nodes=nodes,

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from end_to_end_world import TIMEOUT_S, answers, end, entry, leftovers, task_entry, wait_until
 from gated_engine import Gate, finished_keys
 
+from evaluation.fault_injected_evaluation import expected_results, write_model
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
-from holdfast.testing.struck_evaluation import expected_results, write_model
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 SIMULATED = ("--model", "none", "--engine", "simulated")

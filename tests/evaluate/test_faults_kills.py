@@ -9,8 +9,8 @@ import time
 import pytest
 from fault_injector import PATIENCE_S, FaultInjector
 
-from holdfast.testing.struck_evaluation import (
-    StruckEvaluation,
+from evaluation.fault_injected_evaluation import (
+    FaultInjectedEvaluation,
     expected_results,
     redone,
     synthetic_tasks,
@@ -26,7 +26,7 @@ def start(tmp_path):
     def start(samples=(50, 40, 50), *, flags=(), **how):
         tasks = synthetic_tasks(random.Random(0), samples, metric_s=0.02)
         flags = ("--max-batch", "4", "--metric-slots", "2", "--linger-s", str(LINGER_S), *flags)
-        started.append(StruckEvaluation(folder=tmp_path, tasks=tasks, flags=flags, **how))
+        started.append(FaultInjectedEvaluation(folder=tmp_path, tasks=tasks, flags=flags, **how))
         return started[-1], started[-1].start()
 
     yield start

@@ -11,14 +11,14 @@ from end_to_end_world import REQUESTS, World, check_equal, wait_until
 from fault_injector import PATIENCE_S, FaultInjector
 from gated_engine import Gate
 
+from evaluation.fault_injected_evaluation import FaultInjectedEvaluation
 from holdfast.core.processes import process_state
-from holdfast.testing.struck_evaluation import StruckEvaluation
 
 SILENT_S = 5
 
 
 @dataclass(kw_only=True)
-class FaultInjectedSuite(StruckEvaluation):
+class FaultInjectedSuite(FaultInjectedEvaluation):
     """The whole suite, answered by two reference engines behind a gate in `folder`."""
 
     world: World

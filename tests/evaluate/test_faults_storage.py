@@ -5,7 +5,11 @@ import shutil
 
 import pytest
 
-from holdfast.testing.struck_evaluation import StruckEvaluation, expected_results, synthetic_tasks
+from evaluation.fault_injected_evaluation import (
+    FaultInjectedEvaluation,
+    expected_results,
+    synthetic_tasks,
+)
 
 PATIENCE_S = 120.0
 
@@ -14,7 +18,7 @@ PATIENCE_S = 120.0
 def test_a_full_disk_ends_it_with_one_sentence_and_resume_goes_on(tmp_path, small_disk, fill):
     tasks = synthetic_tasks(random.Random(0), (50, 40, 50), metric_s=0.02)
     flags = ("--max-batch", "4", "--linger-s", "2")
-    evaluation = StruckEvaluation(
+    evaluation = FaultInjectedEvaluation(
         folder=tmp_path / "of", home=small_disk / "home", tasks=tasks, flags=flags
     )
     try:
@@ -42,7 +46,7 @@ def test_weights_that_do_not_fit_into_shared_memory_are_one_sentence(tmp_path):
         2 * shutil.disk_usage("/dev/shm").total
     )  # of holes: nothing is read before it is known to fit
     tasks = synthetic_tasks(random.Random(0), (5,))
-    evaluation = StruckEvaluation(
+    evaluation = FaultInjectedEvaluation(
         folder=tmp_path, tasks=tasks, model_bytes=too_much, flags=("--linger-s", "2")
     )
     try:

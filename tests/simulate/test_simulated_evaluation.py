@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
+from evaluation.peer_policies import PEERS, simulate_peer
+from evaluation.policy_load import policy_load
+from evaluation.suites import paper_like, random_suite
 from holdfast.evaluate.policy.account import CATEGORIES, account
 from holdfast.evaluate.types.engine import Curve
 from holdfast.simulate.engine_model import NEVER_S, VirtualEngine
 from holdfast.simulate.evaluate import simulate
-from holdfast.simulate.load import policy_load
-from holdfast.simulate.peers import PEERS, simulate_peer
-from holdfast.simulate.suites import paper_like, random_suite
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 CURVE = Curve(

@@ -1,6 +1,6 @@
 """WHAT IF: the policies of other rooms under a virtual clock.
 
 `evaluate` predicts an evaluation: the same policy that runs it live, engines (`engine_model`) and wires as arithmetic;
-`workload` is what goes in, `ideal` its lower bound, `plan` what `holdfast eval plan` shows. `peers` are the policies of
-others, `suites` the workloads they are compared on, `load` how much the policy itself can take.
+`workload` is what goes in, `ideal` its lower bound, `plan` what `holdfast eval plan` shows. The policies of others, run
+in the same simulator, are in the benchmarks (`benchmarks/evaluation/peer_policies.py`).
 """

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from evaluation import hostile_trials
+from evaluation.hostile_trials import LIMITS, Outside
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox
-from holdfast.testing import hostile_trials
-from holdfast.testing.hostile_trials import LIMITS, Outside
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.hostile_programs import HOSTILE, Hostile
+from evaluation.hostile_trials import Outside, processes_of
 from holdfast.evaluate.metrics.sandbox.sandbox import Sandbox, Verdict
-from holdfast.testing.hostile_programs import HOSTILE, Hostile
-from holdfast.testing.hostile_trials import Outside, processes_of
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda each: each.name.replace(" ", "-"))

@@ -39,7 +39,7 @@ ROLES: tuple[Role, ...] = (
     "client",
     "metric",
 )
-_ID = "struck"
+_ID = "fault-injected"
 _POLL_S = 0.01
 
 
@@ -107,7 +107,7 @@ def write_model(folder: Path, size_bytes: int = 1 << 16) -> Path:
 
 
 @dataclass(kw_only=True)
-class StruckEvaluation:
+class FaultInjectedEvaluation:
     """One evaluation in `folder`, in which everything of it lies.
 
     Attributes:

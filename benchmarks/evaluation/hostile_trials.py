@@ -14,8 +14,8 @@ from unittest import mock
 
 import psutil
 
+from evaluation.hostile_programs import Hostile
 from holdfast.evaluate.metrics.sandbox.sandbox import Limits, Sandbox, Verdict
-from holdfast.testing.hostile_programs import Hostile
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20)
 """Long enough for a busy machine, and little enough memory for a small one."""
