@@ -280,7 +280,3 @@ class _Array:
 def _remove(submission: Path) -> None:
     # What is just ending may still write there; what is then left goes with the next cancel_submission.
     shutil.rmtree(submission, ignore_errors=True)
-
-
-def _job_name(submission: Path) -> str:
-    return f"holdfast-{submission.name.removeprefix('slurm-')}"
