@@ -1,10 +1,12 @@
 """The rate is kept to, on a clock that stands still but where somebody waits."""
 
+import asyncio
 import threading
 
 import pytest
 
-from holdfast.core.rate_limit import RateLimit
+from holdfast.core.rate_limit import AsyncRateLimit, RateLimit
+from holdfast.testing import FakeClock
 
 
 class Clock:
@@ -58,3 +60,29 @@ def test_without_a_limit_nobody_waits(clock):
     for _ in range(3):
         pace.wait(1 << 40)
     assert clock.at_s == 100.0
+
+
+def test_a_limit_makes_up_for_a_late_waking_and_not_for_idle_time():
+    clock = FakeClock()
+    waits = []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+        clock.advance(seconds + 0.01)
+
+    async def run():
+        limit = AsyncRateLimit(1 << 20, clock.monotonic_s, sleep)
+        for _ in range(100):
+            await limit.wait(1 << 18)
+        assert clock.monotonic_s() == pytest.approx(25.0, abs=0.1)
+        clock.advance(1000)
+        began_s = clock.monotonic_s()
+        for _ in range(4):
+            await limit.wait(1 << 18)
+        assert clock.monotonic_s() - began_s == pytest.approx(1.0, abs=0.1)
+        limit.max_bytes_s = None
+        waits.clear()
+        await limit.wait(1 << 40)
+        assert not waits
+
+    asyncio.run(run())

@@ -7,6 +7,7 @@ import socket
 import pytest
 import xxhash
 
+from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.weights import exchange
 from holdfast.evaluate.weights.exchange import (
     ChunkServer,
@@ -15,7 +16,6 @@ from holdfast.evaluate.weights.exchange import (
     PeerLink,
     PeerLost,
 )
-from holdfast.evaluate.weights.limit import Limit
 from holdfast.evaluate.weights.store import SharedFile
 from holdfast.testing import FakeClock
 
@@ -55,7 +55,9 @@ def exchanging(folder, talk, *, rate=None, clock=None, sleep=asyncio.sleep):
 
     async def run():
         shelf = Shelf(folder)
-        server = ChunkServer("secret", Limit(clock or FakeClock(), rate, sleep=sleep))
+        server = ChunkServer(
+            "secret", AsyncRateLimit(rate, (clock or FakeClock()).monotonic_s, sleep)
+        )
         address = await server.start("127.0.0.1")
         server.show(MODEL, shelf)
         link = await PeerLink.dial(address, "secret")
@@ -206,7 +208,7 @@ def test_addresses_that_are_none():
 
 def test_a_server_on_every_address_is_known_by_the_name_of_its_machine():
     async def run(host):
-        server = ChunkServer("secret", Limit(FakeClock()))
+        server = ChunkServer("secret", AsyncRateLimit())
         try:
             return (await server.start(host)).rpartition(":")[0]
         finally:
@@ -238,31 +240,5 @@ def test_a_rate_is_kept_by_whoever_sends(tmp_path):
         for _ in range(4):
             await get(link, 0)
 
-    exchanging(tmp_path, talk, rate=1.0, clock=clock, sleep=sleep)
+    exchanging(tmp_path, talk, rate=1 << 20, clock=clock, sleep=sleep)
     assert clock.monotonic_s() == pytest.approx(4 * HALF / 2**20, abs=0.06)
-
-
-def test_a_limit_makes_up_for_a_late_waking_and_not_for_idle_time():
-    clock = FakeClock()
-    waits = []
-
-    async def sleep(seconds):
-        waits.append(seconds)
-        clock.advance(seconds + 0.01)
-
-    async def run():
-        limit = Limit(clock, 1.0, sleep=sleep)
-        for _ in range(100):
-            await limit.take(1 << 18)
-        assert clock.monotonic_s() == pytest.approx(25.0, abs=0.1)
-        clock.advance(1000)
-        began_s = clock.monotonic_s()
-        for _ in range(4):
-            await limit.take(1 << 18)
-        assert clock.monotonic_s() - began_s == pytest.approx(1.0, abs=0.1)
-        limit.mib_s = None
-        waits.clear()
-        await limit.take(1 << 40)
-        assert not waits
-
-    asyncio.run(run())

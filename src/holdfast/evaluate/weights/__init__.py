@@ -10,6 +10,6 @@ model's content, the same everywhere. The stages, in order:
 | `fetch` | a node's models: begun, shared out, converted, held, released |
 | `share` | one model on one node: its own chunks read, the others' asked for |
 | `source` | ranges of files, wherever they lie, from storage that fails |
-| `exchange` | chunks between nodes (`limit`: at a rate) |
+| `exchange` | chunks between nodes, at a rate |
 | `store` | a node's shared memory: budget, owner, clearing |
 """

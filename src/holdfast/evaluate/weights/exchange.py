@@ -22,7 +22,7 @@ from typing import Protocol
 
 import xxhash
 
-from holdfast.evaluate.weights.limit import Limit
+from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.weights.store import SharedFile
 
 _logger = logging.getLogger("holdfast")
@@ -85,7 +85,7 @@ class Shelf(Protocol):
 class ChunkServer:
     """Hands out the chunks of models that are shown to it."""
 
-    def __init__(self, token: str, outbound: Limit) -> None:
+    def __init__(self, token: str, outbound: AsyncRateLimit) -> None:
         self.sent_bytes = 0
         self._shelves: dict[bytes, Shelf] = {}
         self._taken_away: set[bytes] = set()
@@ -207,7 +207,7 @@ class ChunkServer:
         slice_bytes = _LIMITED_SLICE_BYTES if self._outbound.is_limited else _SLICE_BYTES
         while offset < end:
             count = min(slice_bytes, end - offset)
-            await self._outbound.take(count)
+            await self._outbound.wait(count)
             sent = await loop.sock_sendfile(peer, file, offset, count)  # type: ignore[arg-type]
             if not sent:
                 raise EOFError

@@ -15,10 +15,10 @@ from holdfast.checkpoint import (
     write_hf_small_files,
 )
 from holdfast.core.clock import Clock
+from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.model_manifest import DamagedModel, ModelManifest, model_digest
 from holdfast.evaluate.weights.exchange import ChunkServer
-from holdfast.evaluate.weights.limit import Limit
 from holdfast.evaluate.weights.share import ModelShare, in_a_thread
 from holdfast.evaluate.weights.source import HeldModels, Sleep, open_source
 from holdfast.evaluate.weights.store import MemoryFull, SharedMemory
@@ -80,8 +80,8 @@ class NodeStore:
         self._clock = clock
         self._held = held
         self._sleep = sleep
-        self._nic_in = Limit(clock, nic_mib_s, sleep=sleep)
-        self._server = ChunkServer(token, Limit(clock, nic_mib_s, sleep=sleep))
+        self._nic_in = self._limit(nic_mib_s)
+        self._server = ChunkServer(token, self._limit(nic_mib_s))
         self._models: dict[int, _Model] = {}
 
     async def start(self, host: str = "127.0.0.1") -> str:
@@ -117,7 +117,7 @@ class NodeStore:
         entry = self._models.get(model)
         if entry is None:
             entry = self._models[model] = self._begin(model, manifest)
-        entry.share.budget.mib_s = max_read_mib_s
+        entry.share.budget.max_bytes_s = _bytes_of(max_read_mib_s)
         await entry.share.share_out(owners, peers, node)
         entry.finishing = entry.finishing or asyncio.ensure_future(entry.finish())
         try:
@@ -183,11 +183,14 @@ class NodeStore:
             self._held.find(manifest) if self._held is not None else None,
             self._token,
             self._nic_in,
-            Limit(self._clock, sleep=self._sleep),
+            self._limit(None),
             self._sleep,
         )
         self._server.show(share.fingerprint, share)
         return _Model(name, chunks_name, share, self.memory, self._clock)
+
+    def _limit(self, mib_s: float | None) -> AsyncRateLimit:
+        return AsyncRateLimit(_bytes_of(mib_s), self._clock.monotonic_s, self._sleep)
 
     async def _drop(self, model: int) -> None:
         entry = self._models.pop(model, None)
@@ -284,3 +287,7 @@ class _Model:
         await self.share.say_finished()
         await self.share.close()
         await in_a_thread(partial(self._memory.drop, self._chunks_name))
+
+
+def _bytes_of(mib: float | None) -> float | None:
+    return None if mib is None else mib * (1 << 20)

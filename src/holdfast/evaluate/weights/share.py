@@ -15,10 +15,10 @@ from functools import partial
 
 import xxhash
 
+from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.model_manifest import DamagedModel, ModelManifest
 from holdfast.evaluate.weights.exchange import CorruptedChunk, PeerHasNot, PeerLink, PeerLost
-from holdfast.evaluate.weights.limit import Limit
 from holdfast.evaluate.weights.source import Sleep, Source
 from holdfast.evaluate.weights.store import SharedFile, SharedMemory, is_full
 
@@ -58,8 +58,8 @@ class ModelShare:
         source: Source,
         held: Source | None,
         token: str,
-        nic_in: Limit,
-        budget: Limit,
+        nic_in: AsyncRateLimit,
+        budget: AsyncRateLimit,
         sleep: Sleep,
     ) -> None:
         self.manifest = manifest
@@ -282,8 +282,8 @@ class ModelShare:
             checksum.update(data)
 
     async def _take(self, size_bytes: int) -> None:
-        await self.budget.take(size_bytes)
-        await self._nic_in.take(size_bytes)
+        await self.budget.wait(size_bytes)
+        await self._nic_in.wait(size_bytes)
 
     def _is_right(self, chunk: int, digest: bytes) -> bool:
         return not self.manifest.digests or digest.hex() == self.manifest.digests[chunk]
