@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.child_process import answer_of
 from holdfast.core.errors import BadUse
 from holdfast.core.processes import die_with_parent
 from holdfast.evaluate.harness.choose import harness
@@ -41,12 +42,7 @@ async def check_tasks(suite: Suite, log: Path) -> None:
             stdout=PIPE,
             stderr=printed,
         )
-        try:
-            said, _ = await process.communicate(msgspec.json.encode(suite))
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+        said, _ = await answer_of(process, msgspec.json.encode(suite))
     if said:
         raise BadUse(said.decode())
 

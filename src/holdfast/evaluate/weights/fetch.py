@@ -14,6 +14,7 @@ from holdfast.checkpoint import (
     conversion_command,
     write_hf_small_files,
 )
+from holdfast.core.child_process import answer_of
 from holdfast.core.clock import Clock
 from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.types.errors import EvaluationError
@@ -268,7 +269,7 @@ class _Model:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            _, said = await process.communicate(manifest.name_map.encode())
+            _, said = await answer_of(process, manifest.name_map.encode())
             if process.returncode:
                 last = said.decode(errors="replace").strip().splitlines()[-1:]
                 raise DamagedModel(
@@ -277,9 +278,6 @@ class _Model:
             write_hf_small_files(making, manifest.hf_config)
             making.rename(self.folder)
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
             shutil.rmtree(making, ignore_errors=True)
 
     async def _let_go_of_chunks(self) -> None:
