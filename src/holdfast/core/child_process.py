@@ -6,6 +6,7 @@ kernel's hands (`die_with_parent`). A child that ends in its own way instead rea
 """
 
 import contextlib
+import math
 import select
 import subprocess
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ class RestartLimit:
         """Whether the child is given up."""
         return self._ends > self.restarts or 0 < self.quick_ends <= self._quick_ends
 
-    def allows_restart(self, ran_s: float) -> bool:
+    def allows_restart(self, ran_s: float = math.inf) -> bool:
         """Record that the child ended after `ran_s` seconds; return whether to start it again."""
         self._ends += 1
         self._quick_ends = self._quick_ends + 1 if ran_s < self.quick_end_s else 0

@@ -22,6 +22,7 @@ import msgspec
 import psutil
 
 from holdfast.cluster.local import core_count
+from holdfast.core.child_process import end_soon
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.processes import become_subreaper, kill_descendants
@@ -299,12 +300,7 @@ class Agent:
 async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    await end_soon(process, _STOP_GRACE_S)
 
 
 def gpu_count() -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from holdfast.cluster import places
 from holdfast.cluster.placement import Placement
 from holdfast.core.atomic import write_atomic
+from holdfast.core.child_process import RestartLimit, end_soon
 from holdfast.evaluate.coordinator.config import (
     DONE,
     FAILED,
@@ -217,8 +218,10 @@ class Session:
         """Keep a coordinator running until one means to end."""
         log = Path(self._config.folder) / "logs" / "coordinator.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        quick_ends = 0
-        for _start in range(_MOST_RESTARTS):
+        limit = RestartLimit(
+            restarts=_MOST_RESTARTS, quick_end_s=_QUICK_END_S, quick_ends=_MOST_QUICK_ENDS
+        )
+        while True:
             began_s = time.monotonic()
             with log.open("ab") as output:
                 child = await asyncio.create_subprocess_exec(
@@ -236,11 +239,7 @@ class Session:
             except asyncio.CancelledError:
                 assert child.stdin is not None
                 child.stdin.close()
-                try:
-                    await asyncio.wait_for(child.wait(), self._config.linger_s + _STOP_TIMEOUT_S)
-                except (TimeoutError, asyncio.CancelledError):
-                    child.kill()
-                    await child.wait()
+                await end_soon(child, self._config.linger_s + _STOP_TIMEOUT_S)
                 raise
             if code == UNWRITABLE:
                 raise EvaluationError(
@@ -249,13 +248,11 @@ class Session:
                 )
             if code in _ENDS:
                 return code
-            quick_ends = quick_ends + 1 if time.monotonic() - began_s < _QUICK_END_S else 0
-            if quick_ends == _MOST_QUICK_ENDS:
-                break
+            if not limit.allows_restart(time.monotonic() - began_s):
+                raise EvaluationError(f"The coordinator ends again and again. Its log is {log}.")
             _log.warning(
                 "The coordinator ended with %d and is started again; its log is %s.", code, log
             )
-        raise EvaluationError(f"The coordinator ends again and again. Its log is {log}.")
 
     async def _port(self, coordinating: "asyncio.Task[int]") -> int:
         for _ in range(int(_START_TIMEOUT_S / 0.02)):
@@ -288,7 +285,7 @@ class Session:
 
     async def _mind(self, placement: Placement) -> None:
         """Have agents that ended placed again."""
-        restarts = [0] * self._wanted.nodes
+        limits = [RestartLimit(restarts=_MOST_RESTARTS) for _ in range(self._wanted.nodes)]
         began_s, said = time.monotonic(), set[str]()
         while True:
             found = await asyncio.to_thread(placement.poll)
@@ -300,10 +297,9 @@ class Session:
                     said.add(why)
             ended = [place for place in found if place.state == "ended" and place.exit_code != 0]
             for place in ended:
-                restarts[place.index] += 1
-                if restarts[place.index] <= _MOST_RESTARTS:
+                if limits[place.index].allows_restart():
                     await asyncio.to_thread(placement.restart, place.index)
-            lost = [place for place in ended if restarts[place.index] > _MOST_RESTARTS]
+            lost = [place for place in ended if limits[place.index].is_exceeded]
             if len(lost) == self._wanted.nodes:
                 why = lost[0].why or f"exit code {lost[0].exit_code}"
                 raise EvaluationError(
