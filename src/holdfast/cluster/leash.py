@@ -10,7 +10,6 @@ Where the caller acts for another process, as an actor of Ray does, OWNER is the
 else it is empty. What the caller left alone then lingers only if the owner died too.
 """
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -21,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from holdfast.core import child_process
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 
-_NOT_WANTED = b"."
 _CANNOT_START = 127  # what a shell says of a command it cannot find
 _RELEASE_TIMEOUT_S = 15.0  # longer than kill_descendants takes to give up
 _OWNER_TIMEOUT_S = 5.0
@@ -57,31 +56,18 @@ def start_on_leash(
 
 def release(leashed: subprocess.Popen[bytes]) -> int:
     """End a leashed command and its descendants if it still runs; returns its exit code."""
-    _let_go(leashed)
-    try:
-        return leashed.wait(_RELEASE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:  # something in it is stuck in the kernel
-        leashed.kill()
-        return leashed.wait()
+    child_process.release(leashed)
+    # Longer only where something in it is stuck in the kernel.
+    return child_process.end_within(leashed, _RELEASE_TIMEOUT_S)
 
 
 def release_all(leashed: Iterable[subprocess.Popen[bytes]]) -> None:
     """End several, side by side."""
     leashed = list(leashed)
     for each in leashed:
-        _let_go(each)
+        child_process.release(each)
     for each in leashed:
         release(each)
-
-
-def _let_go(leashed: subprocess.Popen[bytes]) -> None:
-    assert leashed.stdin is not None
-    if not leashed.stdin.closed:
-        with contextlib.suppress(BrokenPipeError):  # it ended before
-            leashed.stdin.write(_NOT_WANTED)
-            leashed.stdin.flush()
-        with contextlib.suppress(BrokenPipeError):
-            leashed.stdin.close()
 
 
 def run_on_leash(
