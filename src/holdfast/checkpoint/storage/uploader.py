@@ -22,6 +22,7 @@ from holdfast.checkpoint.storage.catalog import RemoteCheckpoint
 from holdfast.checkpoint.storage.object_store import Patience
 from holdfast.checkpoint.storage.push import pushed_names
 from holdfast.checkpoint.storage.remote import Remote
+from holdfast.core.child_process import release
 from holdfast.core.errors import (
     BadUse,
     CheckpointError,
@@ -82,7 +83,7 @@ class Pusher:
             return
         if self._process is not None:
             _logger.warning("The process that pushes checkpoints is started again: it died.")
-            self._let_go(self._process)
+            release(self._process)
             self._process = None
         command, environment = module_command(PUSHING_MODULE)
         try:
@@ -119,7 +120,7 @@ class Pusher:
         self.start()  # what died may have left something
         self._is_needed = False
         if self._process is not None:
-            self._let_go(self._process)
+            release(self._process)
             if not wait:
                 return
         if self._process is None or self._wait(self._process) != 0:
@@ -144,15 +145,6 @@ class Pusher:
                     pass
         return None
 
-    @staticmethod
-    def _let_go(process: "subprocess.Popen[bytes]") -> None:
-        assert process.stdin is not None, "it is a pipe"
-        with contextlib.suppress(OSError, ValueError):  # it has died, and it was let go
-            process.stdin.write(
-                b"\n"
-            )  # its end alone is not seen where a child that was forked holds it open
-            process.stdin.close()
-
     def _listen(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
@@ -165,7 +157,7 @@ class Pusher:
             if "step" in told:
                 self._on_message(told)
         process.stdout.close()
-        self._let_go(process)  # it has ended
+        release(process)  # it has ended
 
 
 @dataclass(frozen=True)
