@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import select
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +13,7 @@ from types import TracebackType
 import msgspec
 
 from holdfast.core.atomic import write_atomic
+from holdfast.core.child_process import end_within, first_line, release
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.judge.config import ENV_TOKEN, JudgeConfig, JudgeStatistics
 from holdfast.evaluate.types.errors import EvaluationError
@@ -58,9 +58,7 @@ class Judge:
             stdout=subprocess.PIPE,
             env={**os.environ, ENV_TOKEN: self._token},
         )
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], _START_S)
-        line = process.stdout.readline() if ready else b""
+        line = first_line(process, _START_S)
         if not line:
             process.kill()
             _close(process)
@@ -119,12 +117,8 @@ class Judge:
     def stop(self) -> None:
         """End the proxy."""
         process = self._running.process
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(timeout=_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        release(process)
+        end_within(process, _STOP_S)
         _close(process)
 
     def __enter__(self) -> "Judge":

@@ -28,6 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.core.child_process import end_within
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.sandbox.codec import Malformed, receive, send
 from holdfast.evaluate.metrics.sandbox.confine import Limits
@@ -263,11 +264,7 @@ class Sandbox:
 
     def _stop(self) -> None:
         self._control.close()
-        try:
-            self._process.wait(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_within(self._process, _GRACE_S)
 
     def close(self) -> None:
         """End every process of the sandbox."""
