@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from holdfast.core.channel import notice_loss
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ChannelError
 from holdfast.evaluate.types.errors import EvaluationError
@@ -41,7 +42,7 @@ async def dial(
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
     try:
-        wire.notice_loss(writer.get_extra_info("socket"))
+        notice_loss(writer.get_extra_info("socket"))
         writer.write(wire.encode(hello))
         async with asyncio.timeout(wire.HELLO_TIMEOUT_S):
             answer = await wire.read(reader)

@@ -1,8 +1,8 @@
 """Messages between the coordinator and whoever dials in, and how they cross a TCP connection.
 
-A frame is four bytes of length (little endian) and that many bytes of msgpack, decoded into one of the types below and
-nothing else. The first frame of a connection is a `Hello` with the evaluation's token; whatever comes instead is closed
-unread. Frames are bounded. Whoever dialled in and lost the connection dials again with the same name.
+A frame (see `core.channel`) holds msgpack, decoded into one of the types below and nothing else. The first frame of a
+connection is a `Hello` with the evaluation's token; whatever comes instead is closed unread. Frames are bounded.
+Whoever dialled in and lost the connection dials again with the same name.
 
 | role | who | says | hears |
 |---|---|---|---|
@@ -16,12 +16,11 @@ Every role hears `Welcome`, `Refused` and `Stop`, and says `Alive`.
 """
 
 import asyncio
-import hmac
-import socket
 from typing import Any
 
 import msgspec
 
+from holdfast.core.channel import frame, read_frame
 from holdfast.core.errors import ChannelError
 from holdfast.evaluate.types.engine import Curve, EngineSpec
 from holdfast.evaluate.types.harness import AnsweredSample, ModelFacts, TaskResult
@@ -36,13 +35,6 @@ ENV_OF_HOSTS = "HOLDFAST_HOST_"
 """What stands before a variable of a node's environment that its harness host alone is to have, without this."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 10.0
-_LOSS_OPTIONS = {
-    "TCP_KEEPIDLE": 5,
-    "TCP_KEEPINTVL": 2,
-    "TCP_KEEPCNT": 3,
-    "TCP_USER_TIMEOUT": 10_000,
-}
-"""Seconds, seconds, probes, milliseconds: tcp(7)."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -416,49 +408,20 @@ def encode(message: Message) -> bytes:
     Raises:
         ChannelError: it is longer than a frame may be.
     """
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME_BYTES:
-        raise ChannelError(
-            f"A {type(message).__name__} has {len(body)} bytes; at most {MAX_FRAME_BYTES} fit."
-        )
-    return len(body).to_bytes(4, "little") + body
+    what = f"A {type(message).__name__}"
+    return frame(_encoder.encode(message), MAX_FRAME_BYTES, what=what)
 
 
 async def read(reader: asyncio.StreamReader) -> Message:
     """The next message.
 
     Raises:
-        EOFError: the other side is gone.
+        HungUp: the other side is gone.
         ChannelError: what came is too long, or no message.
     """
-    try:
-        size_bytes = int.from_bytes(await reader.readexactly(4), "little")
-        if size_bytes > MAX_FRAME_BYTES:
-            raise ChannelError(
-                f"A frame of {size_bytes} bytes was announced; at most {MAX_FRAME_BYTES} fit."
-            )
-        body = await reader.readexactly(size_bytes)
-    except (asyncio.IncompleteReadError, ConnectionError) as error:
-        raise EOFError from error
+    body = await read_frame(reader, MAX_FRAME_BYTES)
     try:
         message: Message = _decoder.decode(body)
     except msgspec.DecodeError as error:
         raise ChannelError(f"A frame holds no message: {error}.") from error
     return message
-
-
-def notice_loss(connection: socket.socket) -> None:
-    """Send at once, and have the connection end soon after the other machine is gone, whether or not anything is said.
-
-    A connection to a host may be silent for long: without probes nobody would learn that its node lost power.
-    """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _LOSS_OPTIONS.items():
-        if hasattr(socket, name):  # of Linux
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def is_token(given: str, token: str) -> bool:
-    """Whether a token is the right one, in constant time."""
-    return hmac.compare_digest(given.encode(), token.encode())

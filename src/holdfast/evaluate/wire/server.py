@@ -4,6 +4,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from holdfast.core.channel import is_token, notice_loss
 from holdfast.core.errors import ChannelError
 from holdfast.evaluate.wire.messages import (
     HELLO_TIMEOUT_S,
@@ -11,8 +12,6 @@ from holdfast.evaluate.wire.messages import (
     Message,
     Refused,
     encode,
-    is_token,
-    notice_loss,
     read,
 )
 
@@ -75,7 +74,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
         notice_loss(writer.get_extra_info("socket"))
         try:
             hello = await asyncio.wait_for(read(reader), HELLO_TIMEOUT_S)
-            if not isinstance(hello, Hello) or not is_token(hello.token, token):
+            if not isinstance(hello, Hello) or not is_token(hello.token.encode(), token.encode()):
                 writer.write(encode(Refused(why="The token is not this evaluation's.")))
                 return
             peer = Connection(hello, writer)
