@@ -19,6 +19,9 @@ import types
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from holdfast.core import channel
+from holdfast.core.errors import ChannelError
+
 MAX_FRAME_BYTES = 16 << 20
 _ARRAY_KINDS = frozenset("biufcSU")  # of numpy arrays: numbers and strings, no objects
 _SMALL_INT_BITS = 1024  # larger ones go in base 16, whose conversion is linear and unlimited
@@ -53,40 +56,26 @@ def send(link: socket.socket, message: Any) -> None:
         raise ValueError(
             "the value is nested too deeply to cross between program and tests"
         ) from error
-    if len(body) > MAX_FRAME_BYTES:
+    try:
+        framed = channel.frame(body, MAX_FRAME_BYTES)
+    except ChannelError as error:
         raise ValueError(
             f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program and tests"
-        )
-    link.sendall(len(body).to_bytes(4, "little") + body)
+        ) from error
+    link.sendall(framed)
 
 
 def receive(link: socket.socket) -> Any:
     """Read one frame.
 
     Raises:
-        EOFError: the other side is gone.
+        HungUp: the other side is gone.
         Malformed: what came is no frame.
     """
-    size_bytes = int.from_bytes(_exactly(link, 4), "little")
-    if size_bytes > MAX_FRAME_BYTES:
-        raise Malformed(f"a frame of {size_bytes} bytes")
     try:
-        return json.loads(_exactly(link, size_bytes))
-    except (ValueError, RecursionError) as error:
+        return json.loads(channel.receive_frame(link, MAX_FRAME_BYTES))
+    except (ChannelError, ValueError, RecursionError) as error:
         raise Malformed(str(error)) from error
-
-
-def _exactly(link: socket.socket, size_bytes: int) -> bytes:
-    data = bytearray()
-    while len(data) < size_bytes:
-        try:
-            part = link.recv(min(size_bytes - len(data), 1 << 20))
-        except ConnectionError as error:
-            raise EOFError from error
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
 
 
 _ATOMS = (type(None), bool, str, float)
