@@ -7,6 +7,7 @@ import socket
 import pytest
 import xxhash
 
+from holdfast.core.channel import greeting
 from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.weights import exchange
 from holdfast.evaluate.weights.exchange import (
@@ -128,9 +129,10 @@ def test_what_is_not_there_and_will_not_be(tmp_path, monkeypatch):
     "first",
     [
         b"GET / HTTP/1.1\r\n\r\n",
-        b"HFC1\x05\x00wrong",
-        b"HFC1\x00\x00",
-        b"HFC1\xff\xff" + b"x" * 1000,
+        greeting(exchange.MAGIC, b"wrong"),
+        greeting(exchange.MAGIC, b""),
+        greeting(b"HFC1", b"secret"),
+        exchange.MAGIC + b"\xff\xff" + b"x" * 1000,
         b"",
     ],
 )
@@ -221,7 +223,9 @@ def test_a_server_on_every_address_is_known_by_the_name_of_its_machine():
 def test_a_server_outlives_clients_that_vanish_in_the_middle(tmp_path):
     async def talk(link, shelf, server, address):
         rude = socket.create_connection(address.split(":"))
-        rude.sendall(b"HFC1\x06\x00secret" + exchange._REQUEST.pack(exchange.CHUNK, MODEL, 0))
+        rude.sendall(
+            greeting(exchange.MAGIC, b"secret") + exchange._REQUEST.pack(exchange.CHUNK, MODEL, 0)
+        )
         assert await asyncio.to_thread(rude.recv, 100)
         rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         rude.close()

@@ -1,7 +1,7 @@
 """Chunks between nodes: a server that hands out what its node has, and a connection that asks for it.
 
-A connection begins with `MAGIC`, two bytes of length and the evaluation's token; anything else is closed unread. Then
-one request at a time:
+A connection begins with a greeting (see `core.channel`) with the evaluation's token; anything else is closed unread.
+Then one request at a time:
 
     request:  kind (1 byte), the model's fingerprint (16), a number (4)
     reply:    state (1 byte), XXH3-128 (16), size in bytes (8), and so many bytes
@@ -13,7 +13,6 @@ All integers are little endian. Nothing that comes is executed, and everything i
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import socket
 import struct
@@ -22,13 +21,13 @@ from typing import Protocol
 
 import xxhash
 
+from holdfast.core.channel import HungUp, greeting, is_greeted, sock_receive
 from holdfast.core.rate_limit import AsyncRateLimit
 from holdfast.evaluate.weights.store import SharedFile
 
 _logger = logging.getLogger("holdfast")
 
-MAGIC = b"HFC1"
-MAX_TOKEN_BYTES = 512
+MAGIC = b"HFC2"
 MAX_CHUNK_BYTES = 1 << 32
 WAIT_EVERY_S = 1.0
 SILENCE_S = 10.0
@@ -38,7 +37,6 @@ UNKNOWN_MODEL_S = 60.0
 CHUNK, HELD, FINISHED = 1, 2, 3
 WAIT, HERE, GONE = 0, 1, 2
 
-_HELLO = struct.Struct("<4sH")
 _REQUEST = struct.Struct("<B16sI")
 _REPLY = struct.Struct("<B16sQ")
 _SLICE_BYTES = 8 * 1024 * 1024
@@ -151,21 +149,15 @@ class ChunkServer:
     async def _serve(self, peer: socket.socket) -> None:
         with (
             peer,
-            contextlib.suppress(OSError, EOFError, TimeoutError),
+            contextlib.suppress(OSError),
         ):  # the peer is gone, or is none
             async with asyncio.timeout(SILENCE_S):
-                if not await self._is_welcome(peer):
+                if not await is_greeted(peer, MAGIC, self._token):
                     return
             while True:
-                kind, fingerprint, number = _REQUEST.unpack(await _receive(peer, _REQUEST.size))
+                kind, fingerprint, number = _REQUEST.unpack(await sock_receive(peer, _REQUEST.size))
                 if not await self._answer(peer, kind, fingerprint, number):
                     return
-
-    async def _is_welcome(self, peer: socket.socket) -> bool:
-        magic, token_bytes = _HELLO.unpack(await _receive(peer, _HELLO.size))
-        if magic != MAGIC or token_bytes > MAX_TOKEN_BYTES:
-            return False
-        return hmac.compare_digest(await _receive(peer, token_bytes), self._token)
 
     async def _answer(
         self, peer: socket.socket, kind: int, fingerprint: bytes, number: int
@@ -210,7 +202,7 @@ class ChunkServer:
             await self._outbound.wait(count)
             sent = await loop.sock_sendfile(peer, file, offset, count)  # type: ignore[arg-type]
             if not sent:
-                raise EOFError
+                raise HungUp
             offset += sent
             self.sent_bytes += sent
 
@@ -249,9 +241,7 @@ class PeerLink:
                     peer.setblocking(False)
                     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.sock_connect(peer, where)
-                    await loop.sock_sendall(
-                        peer, _HELLO.pack(MAGIC, len(token.encode())) + token.encode()
-                    )
+                    await loop.sock_sendall(peer, greeting(MAGIC, token.encode()))
                 except BaseException:
                     peer.close()
                     raise
@@ -358,14 +348,3 @@ class PeerLink:
         if not count:
             raise PeerLost("it hung up")
         return count
-
-
-async def _receive(peer: socket.socket, size_bytes: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < size_bytes:
-        part = await loop.sock_recv(peer, size_bytes - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
