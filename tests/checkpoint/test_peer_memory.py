@@ -31,6 +31,7 @@ from holdfast.checkpoint.memory.peer_holder import PeerHolder
 from holdfast.checkpoint.memory.peer_protocol import Refused, await_answer, digest_of_notes, head
 from holdfast.checkpoint.memory.peer_sender import Peer, Sender, send_snapshot
 from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES
+from holdfast.core.channel import greeting, receive_exactly
 from holdfast.core.errors import BadUse
 
 HERE = Path(__file__).parent
@@ -164,8 +165,8 @@ def test_what_is_too_large_or_no_announcement_is_refused(changed, why):
 def test_a_long_announcement_is_not_read():
     holding = Holding()
     with socket.create_connection((holding.peer.host, holding.peer.port), timeout=30) as line:
-        line.sendall(peer_protocol.MAGIC + TOKEN + (1 << 31).to_bytes(4, "big"))
-        with pytest.raises(Refused, match="an announcement of 2,147,483,648 bytes"):
+        line.sendall(greeting(peer_protocol.MAGIC, TOKEN) + (1 << 31).to_bytes(4, "little"))
+        with pytest.raises(Refused, match="A frame of 2147483648 bytes was announced"):
             await_answer(line)
 
 
@@ -310,7 +311,7 @@ def test_a_peer_that_dies_in_the_middle_is_told(tmp_path, caplog):
         sender = Sender(Peer(rank=1, host="127.0.0.1", port=listener.getsockname()[1], token=TOKEN))
         sender.offer(durable(tmp_path, 1, sizes=(20 << 20,)))
         line = listener.accept()[0]
-        peer_protocol.read_bytes(line, 44, within_s=30)
+        receive_exactly(line, 44, within_s=30)
         peer_protocol.answer(line)
         line.close()
         until(lambda: warnings(caplog))

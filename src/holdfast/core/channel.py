@@ -34,7 +34,7 @@ class HungUp(ConnectionResetError, EOFError):
     """The other side ended the connection."""
 
     def __init__(self) -> None:
-        super().__init__("the other side ended the connection")
+        super().__init__("the peer ended the connection")
 
 
 def frame(body: bytes, max_bytes: int, *, what: str = "A message") -> bytes:

@@ -6,7 +6,6 @@ which is the older of two durable ones by then, is given back first. No torch he
 """
 
 import contextlib
-import hmac
 import logging
 import mmap
 import os
@@ -23,15 +22,12 @@ from holdfast.checkpoint.ipc.durable_snapshot import image_bytes, unpack_notes
 from holdfast.checkpoint.ipc.memory_reservation import reserved
 from holdfast.checkpoint.memory.peer_protocol import (
     CHUNK_BYTES,
-    HEAD_BYTES,
     MAGIC,
     PATIENCE_S,
-    TOKEN_BYTES,
     Refused,
     answer,
     digest_of_notes,
     read_announcement,
-    read_bytes,
     read_into,
 )
 from holdfast.checkpoint.memory.server import (
@@ -40,6 +36,7 @@ from holdfast.checkpoint.memory.server import (
     SnapshotInfo,
     notes_file,
 )
+from holdfast.core.channel import await_greeting, receive_exactly
 from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
@@ -146,16 +143,11 @@ class PeerHolder:
             self._lines.release()
 
     def _greet(self, line: socket.socket) -> None:
-        head = read_bytes(line, HEAD_BYTES, within_s=_GREETING_S)
-        token = head[len(MAGIC) : len(MAGIC) + TOKEN_BYTES]
-        if not head.startswith(MAGIC) or not hmac.compare_digest(token, self._token):
+        if not await_greeting(line, MAGIC, self._token, within_s=_GREETING_S):
             return
         line.settimeout(PATIENCE_S)
         try:
-            self._take(
-                line,
-                read_announcement(line, int.from_bytes(head[len(MAGIC) + TOKEN_BYTES :], "big")),
-            )
+            self._take(line, read_announcement(line))
         except Refused as refused:
             answer(line, str(refused))
         except (ValueError, LookupError, TypeError) as error:
@@ -167,7 +159,7 @@ class PeerHolder:
             raise Refused(f"this is not the peer of rank {info.rank}")
         with self._room_for(info) as arrival, _memory(info) as fd:
             answer(line)
-            notes = read_bytes(
+            notes = receive_exactly(
                 line, info.notes_bytes, within_s=PATIENCE_S + info.notes_bytes / CHUNK_BYTES
             )
             if digest_of_notes(notes) != announced["notes"]:

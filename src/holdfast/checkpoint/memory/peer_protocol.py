@@ -2,24 +2,25 @@
 
 | from the sender | meaning |
 |---|---|
-| 8 bytes, 32 bytes, 4 bytes | what protocol this is, the holder's token, the length of the next |
-| `{"rank", "world_size", "step", "save", "image_bytes", "notes_bytes", "notes"}` | what comes; `notes`: a digest |
+| a greeting (see `core.channel`) | what protocol this is, the holder's token |
+| `{"rank", "world_size", "step", "save", "image_bytes", "notes_bytes", "notes"}` | a frame; `notes`: a digest |
 | the notes, the files of the image | after the first answer; see `keeping.Snapshot.pack_notes` |
 
-The holder answers with one line, `{"taken": true}` or `{"refused": WHY}`, twice: before anything large is sent, and
+The holder answers with a frame, `{"taken": true}` or `{"refused": WHY}`, twice: before anything large is sent, and
 once every byte is verified. To whoever does not have the token it says nothing. Nothing here is unpickled.
 """
 
 import json
 import socket
-import time
 from typing import Any, Final
 
 import xxhash
 
-MAGIC: Final = b"HFPEER1\n"
+from holdfast.core.channel import frame, greeting, receive_frame, receive_into
+from holdfast.core.errors import ChannelError
+
+MAGIC: Final = b"HFPEER2\n"
 TOKEN_BYTES: Final = 32
-HEAD_BYTES: Final = len(MAGIC) + TOKEN_BYTES + 4
 PATIENCE_S: Final = 10.0
 """Without a byte in so long the other side is given up."""
 ANSWER_S: Final = 60.0
@@ -40,12 +41,10 @@ def digest_of_notes(notes: bytes) -> str:
 
 def head(token: bytes, announcement: dict[str, Any]) -> bytes:
     """What a sender says first."""
-    data = json.dumps(announcement).encode()
-    assert len(data) <= _ANNOUNCEMENT_BYTES, "it has no long fields"
-    return MAGIC + token + len(data).to_bytes(4, "big") + data
+    return greeting(MAGIC, token) + frame(json.dumps(announcement).encode(), _ANNOUNCEMENT_BYTES)
 
 
-def read_announcement(line: socket.socket, length: int) -> dict[str, Any]:
+def read_announcement(line: socket.socket) -> dict[str, Any]:
     """What a sender, who has shown the token, says that it will send.
 
     Raises:
@@ -53,9 +52,11 @@ def read_announcement(line: socket.socket, length: int) -> dict[str, Any]:
         OSError: nothing came.
         ValueError: it is none.
     """
-    if length > _ANNOUNCEMENT_BYTES:
-        raise Refused(f"an announcement of {length:,} bytes")
-    announcement: dict[str, Any] = json.loads(read_bytes(line, length, within_s=PATIENCE_S))
+    try:
+        body = receive_frame(line, _ANNOUNCEMENT_BYTES, within_s=PATIENCE_S)
+    except ChannelError as error:
+        raise Refused(str(error)) from error
+    announcement: dict[str, Any] = json.loads(body)
     return announcement
 
 
@@ -66,7 +67,7 @@ def answer(line: socket.socket, refused: str = "") -> None:
         OSError: nobody is there.
     """
     told = {"refused": refused[: _ANSWER_BYTES // 8]} if refused else {"taken": True}
-    line.sendall(json.dumps(told).encode() + b"\n")
+    line.sendall(frame(json.dumps(told).encode(), _ANSWER_BYTES))
 
 
 def await_answer(line: socket.socket) -> None:
@@ -76,18 +77,10 @@ def await_answer(line: socket.socket) -> None:
         Refused: it does not.
         OSError: it says nothing.
     """
-    until_s = time.monotonic() + ANSWER_S
-    said = b""
-    while not said.endswith(b"\n"):
-        line.settimeout(max(until_s - time.monotonic(), 1e-3))
-        byte = line.recv(1)
-        if not byte or len(said) >= _ANSWER_BYTES:
-            raise ConnectionResetError("the peer ended the connection")
-        said += byte
-    line.settimeout(PATIENCE_S)
     try:
-        told = json.loads(said)
-    except ValueError as error:
+        told = json.loads(receive_frame(line, _ANSWER_BYTES, within_s=ANSWER_S))
+        line.settimeout(PATIENCE_S)
+    except (ChannelError, ValueError) as error:
         raise Refused("it answered something else") from error
     if told != {"taken": True}:
         raise Refused(
@@ -97,21 +90,6 @@ def await_answer(line: socket.socket) -> None:
         )
 
 
-def read_bytes(line: socket.socket, count: int, *, within_s: float) -> bytes:
-    """`count` bytes, all of them `within_s`.
-
-    Raises:
-        OSError: they did not come.
-    """
-    until_s = time.monotonic() + within_s
-    found = bytearray(count)
-    left = memoryview(found)
-    while left:
-        line.settimeout(max(until_s - time.monotonic(), 1e-3))
-        left = left[_received(line, left) :]
-    return bytes(found)
-
-
 def read_into(line: socket.socket, target: memoryview) -> None:
     """Fill `target`, however long it takes, as long as something comes.
 
@@ -119,12 +97,4 @@ def read_into(line: socket.socket, target: memoryview) -> None:
         OSError: nothing does.
     """
     line.settimeout(PATIENCE_S)
-    while target:
-        target = target[_received(line, target) :]
-
-
-def _received(line: socket.socket, target: memoryview) -> int:
-    count = line.recv_into(target)
-    if not count:
-        raise ConnectionResetError("the peer ended the connection")
-    return count
+    receive_into(line, target)
