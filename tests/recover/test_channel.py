@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.core.channel import frame
 from holdfast.core.errors import ChannelError
 from holdfast.core.link import ENV_CONNECT
 from holdfast.recover.channel import (
     ENV_ADDRESS,
     ENV_TOKEN,
-    MAX_LINE_BYTES,
+    MAX_MESSAGE_BYTES,
     ChannelClient,
     ChannelServer,
     Peer,
@@ -168,33 +169,61 @@ def test_nobody_listening_is_said():
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x80\x04\x95 pickle",
-        b"[]\n",
-        b"{}\n",
-        b'{"kind": "step"}\n',
-        b'{"kind": "hello"}\n',
-        b'{"kind": "hello", "token": "TOKEN", "role": "rank"}\n',
-        b'{"kind":"hello","token":"TOKEN","role":"rank","attempt":1,"rank":"x","local_rank":0,"world_size":1,"pid":1}\n',
-        b"x" * (2 * MAX_LINE_BYTES),
+        b'{"kind": "hello", "token": "TOKEN"}\n',
+        b"x" * (2 * MAX_MESSAGE_BYTES),
+        (1 << 31).to_bytes(4, "little"),
+        b"\x10\0\0\0{",
     ],
 )
 def test_strangers_are_hung_up_on_and_nothing_is_heard_of_them(first):
+    assert heard_of_a_stranger(lambda token: first.replace(b"TOKEN", token)) == []
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"kind": "step"}',
+        b'{"kind": "hello"}',
+        b'{"kind": "hello", "token": "TOKEN", "role": "rank"}',
+        b'{"kind":"hello","token":"TOKEN","role":"rank","attempt":1,"rank":"x","local_rank":0,"world_size":1,"pid":1}',
+        b'{"kind":"hello","token":"token","role":"rank","attempt":1,"rank":0,"local_rank":0,"world_size":1,"pid":1}',
+    ],
+)
+def test_who_says_hello_without_token_or_place_is_hung_up_on(hello):
+    assert heard_of_a_stranger(lambda token: frame(hello.replace(b"TOKEN", token), 1000)) == []
+
+
+def test_a_hello_with_token_and_place_is_heard():
+    hello = b'{"kind":"hello","token":"TOKEN","role":"rank","attempt":1,"rank":0,"local_rank":0,"world_size":1,"pid":1}'
+    assert heard_of_a_stranger(
+        lambda token: frame(hello.replace(b"TOKEN", token), 1000),
+        answer=encode({"kind": "welcome"}),
+    )
+
+
+def heard_of_a_stranger(first, answer=b""):
+    """Connect, send `first(token)` and nothing more, and be answered with `answer`; returns what was heard."""
+
     async def scenario(server, heard):
         host, port = server.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(first.replace(b"TOKEN", server.token.encode()))
+        writer.write(first(server.token.encode()))
         writer.write_eof()
         with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
+            assert await reader.read() == answer
         writer.close()
 
-    assert with_server(scenario) == []
+    return with_server(scenario)
 
 
 def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on():
     async def scenario(server, heard):
         for rubbish in (
-            b"x" * (MAX_LINE_BYTES + 10) + b"\n",
-            b"not json\n",
+            frame(b"x" * (MAX_MESSAGE_BYTES + 1), 2 * MAX_MESSAGE_BYTES),
+            frame(b"not json", 100),
             encode({"kind": "hello"}),
         ):
             client = await connect(server)
@@ -207,11 +236,13 @@ def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on():
     assert kinds == ["hello", "gone"] * 3
 
 
-def test_encode_bounds_a_line_and_decode_takes_objects_only():
+def test_encode_bounds_a_message_and_decode_takes_objects_only():
     with pytest.raises(ChannelError, match="at most"):
-        encode({"kind": "event", "data": "x" * MAX_LINE_BYTES})
-    assert decode(encode({"kind": "a", "n": 1})) == {"kind": "a", "n": 1}
-    for line in (
+        encode({"kind": "event", "data": "x" * MAX_MESSAGE_BYTES})
+    encoded = encode({"kind": "a", "n": 1})
+    assert frame(b'{"kind":"a","n":1}', 100) == encoded
+    assert decode(encoded[4:]) == {"kind": "a", "n": 1}
+    for body in (
         b"",
         b"1",
         b'"kind"',
@@ -219,4 +250,4 @@ def test_encode_bounds_a_line_and_decode_takes_objects_only():
         json.dumps({"no": "kind"}).encode(),
         b"\xff\xfe",
     ):
-        assert decode(line) is None
+        assert decode(body) is None

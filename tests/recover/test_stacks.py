@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from holdfast.recover.channel import MAX_LINE_BYTES, encode
+from holdfast.recover.channel import MAX_MESSAGE_BYTES, encode
 from holdfast.recover.stacks import Place, stand_of
 
 READ = """
@@ -222,7 +222,7 @@ def test_many_deep_threads_fit_into_a_message():
         for n in range(60)
     )
     threads = read("held.acquire()", "acquire", deep)
-    assert len(encode({"kind": "stacks", "threads": threads})) <= MAX_LINE_BYTES
+    assert len(encode({"kind": "stacks", "threads": threads})) <= MAX_MESSAGE_BYTES
     assert stand_of(threads).place is Place.OTHER, "one that was left out may release the lock"
 
 

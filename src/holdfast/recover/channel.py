@@ -1,7 +1,7 @@
-"""The control channel between a supervisor and its ranks: one JSON object a line, over TCP on loopback.
+"""The control channel between a supervisor and its ranks: one JSON object a frame, over TCP on loopback.
 
-The first line of a connection must carry the run's token; anything else is closed unread. Every line is bounded,
-and nothing that arrives is unpickled or executed.
+The first frame of a connection must carry the run's token; anything else is closed unread. Every frame is bounded (see
+`core.channel`), and nothing that arrives is unpickled or executed.
 
 | from | `kind` | fields |
 |---|---|---|
@@ -25,7 +25,6 @@ and nothing that arrives is unpickled or executed.
 """
 
 import asyncio
-import hmac
 import json
 import math
 import os
@@ -36,32 +35,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+from holdfast.core.channel import HungUp, frame, is_token, read_frame, receive_frame
 from holdfast.core.errors import ChannelError
 from holdfast.core.link import ENV_ATTEMPT
 
 ENV_ADDRESS = "HOLDFAST_CHANNEL"
 ENV_TOKEN = "HOLDFAST_TOKEN"
-MAX_LINE_BYTES = 64 * 1024
+MAX_MESSAGE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
 STRANGERS = 256
 """Connections that may be open without having said hello; more are closed, so that they cannot use up the files."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """One line. NaN and infinities become strings, since JSON has none.
+    """Return a frame. NaN and infinities become strings, since JSON has none.
 
     Raises:
-        ChannelError: the message is longer than a line may be.
+        ChannelError: the message is longer than a frame may be.
     """
-    line = (
-        json.dumps(_finite(message), default=str, allow_nan=False, separators=(",", ":")).encode()
-        + b"\n"
-    )
-    if len(line) > MAX_LINE_BYTES:
-        raise ChannelError(
-            f"A message of kind {message.get('kind')!r} has {len(line)} bytes; at most {MAX_LINE_BYTES} fit."
-        )
-    return line
+    body = json.dumps(_finite(message), default=str, allow_nan=False, separators=(",", ":"))
+    what = f"A message of kind {message.get('kind')!r}"
+    return frame(body.encode(), MAX_MESSAGE_BYTES, what=what)
 
 
 def _finite(value: Any) -> Any:
@@ -74,10 +68,10 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The object of a line; None where it holds no object with a `kind`."""
+def decode(body: bytes) -> dict[str, Any] | None:
+    """Return the object that a frame holds; None where the frame holds no object with a `kind`."""
     try:
-        message = json.loads(line)
+        message = json.loads(body)
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else None
@@ -128,7 +122,9 @@ class ChannelServer:
 
     async def start(self) -> None:
         """Listen on a free port of the loopback address."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_LINE_BYTES)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", 0, limit=MAX_MESSAGE_BYTES
+        )
 
     @property
     def address(self) -> str:
@@ -141,14 +137,14 @@ class ChannelServer:
         self, message: dict[str, Any], *, to: str | None = None, only: Peer | None = None
     ) -> int:
         """Send to every peer of the role `to`, by default of each, or to `only` one; return to how many."""
-        line = encode(message)
+        encoded = encode(message)
         writers = [
             writer
             for peer, writer in self._writers.items()
             if to in (None, peer.role) and only in (None, peer) and not writer.is_closing()
         ]
         for writer in writers:
-            writer.write(line)
+            writer.write(encoded)
         return len(writers)
 
     async def close(self) -> None:
@@ -168,8 +164,8 @@ class ChannelServer:
             self._writers[peer] = writer
             writer.write(encode({"kind": "welcome"}))
             self._on_message(peer, {"kind": "hello"})
-            while line := await reader.readline():
-                message = decode(line)
+            while True:
+                message = decode(await read_frame(reader, MAX_MESSAGE_BYTES))
                 if (
                     message is None
                     or message["kind"] in ("hello", "gone")
@@ -179,8 +175,8 @@ class ChannelServer:
                 if message["kind"] == "watch":
                     self._watched.add(peer)
                 self._on_message(peer, message)
-        except (OSError, ValueError, TimeoutError):
-            return  # cut, a line over the bound, or silent: all end in hanging up
+        except (OSError, ChannelError):
+            return  # cut, a frame over the bound, or silent: all end in hanging up
         finally:
             if peer is not None and self._writers.pop(peer, None) is not None:
                 self._on_message(peer, {"kind": "gone"})
@@ -191,15 +187,16 @@ class ChannelServer:
             return None
         self._strangers += 1
         try:
-            return self._admit(await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT_S))
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                return self._admit(await read_frame(reader, MAX_MESSAGE_BYTES))
         finally:
             self._strangers -= 1
 
-    def _admit(self, line: bytes) -> Peer | None:
-        hello = decode(line)
+    def _admit(self, body: bytes) -> Peer | None:
+        hello = decode(body)
         if hello is None or hello["kind"] != "hello":
             return None
-        if not hmac.compare_digest(str(hello.get("token", "")).encode(), self.token.encode()):
+        if not is_token(str(hello.get("token", "")).encode(), self.token.encode()):
             return None
         try:
             peer = Peer(
@@ -246,7 +243,6 @@ class ChannelClient:
         except (OSError, ValueError) as error:
             raise ChannelError(f"No supervisor answers at {address}: {error}.") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._reader = self._socket.makefile("rb")
         self._sending = threading.Lock()
         try:
             self.send({"kind": "hello", "token": token, **vars(peer)})
@@ -266,16 +262,17 @@ class ChannelClient:
         Raises:
             OSError: the connection is gone.
         """
-        line = encode(message)
+        encoded = encode(message)
         with self._sending:
-            self._socket.sendall(line)
+            self._socket.sendall(encoded)
 
     def receive(self) -> dict[str, Any] | None:
         """Wait for the next message; None when the supervisor is gone."""
-        line = self._reader.readline(MAX_LINE_BYTES + 1)
-        return decode(line) if line.endswith(b"\n") else None
+        try:
+            return decode(receive_frame(self._socket, MAX_MESSAGE_BYTES))
+        except (HungUp, ChannelError):
+            return None
 
     def close(self) -> None:
         """Hang up."""
-        self._reader.close()
         self._socket.close()
