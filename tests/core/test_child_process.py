@@ -27,12 +27,14 @@ def start(program):
     )
 
 
-def test_a_released_child_reads_one_byte_and_ends_by_itself():
-    with start(WAITS + "raise SystemExit(len(os.read(0, 9)) + 4)") as child:
+@pytest.mark.parametrize(("end", "code"), [(release, 5), (lambda child: child.stdin.close(), 4)])
+def test_a_child_ends_by_itself_when_it_is_released_or_its_parent_dies(end, code):
+    child_side = "from holdfast.core.child_process import await_release; "
+    with start(child_side + WAITS + "raise SystemExit(await_release() + 4)") as child:
         assert first_line(child, 30) == b"ready\n"
+        end(child)
         release(child)
-        release(child)
-        assert end_within(child, 30) == 5
+        assert end_within(child, 30) == code
 
 
 def test_a_child_that_does_not_end_is_killed():

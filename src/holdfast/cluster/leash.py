@@ -127,8 +127,7 @@ def main(linger_s: float, owner: str, command: Sequence[str]) -> None:
 
 
 def _end_when_released(linger_s: float, owner: str) -> None:
-    # Not sys.stdin: its buffer's lock would be held at the interpreter's exit, which then aborts.
-    if not os.read(0, 1) and not (owner and _lives(owner)):
+    if not child_process.await_release() and not (owner and _lives(owner)):
         time.sleep(linger_s)
     kill_descendants()  # the main thread then sees its child end
 

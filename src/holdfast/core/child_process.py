@@ -1,12 +1,14 @@
-"""The parent's side of a child process: read that the child is ready, restart with a limit, release, end.
+"""Child processes: read that a child is ready, restart it with a limit, release and end it.
 
 `core.processes` has how a module of Holdfast is started (`module_command`) and how a child ends with its parent in the
-kernel's hands (`die_with_parent`). A child that ends in its own way instead reads its standard input, a pipe: one byte
-(`release`) says that the child is not wanted any more, the end of the pipe without a byte that the parent died.
+kernel's hands (`die_with_parent`). A child that ends in its own way instead reads its standard input, a pipe, in
+`await_release`: one byte (`release`) says that the child is not wanted any more, the end of the pipe without a byte
+that the parent died.
 """
 
 import contextlib
 import math
+import os
 import select
 import subprocess
 from dataclasses import dataclass
@@ -64,6 +66,12 @@ def release(process: "subprocess.Popen[bytes]") -> None:
         process.stdin.flush()
     with contextlib.suppress(OSError):
         process.stdin.close()
+
+
+def await_release() -> bool:
+    """In a child: wait until the parent calls `release` or dies; return whether the parent released this process."""
+    # Not sys.stdin: its buffer's lock would be held at the interpreter's exit, which then aborts.
+    return bool(os.read(0, 1))
 
 
 def end_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:

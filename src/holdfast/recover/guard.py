@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from holdfast.checkpoint import SNAPSHOT_SERVER_PROCESS_NAME, WRITER_MODULE
+from holdfast.core.child_process import await_release
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
 
@@ -59,7 +60,7 @@ def _keep(stream: IO[bytes], log: RotatingLog) -> None:
 
 
 def _end_with_supervisor() -> None:
-    os.read(sys.stdin.fileno(), 1)  # until its end
+    await_release()
     _end_all()
 
 

@@ -23,6 +23,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from holdfast.core.child_process import await_release
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.evaluate.metrics.judge.config import ENV_TOKEN, JudgeConfig, JudgeStatistics
@@ -308,7 +309,7 @@ def _refusal(status: int, text: str, code: str) -> web.Response:
 
 
 async def serve(config: JudgeConfig) -> None:
-    """Listen until standard input ends."""
+    """Listen until the parent releases this process or dies."""
     proxy = JudgeProxy(
         config, token=os.environ[ENV_TOKEN], api_key=os.environ.get(config.api_key_env, "")
     )
@@ -318,7 +319,7 @@ async def serve(config: JudgeConfig) -> None:
     await site.start()
     sys.stdout.write(json.dumps({"port": runner.addresses[0][1]}) + "\n")
     sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.buffer.read)
+    await asyncio.to_thread(await_release)
     await runner.cleanup()
 
 
