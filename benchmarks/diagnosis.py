@@ -27,7 +27,7 @@ ASKED_OF_FEW = ("dev", "compression")
 DEV = Path(__file__).parents[2] / "shared" / "data" / "diagnosis_dev"
 OPTIONS = """Besides: --dev DIR, labelled cases; --lab DIR, the laboratory's recordings (made there if it has none;
 without it anew each time, or a few with --quick); --nvrx DIR, the source of NVIDIA's resiliency extension;
---calibrate, print the steps for holdfast.diagnose.explain.calibration, measured on half of the laboratory, and end;
+--calibrate, print the steps for holdfast.diagnose.explain.answer, measured on half of the laboratory, and end;
 --misses FILE, a line of JSON for each case that ours gets wrong."""
 
 

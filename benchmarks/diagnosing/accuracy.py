@@ -161,7 +161,7 @@ def _confidently_wrong(judged: Judged, cases: Sequence[Case]) -> Row:
 
 def calibration(judged: Judged) -> tuple[tuple[tuple[float, float], ...], str]:
     """The steps measured on the first half of the programs, and what they do to the other half, in a sentence."""
-    from holdfast.diagnose.explain.calibration import STEPS
+    from holdfast.diagnose.explain.answer import STEPS
 
     half = halves(judged.cases)
 

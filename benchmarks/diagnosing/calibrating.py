@@ -1,4 +1,4 @@
-"""Raw score to share of right answers: isotonic regression; its steps for `holdfast.diagnose.explain.calibration`."""
+"""Raw score to share of right answers: isotonic regression; its steps for `holdfast.diagnose.explain.answer`."""
 
 import bisect
 from collections.abc import Iterable, Sequence
@@ -71,7 +71,7 @@ def _strict(points: list[tuple[float, float]]) -> tuple[tuple[float, float], ...
 
 
 def by_steps(score: float, steps: Steps) -> float:
-    """The share that `steps` give a raw score: as `holdfast.diagnose.explain.calibration.calibrated`."""
+    """The share that `steps` give a raw score: as `holdfast.diagnose.explain.answer.calibrated`."""
     return _between(score, [raw for raw, _ in steps], [share for _, share in steps])
 
 

@@ -16,7 +16,7 @@ Answers = Mapping[str, Answer]
 def ours(path: Path, rules: Any = None, known: Any = None) -> Answer:
     """Holdfast's answer about a log or a folder of logs; with `rules` or with what is `known`, where given."""
     from holdfast.diagnose import diagnose
-    from holdfast.diagnose.explain.conclude import conclude
+    from holdfast.diagnose.explain.answer import conclude
     from holdfast.diagnose.explain.scan import scan
     from holdfast.diagnose.logs.files import find_files
 

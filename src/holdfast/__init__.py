@@ -24,7 +24,7 @@ __all__ = ["Checkpointer", "__version__", "attach"]
 def __getattr__(name: str) -> Any:
     # Lazy, so that `holdfast --help` and the rank shim start without torch.
     if name == "attach":
-        from holdfast.recover.attach import attach
+        from holdfast.recover import attach
 
         return attach
     if name == "Checkpointer":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.explain.calibration import STEPS, calibrated
+from holdfast.diagnose.explain.answer import STEPS, calibrated
 from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -18,11 +18,11 @@ import pytest
 import zstandard
 from click.testing import CliRunner
 
-from holdfast.cli import diagnosis_study, progress
+from holdfast.cli import progress
 from holdfast.cli.diagnosis_view import ACTIONS, at_fault, ranges
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
-from holdfast.diagnose import diagnose
+from holdfast.diagnose import diagnose, study
 from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.rules.taxonomy import CATEGORIES
 from holdfast.testing.model_endpoint import ModelServer, Words
@@ -533,9 +533,9 @@ def test_progress_counts_bytes_against_the_size_of_plain_files(log, tmp_path):
     packed = tmp_path / "rank-2.log.gz"
     packed.write_bytes(gzip.compress(log.read_bytes()))
     show = lambda what, done, total: told.append((what, done, total))  # noqa: E731
-    diagnosis_study.study([str(log)], packaged_rules(), show)
+    study.study([str(log)], packaged_rules(), show)
     assert told[-1] == ("Reading", log.stat().st_size, log.stat().st_size)
-    diagnosis_study.study([str(packed)], packaged_rules(), show)
+    study.study([str(packed)], packaged_rules(), show)
     assert told[-1][0].startswith("Reading, ")
     assert told[-1][2] is None
 
@@ -543,7 +543,7 @@ def test_progress_counts_bytes_against_the_size_of_plain_files(log, tmp_path):
 def test_a_large_input_is_told_of_in_plain_lines(log, monkeypatch, capsys):
     monkeypatch.setattr(progress, "QUIET_S", -1.0)
     with progress.shown() as show:
-        diagnosis_study.study([str(log)], packaged_rules(), show)
+        study.study([str(log)], packaged_rules(), show)
     assert "Reading 100%" in capsys.readouterr().err
 
 
@@ -560,16 +560,14 @@ def test_surroundings_of_a_line_beyond_the_first_block(tmp_path):
     path.write_text("".join(f"line {number}\n" for number in range(1, 300_001)))
     assert path.stat().st_size > 3 << 20
     for at in (1, 2, 100_000, 149_999, 299_999, 300_000):
-        root = diagnosis_study.LogLine(file=str(path), line=at, text=f"line {at}")
-        found = diagnosis_study.surroundings(root, lambda *_: None)
-        wanted = range(
-            max(1, at - diagnosis_study.BEFORE), min(300_000, at + diagnosis_study.AFTER) + 1
-        )
+        root = study.LogLine(file=str(path), line=at, text=f"line {at}")
+        found = study.surroundings(root, lambda *_: None)
+        wanted = range(max(1, at - study.BEFORE), min(300_000, at + study.AFTER) + 1)
         assert found == [(number, f"line {number}") for number in wanted]
-    other = diagnosis_study.LogLine(
+    other = study.LogLine(
         file=str(path), line=7, text="what stood there before the file was rotated"
     )
-    assert diagnosis_study.surroundings(other, lambda *_: None) == []
+    assert study.surroundings(other, lambda *_: None) == []
 
 
 def test_standard_input_that_is_no_file_is_kept_for_a_second_reading(monkeypatch):
@@ -579,7 +577,7 @@ def test_standard_input_that_is_no_file_is_kept_for_a_second_reading(monkeypatch
 
     before = io.TextIOWrapper(Pipe(b"one\ntwo\n"))
     monkeypatch.setattr(sys, "stdin", before)
-    with diagnosis_study.stdin_kept(lambda *_: None):
+    with study.stdin_kept(lambda *_: None):
         assert sys.stdin.buffer.read() == b"one\ntwo\n"
         sys.stdin.buffer.seek(0)
         assert sys.stdin.buffer.read() == b"one\ntwo\n"

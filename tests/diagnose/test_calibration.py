@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.diagnose.explain.calibration import STEPS, calibrated
+from holdfast.diagnose.explain.answer import STEPS, calibrated
 
 
 def test_steps_rise_in_both():

@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.diagnose import diagnose
+from holdfast.diagnose.explain.locate import names
 from holdfast.diagnose.rules.causes import kinds
-from holdfast.diagnose.rules.names import names
 
 SPAWNED = """-- Process 1 terminated with the following error:
 Traceback (most recent call last):

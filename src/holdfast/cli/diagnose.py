@@ -17,13 +17,11 @@ from holdfast.cli.progress import Progress, shown
 from holdfast.core.errors import BadUse, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.cli.diagnosis_study import Study
     from holdfast.core.ledger import Ledger
+    from holdfast.diagnose import Compressed, Diagnosis, RuleSet
     from holdfast.diagnose.agents import Endpoint
-    from holdfast.diagnose.explain.compress import Compressed
-    from holdfast.diagnose.explain.diagnosis import Diagnosis
     from holdfast.diagnose.memory import Known
-    from holdfast.diagnose.rules.rules import RuleSet
+    from holdfast.diagnose.study import Study
 
 STDIN = "-"
 
@@ -164,7 +162,7 @@ def _expanded(paths: Iterable[str]) -> list[str]:
 @contextmanager
 def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
     """Make standard input readable twice where that is needed: for the lines around the root, and to compress."""
-    from holdfast.cli.diagnosis_study import stdin_kept
+    from holdfast.diagnose.study import stdin_kept
 
     with ExitStack() as stack:
         if STDIN in paths and (wanted.around or wanted.needs_text):
@@ -174,7 +172,7 @@ def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
 
 
 def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
-    from holdfast.cli.diagnosis_study import study, surroundings
+    from holdfast.diagnose.study import study, surroundings
 
     filters = () if wanted.known is None else wanted.known.filters
     with shown() as show:
@@ -228,8 +226,8 @@ def _known(ledger: "Ledger", place: Place) -> "Known":
 
 
 def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
-    from holdfast.cli.diagnosis_study import with_own_rules
-    from holdfast.diagnose.rules.packaged import packaged_rules
+    from holdfast.diagnose import packaged_rules
+    from holdfast.diagnose.study import with_own_rules
 
     return with_own_rules(packaged_rules() if known is None else known.rules, folder)
 

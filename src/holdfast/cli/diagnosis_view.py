@@ -12,13 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.diagnosis_study import Study
 from holdfast.cli.diagnosis_why import INTRODUCTION, in_words
 from holdfast.cli.output import PIPE_WIDTH, when
 from holdfast.core.words import clean
-from holdfast.diagnose.explain.diagnosis import Diagnosis, LogLine, Role
-from holdfast.diagnose.explain.explain import Cluster
-from holdfast.diagnose.rules.taxonomy import Action
+from holdfast.diagnose import Action, Cluster, Diagnosis, LogLine, Role
+from holdfast.diagnose.study import Study
 
 ACTIONS: Final[Mapping[Action, str]] = {
     "restart": "Start the job again",

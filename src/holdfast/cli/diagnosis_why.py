@@ -5,9 +5,8 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.output import shorten
-from holdfast.core.words import clean, percent, plainly
-from holdfast.diagnose.explain.explain import Cluster, Explanation, Reckoning
+from holdfast.core.words import clean, percent, plainly, shorten
+from holdfast.diagnose import Cluster, Explanation, Reckoning
 
 SHOWN: Final = 4
 """Candidates that a person is shown."""

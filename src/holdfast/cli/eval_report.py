@@ -8,9 +8,10 @@ import click
 
 from holdfast.cli.eval_options import JSON
 from holdfast.cli.main import Place
-from holdfast.cli.output import print_json, print_table, seconds, shorten, when
+from holdfast.cli.output import print_json, print_table, seconds, when
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
+from holdfast.core.words import shorten
 
 if TYPE_CHECKING:
     from holdfast.evaluate import Evaluation

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.main import Place
-from holdfast.cli.output import print_json, print_table, shorten, when
+from holdfast.cli.output import print_json, print_table, when
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import RunPaths
+from holdfast.core.words import shorten
 
 if TYPE_CHECKING:
-    from holdfast.diagnose.explain.compress import Kept
+    from holdfast.diagnose import Kept
 
 _WITHOUT_RUN = "m"
 """How the name of an incident begins that belongs to no run."""
@@ -79,7 +80,7 @@ def show(place: Place, incident_id: str, as_json: bool) -> None:
     """Show an incident: its diagnosis with the cited lines, what was done, and what a person said of it."""
     with Ledger.open(place.ledger) as ledger:
         if incident_id.startswith(_WITHOUT_RUN):
-            from holdfast.diagnose.memory.store import memory_of
+            from holdfast.diagnose.memory import memory_of
 
             memory = memory_of(ledger, incident_id)
             _show_memory(memory, as_json=as_json)
@@ -203,7 +204,7 @@ def _kept(place: Place, incident: Incident | None) -> "list[Kept]":
     folder = RunPaths(place.home, incident.run_id).attempt_logs(incident.attempt)
     if not folder.is_dir():
         return []
-    from holdfast.diagnose.memory.store import kept_of
+    from holdfast.diagnose.memory import kept_of
 
     return list(kept_of([str(folder)]))
 
@@ -215,7 +216,7 @@ def _line_at(place: str, incident: Incident | None) -> str:
         raise BadUse(
             f"--line {place}: give a file and the number of a line, FILE:LINE, counted from 1."
         )
-    from holdfast.diagnose.memory.case import line_at
+    from holdfast.diagnose.memory import line_at
 
     text = line_at(Path(name), int(number))
     if text is None and incident is not None:

@@ -13,7 +13,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.rotating_log import LogTail, parts_oldest_first
-from holdfast.recover.runs import state_of
+from holdfast.recover import state_of
 
 FOLLOW_S = 0.3
 

@@ -58,8 +58,3 @@ def seconds(value_s: float | None) -> str:
         if minutes >= 60
         else f"{minutes} min {rest_s:02d} s"
     )
-
-
-def shorten(text: str, characters: int = 140) -> str:
-    """`text`, cut where it is longer."""
-    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.main import Place
-from holdfast.cli.output import print_json, print_table, shorten, when
+from holdfast.cli.output import print_json, print_table, when
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import LearnedRule
 from holdfast.core.processes import whoami
+from holdfast.core.words import shorten
 
 if TYPE_CHECKING:
+    from holdfast.diagnose import Topic
     from holdfast.diagnose.agents import Endpoint
-    from holdfast.diagnose.rules.rules import Topic
 
 
 @click.group()
@@ -95,7 +96,7 @@ def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
 @click.pass_obj
 def check(place: Place, file: Path, as_json: bool) -> None:
     """Try a file of rules of your own: its form, and each rule's examples beside the packaged rules."""
-    from holdfast.diagnose.memory.own_rules import faults_of, own_topics, read_topic
+    from holdfast.diagnose.memory import faults_of, own_topics, read_topic
 
     topic = read_topic(file)
     beside = [one for one in own_topics(place.home) if Path(one.name).resolve() != file.resolve()]
@@ -127,7 +128,7 @@ def good() -> None:
 def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -> None:
     """Record the logs of one run that ended well, and learn from them what is routine."""
     from holdfast.cli.diagnose import asked_endpoint
-    from holdfast.diagnose.memory.good import add_good_run
+    from holdfast.diagnose.memory import add_good_run
 
     endpoint = asked_endpoint() if model else None
     notes: tuple[str, ...] = ()
@@ -157,10 +158,9 @@ def _ask_for_filters(
     place: Place, ledger: Ledger, paths: Sequence[str], good_id: int, endpoint: "Endpoint"
 ) -> tuple[list[str], tuple[str, ...]]:
     """The ids of the filters that a model's votes added, and what failed or was refused."""
+    from holdfast.diagnose import find_files
     from holdfast.diagnose.agents import propose_filters, segments_of
-    from holdfast.diagnose.logs.files import find_files
-    from holdfast.diagnose.memory import Known
-    from holdfast.diagnose.memory.good import keep_filters
+    from holdfast.diagnose.memory import Known, keep_filters
 
     known = Known.of_ledger(ledger, place.home)
     segments = segments_of(find_files(paths).files, known.rules, known.filters)
@@ -197,8 +197,8 @@ def good_ls(place: Place, as_json: bool) -> None:
 
 
 def _topics(place: Place) -> "list[Topic]":
-    from holdfast.diagnose.memory.own_rules import own_topics
-    from holdfast.diagnose.rules.packaged import packaged_topics
+    from holdfast.diagnose import packaged_topics
+    from holdfast.diagnose.memory import own_topics
 
     return [*packaged_topics(), *own_topics(place.home)]
 

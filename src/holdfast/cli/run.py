@@ -16,8 +16,7 @@ from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
-from holdfast.recover.runs import begin_run, change_options, detach, supervise
-from holdfast.recover.spec import RunSpec
+from holdfast.recover import RunSpec, begin_run, change_options, detach, supervise
 
 if TYPE_CHECKING:
     from holdfast.cli.run_evaluation import RunEvaluation, Wish

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.cluster.leash import release, start_on_leash
+from holdfast.cluster import release, start_on_leash
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.paths import RunPaths

@@ -10,7 +10,7 @@ from holdfast.cli.output import print_json, print_table, seconds, when
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.recover.runs import remove_run, state_of, stop_run
+from holdfast.recover import remove_run, state_of, stop_run
 
 
 @click.group()

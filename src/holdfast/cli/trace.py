@@ -15,7 +15,7 @@ from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.words import plainly
 
 if TYPE_CHECKING:
-    from holdfast.trace.notes import Note
+    from holdfast.trace import Note
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 TWINS = ("seren", "kalos")
@@ -131,8 +131,13 @@ def report(
     as_json: bool,
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data."""
-    from holdfast.trace import Assumptions, characterize, load, write_report
-    from holdfast.trace.report import refuse_what_is_not_ours
+    from holdfast.trace import (
+        Assumptions,
+        characterize,
+        load,
+        refuse_what_is_not_ours,
+        write_report,
+    )
 
     refuse_what_is_not_ours(output)
     assumed = {"pue": pue, "intensity_t_per_mwh": grid_intensity, "carbon_free_share": carbon_free}
@@ -142,7 +147,7 @@ def report(
     with progress.shown() as show:
         if on:
             from holdfast.cluster import workers as workers_named
-            from holdfast.trace.spread import load_spread
+            from holdfast.trace import load_spread
 
             trace = load_spread(
                 *jobs,
@@ -189,7 +194,7 @@ def check(
     as_json: bool,
 ) -> None:
     """Say what contradicts itself in the records, and how often."""
-    from holdfast.trace.analyses.capacity import beyond_capacity
+    from holdfast.trace import beyond_capacity
 
     with loaded(jobs, reading) as trace:
         notes = [*trace.notes, *beyond_capacity(trace)]
@@ -219,9 +224,8 @@ def _told(note: "Note") -> str:
 @click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the converted trace.")
 def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> None:
     """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics."""
+    from holdfast.trace import by_cluster, telemetry
     from holdfast.trace import convert as convert_jobs
-    from holdfast.trace import telemetry
-    from holdfast.trace.loading import by_cluster
 
     places = reading.pop("metrics")
     with loaded(jobs, reading) as trace, progress.shown() as show:
@@ -412,10 +416,10 @@ def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Pa
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def formats(as_json: bool) -> None:
     """List the forms of job records, and the metrics of telemetry, that are known."""
-    from holdfast.trace.sources import sources
-    from holdfast.trace.telemetry.metrics import METRICS
+    from holdfast.trace import adapters
+    from holdfast.trace.telemetry import METRICS
 
-    forms = {source.name: source.title for source in sources()}
+    forms = {source.name: source.title for source in adapters()}
     if as_json:
         metrics = [
             {"name": metric.name, "unit": metric.unit, "title": metric.title}

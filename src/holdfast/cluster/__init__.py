@@ -11,6 +11,8 @@ and `leash` (how each of them runs a command so that nothing of it is left when 
 """
 
 from holdfast.cluster.choose import WORKER_KINDS, places, workers
+from holdfast.cluster.leash import release, start_on_leash
+from holdfast.cluster.local import core_count
 from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
@@ -23,6 +25,9 @@ __all__ = [
     "Places",
     "Task",
     "Workers",
+    "core_count",
     "places",
+    "release",
+    "start_on_leash",
     "workers",
 ]

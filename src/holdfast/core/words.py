@@ -98,3 +98,8 @@ def _visible(character: str) -> str:
     if ord(character) < 0x20:
         return chr(0x2400 + ord(character))
     return f"\\u{ord(character):04x}"
+
+
+def shorten(text: str, characters: int = 140) -> str:
+    """Cut `text` to `characters`, the last of them an ellipsis, if `text` is longer."""
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -14,9 +14,7 @@ from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Event, Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import Injector, plan_faults
-from holdfast.recover.hang import HangLimits
-from holdfast.recover.runs import begin_run, supervise
-from holdfast.recover.spec import RunSpec
+from holdfast.recover import HangLimits, RunSpec, begin_run, supervise
 
 MARKER = ".holdfast-demo"
 """A file that says that a folder was made by a demonstration and may be made anew."""

@@ -16,17 +16,18 @@ log of any size takes bounded memory.
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
 
-`logs.job_context` holds the supervisor's observations, `explain.diagnosis` the published answer; `watch` does the same
-for a job that still runs.
+`logs.job_context` holds the supervisor's observations, `explain.diagnosis` the published answer. `watch` does the same
+for a job that still runs; `study` does all of it for the command line, with the compressed log and the lines around
+the root.
 """
 
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import NotFound
-from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine
 from holdfast.diagnose.explain.scan import scan, scan_texts
 from holdfast.diagnose.logs.files import Found, Reading, find_files
@@ -35,20 +36,59 @@ from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.watch import LogWatcher
 
 __all__ = [
+    "CATEGORIES",
+    "Action",
     "Alternative",
+    "Cluster",
+    "Compressed",
     "Diagnosis",
     "Evidence",
+    "Explanation",
     "Hang",
     "JobContext",
+    "Kept",
     "LogLine",
     "LogWatcher",
     "RankExit",
+    "Reckoning",
+    "Role",
+    "RuleSet",
+    "Topic",
+    "compress",
     "diagnose",
+    "find_files",
     "observed_lines",
+    "packaged_rules",
+    "packaged_topics",
+    "rank_by_name",
+    "scan",
 ]
 
 if TYPE_CHECKING:
+    from holdfast.diagnose.explain.compress import Compressed, Kept, compress
+    from holdfast.diagnose.explain.diagnosis import Role
+    from holdfast.diagnose.explain.explain import Cluster, Explanation, Reckoning
+    from holdfast.diagnose.logs.files import rank_by_name
     from holdfast.diagnose.memory import Known
+    from holdfast.diagnose.rules.packaged import packaged_topics
+    from holdfast.diagnose.rules.rules import RuleSet, Topic
+    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action
+
+_HOMES = {
+    "CATEGORIES": "rules.taxonomy",
+    "Action": "rules.taxonomy",
+    "Cluster": "explain.explain",
+    "Compressed": "explain.compress",
+    "Explanation": "explain.explain",
+    "Kept": "explain.compress",
+    "Reckoning": "explain.explain",
+    "Role": "explain.diagnosis",
+    "RuleSet": "rules.rules",
+    "Topic": "rules.rules",
+    "compress": "explain.compress",
+    "packaged_topics": "rules.packaged",
+    "rank_by_name": "logs.files",
+}
 
 PathLike = str | os.PathLike[str]
 
@@ -84,3 +124,11 @@ def diagnose(
     from holdfast.diagnose.explain.compress import compress
 
     return known.recall(decided, lambda: compress(found.files, events, known.filters).lines)
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.diagnose' has no attribute {name!r}")
+    return getattr(import_module(f"holdfast.diagnose.{_HOMES[name]}"), name)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from holdfast.diagnose.explain.conclude import conclude
+from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.diagnosis import Diagnosis, Evidence, LogLine
 from holdfast.diagnose.explain.scan import Scan, scan_texts
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile

@@ -16,15 +16,54 @@ from typing import TYPE_CHECKING, Any
 from holdfast.recover.attach import Run, attach
 
 if TYPE_CHECKING:
+    from holdfast.recover.hang import HangLimits
+    from holdfast.recover.runs import (
+        begin_run,
+        change_options,
+        detach,
+        remove_run,
+        state_of,
+        stop_run,
+        supervise,
+    )
+    from holdfast.recover.spec import RunSpec
     from holdfast.recover.supervisor import Outcome, Supervisor
 
-__all__ = ["Outcome", "Run", "Supervisor", "attach"]
+__all__ = [
+    "HangLimits",
+    "Outcome",
+    "Run",
+    "RunSpec",
+    "Supervisor",
+    "attach",
+    "begin_run",
+    "change_options",
+    "detach",
+    "remove_run",
+    "state_of",
+    "stop_run",
+    "supervise",
+]
+
+_HOMES = {
+    "HangLimits": "hang",
+    "Outcome": "supervisor",
+    "RunSpec": "spec",
+    "Supervisor": "supervisor",
+    "begin_run": "runs",
+    "change_options": "runs",
+    "detach": "runs",
+    "remove_run": "runs",
+    "state_of": "runs",
+    "stop_run": "runs",
+    "supervise": "runs",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: a rank that attaches needs neither the ledger nor the diagnosis.
-    if name in ("Outcome", "Supervisor"):
-        from holdfast.recover import supervisor
+    from importlib import import_module
 
-        return getattr(supervisor, name)
-    raise AttributeError(f"module 'holdfast.recover' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.recover' has no attribute {name!r}")
+    return getattr(import_module(f"holdfast.recover.{_HOMES[name]}"), name)

@@ -13,10 +13,16 @@ from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.rotating_log import LogTail
-from holdfast.diagnose import Diagnosis, JobContext, LogWatcher
-from holdfast.diagnose.explain.compress import Kept, compress
-from holdfast.diagnose.explain.scan import scan
-from holdfast.diagnose.logs.files import find_files, rank_by_name
+from holdfast.diagnose import (
+    Diagnosis,
+    JobContext,
+    Kept,
+    LogWatcher,
+    compress,
+    find_files,
+    rank_by_name,
+    scan,
+)
 from holdfast.diagnose.memory import Known
 
 FOLLOW_S = 5.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holdfast.cluster.local import core_count
+from holdfast.cluster import core_count
 from holdfast.evaluate import (
     BoundTerm,
     EvaluateOptions,

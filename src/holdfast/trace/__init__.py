@@ -23,33 +23,49 @@ The study is Hu et al., *Characterization of Large Language Model Development in
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.trace.analyses.capacity import beyond_capacity
     from holdfast.trace.analyses.catalogue import Assumptions, catalogue
-    from holdfast.trace.loading import load
-    from holdfast.trace.report import write_report
+    from holdfast.trace.loading import by_cluster, load
+    from holdfast.trace.notes import Note
+    from holdfast.trace.report import refuse_what_is_not_ours, write_report
     from holdfast.trace.run import characterize
+    from holdfast.trace.sources import adapters
+    from holdfast.trace.spread import load_spread
     from holdfast.trace.store import convert
     from holdfast.trace.table import Table
     from holdfast.trace.trace import Trace
 
 __all__ = [
     "Assumptions",
+    "Note",
     "Table",
     "Trace",
+    "adapters",
+    "beyond_capacity",
+    "by_cluster",
     "catalogue",
     "characterize",
     "convert",
     "load",
+    "load_spread",
+    "refuse_what_is_not_ours",
     "write_report",
 ]
 
 _HOME = {
     "Assumptions": "analyses.catalogue",
+    "Note": "notes",
     "Table": "table",
     "Trace": "trace",
+    "adapters": "sources",
+    "beyond_capacity": "analyses.capacity",
+    "by_cluster": "loading",
     "catalogue": "analyses.catalogue",
     "characterize": "run",
     "convert": "store",
     "load": "loading",
+    "load_spread": "spread",
+    "refuse_what_is_not_ours": "report",
     "write_report": "report",
 }
 

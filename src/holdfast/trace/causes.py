@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.diagnose.rules.taxonomy import CATEGORIES as REASONS
+from holdfast.diagnose import CATEGORIES as REASONS
 from holdfast.trace.table import Table
 
 CATEGORIES: Final = ("Infrastructure", "Framework", "Script", "Limit", "Signal", "Own", "Unknown")

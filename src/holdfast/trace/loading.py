@@ -19,9 +19,8 @@ from holdfast.trace.schema import DURATIONS
 from holdfast.trace.sources.csv.mapped import mapped_source
 from holdfast.trace.sources.csv.reasons import join_reasons
 from holdfast.trace.sources.joining import ASSUMED_SIZE, joined, renamed
-from holdfast.trace.sources.reading import Reading, Source
+from holdfast.trace.sources.reading import Reading, Source, keep_span, set_span
 from holdfast.trace.sources.recognition import Input, named_source, recognised
-from holdfast.trace.sources.span import keep_span, set_span
 from holdfast.trace.sources.stored import is_store
 from holdfast.trace.trace import Trace, open_scratch
 

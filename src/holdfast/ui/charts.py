@@ -5,13 +5,13 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core import words
+from holdfast.core import drawing, words
 from holdfast.core.accounting import Point, RunSummary
 from holdfast.core.drawing import new_figure
-from holdfast.ui.svg import COLOUR, inline_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 POINTS_LIMIT = 800
 """Points drawn of a curve; more than the pixels that show it would only make the file larger."""
@@ -209,3 +209,25 @@ def _badge(
         annotation_clip=False,
         zorder=6,
     )
+
+
+VARIABLES = (
+    "ink",
+    "muted",
+    "hair",
+    "paper",
+    "productive",
+    "lost",
+    "detecting",
+    "restarting",
+    "starting",
+    "checkpoint",
+    "other",
+)
+COLOUR = drawing.stand_ins(VARIABLES)
+"""Stand-in colours: what to pass to matplotlib for each CSS variable."""
+
+
+def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
+    """The figure, drawn in the colours of `COLOUR`, as an `<svg>` element: see `holdfast.core.drawing.inline_svg`."""
+    return drawing.inline_svg(figure, name=name, label=label, variables=VARIABLES)

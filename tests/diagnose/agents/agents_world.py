@@ -4,8 +4,8 @@ import asyncio
 import json
 
 from holdfast.diagnose.agents.endpoint import Endpoint
+from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.compress import compress
-from holdfast.diagnose.explain.conclude import conclude
 from holdfast.diagnose.explain.scan import scan
 from holdfast.diagnose.logs.files import find_files
 from holdfast.diagnose.rules.packaged import packaged_rules

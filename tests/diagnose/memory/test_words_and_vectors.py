@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.diagnose.memory.vectors import Vectors
+from holdfast.diagnose.memory.recall import Vectors
 from holdfast.diagnose.memory.words import is_trouble, mask, search_words, tokens, words_of
 
 

@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from holdfast.trace.charts import Axis, Bars, Figure, Lines, Series
 from holdfast.trace.figures import draw, standalone, svg, write_paper
 from holdfast.trace.figures.curves import vertices
-from holdfast.trace.figures.inline import panels
+from holdfast.trace.figures.export import panels
 from holdfast.trace.figures.look import DARK, DASHES, LIGHT, PAGE, SERIES_COLOURS
 from holdfast.trace.figures.ticks import plan_axis
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.trace.charts import Axis
-from holdfast.trace.figures import numerals
+from holdfast.trace.figures import ticks
 from holdfast.trace.figures.ticks import plan_axis
 
 
@@ -121,7 +121,7 @@ def test_any_data_give_an_axis_with_ticks_in_order_and_inside(data, scale, label
     ],
 )
 def test_a_duration_in_words(seconds, said):
-    assert numerals.duration(seconds) == said
+    assert ticks.duration(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -132,4 +132,4 @@ def test_a_duration_in_words(seconds, said):
     ],
 )  # fmt: skip
 def test_a_number_in_words(value, said):
-    assert numerals.number(value) == said
+    assert ticks.number(value) == said

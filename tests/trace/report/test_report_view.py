@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.charts import Axis, Figure, Heatmap, Lines, Series
 from holdfast.trace.errors import LeftOut
-from holdfast.trace.figures.inline import panels
+from holdfast.trace.figures.export import panels
 from holdfast.trace.report.embedded import embedded, packed
-from holdfast.trace.report.page import render
-from holdfast.trace.report.tables import cell, number, table_view
-from holdfast.trace.report.view import page_view
+from holdfast.trace.report.view import cell, number, page_view, table_view
+from holdfast.trace.report.write import render
 from holdfast.trace.run import characterize
 from holdfast.trace.table import Table
 

@@ -18,9 +18,8 @@ from holdfast.trace.errors import BadTrace
 from holdfast.trace.telemetry import value_counts, wide_csv
 from holdfast.trace.telemetry.metrics import METRICS, is_sentinel, metric_named
 from holdfast.trace.telemetry.scan import scan_wide
-from holdfast.trace.telemetry.times import parse_time
 from holdfast.trace.telemetry.values import FieldValues
-from holdfast.trace.telemetry.wide_csv import blocks, open_wide
+from holdfast.trace.telemetry.wide_csv import blocks, open_wide, parse_time
 
 START = datetime(2023, 7, 1, tzinfo=UTC)
 

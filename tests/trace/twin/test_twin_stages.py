@@ -10,6 +10,8 @@ from hypothesis.extra.numpy import arrays
 
 from holdfast.trace.twin import joint
 from holdfast.trace.twin.bins import BINS, bin_edges, bin_means, bin_of
+from holdfast.trace.twin.drawing import dealt_queues
+from holdfast.trace.twin.joint import Condition, raked, tilted
 from holdfast.trace.twin.placing import Demand, peak_gpus, placed
 from holdfast.trace.twin.rounding import (
     cumulative_rounded,
@@ -17,9 +19,7 @@ from holdfast.trace.twin.rounding import (
     rounded_cells,
     rounded_table,
 )
-from holdfast.trace.twin.tilt import Condition, raked, tilted
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
-from holdfast.trace.twin.waiting import dealt_queues
 
 TABLES = Path(joint.__file__).parent / "tables"
 

@@ -10,13 +10,17 @@ nothing of this is needed.
 | `prompts`, `answers` | fixed instructions; a text → one JSON object of exactly the fields asked for |
 | `failure_agent`, `checks` | the compressed log and past incidents → votes → a finding with lines that exist |
 | `consult`, `proposal` | a finding → the diagnosis, and a rule as a suggestion |
-| `segments`, `log_agent` | logs → lines that no one knows → filters that drop no line a rule knows |
+| `log_agent` | logs → lines that no one knows → filters that drop no line a rule knows |
 """
 
 from holdfast.diagnose.agents.consult import Consultation, consult, consultation
 from holdfast.diagnose.agents.endpoint import Endpoint, endpoint_from_environment
-from holdfast.diagnose.agents.log_agent import ProposedFilters, propose_filters
-from holdfast.diagnose.agents.segments import Segments, segments_of
+from holdfast.diagnose.agents.log_agent import (
+    ProposedFilters,
+    Segments,
+    propose_filters,
+    segments_of,
+)
 
 __all__ = [
     "Consultation",

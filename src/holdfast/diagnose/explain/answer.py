@@ -1,15 +1,17 @@
 """An explanation to the published answer: reason, cited lines, who is at fault, what to do, how sure."""
 
+import bisect
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from holdfast.diagnose.explain.calibration import calibrated
 from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine, Role
 from holdfast.diagnose.explain.explain import (
     OF_PEERS,
     Cluster,
     Explanation,
     FirstEnd,
+    explain,
+    first_end,
     is_bare,
     rank_of,
 )
@@ -149,3 +151,28 @@ def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Eviden
 
 def _weightiest_first(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda one: (one.rule.weight, one.file, one.line))
+
+
+STEPS: Final[tuple[tuple[float, float], ...]] = (
+    (0.0, 0.04), (0.2, 0.05), (0.34, 0.23), (0.4, 0.7), (0.59, 0.85), (0.77, 0.95), (0.89, 0.97), (1.0, 0.98),
+)  # fmt: skip
+"""Raw score and measured share of right answers, both increasing."""
+
+
+def calibrated(raw: float) -> float:
+    """The share of right answers among those with the score `raw` (0 to 1)."""
+    at = min(max(raw, STEPS[0][0]), STEPS[-1][0])
+    right = min(max(bisect.bisect_right([score for score, _ in STEPS], at), 1), len(STEPS) - 1)
+    (low, low_share), (high, high_share) = STEPS[right - 1], STEPS[right]
+    return low_share + (high_share - low_share) * (at - low) / (high - low)
+
+
+def conclude(events: Sequence[Event], observed: Sequence[Event] = ()) -> Diagnosis:
+    """The diagnosis of `events` (of files) and `observed` (told by the supervisor, in no file)."""
+    told = {(event.rule.id, rank_of(event)) for event in events}
+    everything = [
+        *events,
+        *(event for event in observed if (event.rule.id, rank_of(event)) not in told),
+    ]
+    first = first_end(everything)
+    return answer(explain(everything, first), everything, first)

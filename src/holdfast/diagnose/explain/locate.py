@@ -1,14 +1,16 @@
 """Who is at fault: the ranks, nodes, GPUs and links that the lines of the root name, or leave out."""
 
-from collections.abc import Collection, Iterable, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import resources
 from typing import Any, Final
 
 import re2
+import yaml
 
 from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.explain import OF_PEERS, Cluster, rank_of
 from holdfast.diagnose.explain.scan import Event
-from holdfast.diagnose.rules.names import names
 
 _SCOPE_LIMIT: Final = 64
 _DIGITS: Final = re2.compile(r"\d+")
@@ -148,3 +150,31 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
 
 def _few(ranks: Collection[int], of: Collection[int]) -> bool:
     return len(ranks) <= max(1, _ABSENT_SHARE * len(of))
+
+
+class Names:
+    """The patterns of `names.yaml`."""
+
+    def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
+        self.examples = [(one["id"], one["kinds"], one["example"], one["tells"]) for one in given]
+        self._by_kind: dict[str, list[Any]] = {}
+        for one in given:
+            pattern = re2.compile(one["pattern"])
+            for kind in one["kinds"]:
+                self._by_kind.setdefault(kind, []).append(pattern)
+
+    def told(self, kind: str, text: str) -> dict[str, str]:
+        """What `text`, of an event of `kind`, says: the groups of `names.yaml`; of two, the first pattern's."""
+        found: dict[str, str] = {}
+        for pattern in self._by_kind.get(kind, ()):
+            if match := pattern.search(text):
+                for name, value in match.groupdict().items():
+                    found.setdefault(name, value)
+        return found
+
+
+@functools.cache
+def names() -> Names:
+    """The patterns that come with Holdfast."""
+    text = (resources.files("holdfast.diagnose.rules") / "names.yaml").read_text("utf-8")
+    return Names(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

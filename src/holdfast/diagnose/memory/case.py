@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES
+from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.compress import Kept, compress
-from holdfast.diagnose.explain.conclude import conclude
 from holdfast.diagnose.explain.diagnosis import Diagnosis, LogLine
 from holdfast.diagnose.explain.scan import Event, Scan, scan
 from holdfast.diagnose.logs.files import LogFile, find_files, rank_by_name, read_blocks

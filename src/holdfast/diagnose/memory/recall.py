@@ -6,7 +6,9 @@ stand the words that both share, the longest first.
 """
 
 import functools
-from collections import defaultdict
+import math
+import zlib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,10 +19,68 @@ from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, cosine
 from holdfast.diagnose.memory.profile import profile_of
 from holdfast.diagnose.memory.topics import sounds_bad
-from holdfast.diagnose.memory.vectors import Vectors
 from holdfast.diagnose.memory.words import COMMON, is_trouble, words_of
 from holdfast.diagnose.rules.packaged import packaged_topics
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Category
+
+_GRAM: Final = 4
+_GRAM_WEIGHT: Final = 0.5
+"""Letter groups let `timeout` meet `timed out` and `NodeNotReady` meet `not ready`; whole words tell more."""
+_BUCKETS: Final = 1 << 20
+
+Vector = dict[int, float]
+
+
+class Vectors:
+    """The vectors of some texts; asked for the nearest to another."""
+
+    def __init__(self, texts: Sequence[str], background: Iterable[str] = ()) -> None:
+        """`background`: lines by which a word is known to be common, which are not looked for."""
+        self._documents = 0
+        self._seen_in: Counter[int] = Counter()
+        counted = [_features(text) for text in texts]
+        for features in (*counted, *map(_features, background)):
+            self._documents += 1
+            self._seen_in.update(features.keys())
+        self._postings: dict[int, list[tuple[int, float]]] = defaultdict(list)
+        for index, features in enumerate(counted):
+            for feature, weight in self._weighted(features).items():
+                self._postings[feature].append((index, weight))
+
+    def nearest(self, text: str, limit: int) -> list[tuple[int, float]]:
+        """The texts most like `text`: index and cosine, the nearest first; those that share nothing are left out."""
+        sums: dict[int, float] = defaultdict(float)
+        for feature, weight in self._weighted(_features(text)).items():
+            for index, other in self._postings.get(feature, ()):
+                sums[index] += weight * other
+        ranked = sorted(sums.items(), key=lambda one: (-one[1], -one[0]))
+        return [(index, min(cosine, 1.0)) for index, cosine in ranked[:limit]]
+
+    def _weighted(self, features: Counter[int]) -> Vector:
+        made = {}
+        for feature, count in features.items():
+            rarity = math.log((1 + self._documents) / (1 + self._seen_in[feature])) + 1.0
+            made[feature] = (
+                (1.0 + math.log(count)) * rarity * (_GRAM_WEIGHT if feature & 1 else 1.0)
+            )
+        length = math.sqrt(sum(weight * weight for weight in made.values()))
+        return {feature: weight / length for feature, weight in made.items()} if length else {}
+
+
+def _features(text: str) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for word in words_of(text):
+        found[_bucket(word)] += 1
+        padded = f" {word} "
+        for at in range(len(padded) - _GRAM + 1):
+            found[_bucket(padded[at : at + _GRAM]) | 1] += 1
+    return found
+
+
+def _bucket(feature: str) -> int:
+    """An even number: the next odd one is for letter groups."""
+    return (zlib.crc32(feature.encode()) % _BUCKETS) << 1
+
 
 NEAR: Final = 0.5
 """From this likeness on a confirmed incident may decide: half of what tells something in the two root lines is the

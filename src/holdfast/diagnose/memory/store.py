@@ -1,7 +1,7 @@
 """The memory in the ledger: what is kept of an incident, a person's word on it, and what follows from that word."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -12,26 +12,24 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES, LearnedRule, Memory
 from holdfast.core.processes import whoami
+from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.compress import Compressed, Kept, compress
-from holdfast.diagnose.explain.conclude import conclude
 from holdfast.diagnose.explain.diagnosis import Diagnosis
 from holdfast.diagnose.explain.scan import scan
 from holdfast.diagnose.logs.files import find_files
 from holdfast.diagnose.logs.filters import Filter
 from holdfast.diagnose.logs.lines import clean_line
+from holdfast.diagnose.memory.candidates import PHRASE
 from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct, kept_with
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, packed, unpacked
 from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.learn import AUTHOR, learn
 from holdfast.diagnose.memory.own_rules import own_topics
 from holdfast.diagnose.memory.recall import Past
-from holdfast.diagnose.memory.suggested import AUTHOR as MODEL
-from holdfast.diagnose.memory.suggested import KIND as SUGGESTION
-from holdfast.diagnose.memory.suggested import accepted_suggestions, keep_suggestion
-from holdfast.diagnose.memory.topics import Learned
-from holdfast.diagnose.memory.words import search_words
+from holdfast.diagnose.memory.topics import BARE_ORDER, Learned
+from holdfast.diagnose.memory.words import search_words, tokens
 from holdfast.diagnose.rules.packaged import packaged_rules, packaged_topics
-from holdfast.diagnose.rules.rules import RuleSet
+from holdfast.diagnose.rules.rules import Rule, RuleSet
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 _KEY: Final = re2.compile(r"^(m?)([0-9]{1,9})$")
@@ -347,3 +345,70 @@ def _with_roots(roots: Sequence[str], kept: Iterable[Kept]) -> list[Kept]:
     """The named roots that are not among the kept lines, as lines without a place."""
     texts = {clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip() for one in kept}
     return [Kept(file="", line=0, text=root) for root in roots if root not in texts]
+
+
+SUGGESTION: Final = "suggestion"
+MODEL: Final = "model"
+_HOT_LETTERS: Final = 4
+_RULE_FIELDS: Final = tuple(field.name for field in fields(Rule))
+
+
+def keep_suggestion(ledger: Ledger, key: str, rule: Mapping[str, Any], *, now_s: float) -> None:
+    """Record the fields of a `Rule` that a model suggested for incident `key`.
+
+    Raises:
+        LedgerError: the ledger cannot be written.
+    """
+    record = LearnedRule(
+        rule_id=str(rule["id"]),
+        kind=SUGGESTION,
+        body=dict(rule),
+        author=MODEL,
+        sources=[key],
+        made_at_s=now_s,
+    )
+    ledger.add_learned_rule(record)
+
+
+def accepted_suggestions(
+    suggested: Iterable[LearnedRule], cases: Iterable[Case], gate: Gate
+) -> list[Learned]:
+    """Those whose incident a person found to have their reason and that `gate` lets pass, and from then on has."""
+    by_key = {case.key: case for case in cases}
+    found = []
+    for record in suggested:
+        case = by_key.get(record.sources[0])
+        if case is None or case.reason != record.body["reason"]:
+            continue
+        made = _learned(record)
+        if made is not None and not gate.refusal(made, case):
+            gate.accept(made)
+            found.append(made)
+    return found
+
+
+def _learned(record: LearnedRule) -> Learned | None:
+    given = {name: record.body[name] for name in _RULE_FIELDS if name in record.body}
+    category = given.get("category", CATEGORIES[given["reason"]])
+    examples = {name: tuple(given[name]) for name in ("match", "no_match")}
+    rule = Rule(**{**given, **examples, "category": category})
+    hot = _hot(rule)
+    if hot is None:
+        return None
+    what = f"lines that fit a pattern which a model suggested: {rule.pattern}"
+    sources = tuple(record.sources)
+    return Learned(
+        rule=rule, order=BARE_ORDER, breadth=PHRASE, hot=(hot,), sources=sources, what=what
+    )
+
+
+def _hot(rule: Rule) -> str | None:
+    """The longest word without which the pattern would not find its own example; None where there is none."""
+    pattern, example = re2.compile(rule.pattern), rule.match[0]
+    words = {
+        one.text for one in tokens(example) if one.sort == "word" and len(one.text) >= _HOT_LETTERS
+    }
+    for word in sorted(words, key=lambda one: (-len(one), one)):
+        if not pattern.search(example.replace(word, "")):
+            return word.lower()
+    return None

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cluster.leash import release, start_on_leash
+from holdfast.cluster import release, start_on_leash
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.canary import canary_requests
 from holdfast.evaluate.engines.openai import OpenAIEngine

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from holdfast.cluster.local import core_count
+from holdfast.cluster import core_count
 from holdfast.core.child_process import end_soon
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import HoldfastError

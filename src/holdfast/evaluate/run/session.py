@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.cluster import places
-from holdfast.cluster.placement import Placement
+from holdfast.cluster import Placement, places
 from holdfast.core.atomic import write_atomic
 from holdfast.core.child_process import RestartLimit, end_soon
 from holdfast.evaluate.coordinator.config import (

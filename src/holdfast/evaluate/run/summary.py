@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cluster.local import core_count
+from holdfast.cluster import core_count
 from holdfast.core.atomic import write_atomic
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorFiles

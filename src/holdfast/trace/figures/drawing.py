@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.drawing import new_figure
 from holdfast.trace import charts
-from holdfast.trace.figures.bars import plan_bars
-from holdfast.trace.figures.boxes import plan_boxes
+from holdfast.trace.figures.bars import plan_bars, plan_boxes
 from holdfast.trace.figures.curves import plan_curves
 from holdfast.trace.figures.frame import Frame, draw_frame, frame
 from holdfast.trace.figures.heatmap import plan_heatmap

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.trace import charts
-from holdfast.trace.figures import numerals
+from holdfast.trace.figures import ticks
 from holdfast.trace.figures.look import Look
 from holdfast.trace.figures.plan import Key, Plan, empty
 from holdfast.trace.figures.text import shown
@@ -36,7 +36,7 @@ def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
     )
     keys = [
         Key(
-            label=numerals.number(mark),
+            label=ticks.number(mark),
             colour=colour,
             kind="area",
             opacity=_opacity(mark, low, high),

@@ -1,4 +1,4 @@
-"""An axis: its limits and its ticks, from what the chart says and from the data."""
+"""An axis: its limits, its ticks, and numbers and durations in words as ticks and labels show them."""
 
 import math
 import re
@@ -9,8 +9,54 @@ from datetime import UTC, datetime
 import numpy as np
 
 from holdfast.trace import charts
-from holdfast.trace.figures import numerals
 from holdfast.trace.figures.text import shown
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_UNITS_OF_TIME = (
+    (86400.0, "d"),
+    (3600.0, "h"),
+    (60.0, "min"),
+    (1.0, "s"),
+    (1e-3, "ms"),
+    (1e-6, "µs"),
+)
+_SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in their largest unit: `10 min`, `1.5 d`; three figures."""
+    if seconds == 0 or not math.isfinite(seconds):
+        return "0" if seconds == 0 else "\N{EN DASH}"
+    size = abs(seconds)
+    unit_s, unit = next(
+        (pair for pair in _UNITS_OF_TIME if size >= pair[0] * 0.9995), _UNITS_OF_TIME[-1]
+    )
+    return f"{_plain(seconds / unit_s)} {unit}"
+
+
+def number(value: float) -> str:
+    """A number to three figures with k, M or G; powers of ten beyond."""
+    if not math.isfinite(value):
+        return "\N{EN DASH}"
+    size = abs(value)
+    if size and not 1e-4 <= size < 1e12:
+        exponent = math.floor(math.log10(size))
+        digits = _plain(value / 10.0**exponent)
+        power = f"10{str(exponent).translate(_SUPERSCRIPT)}"
+        return power if digits == "1" else f"{digits}·{power}"
+    if size < 9999.5:
+        return f"{value:,.0f}".replace("-", "\N{MINUS SIGN}") if size >= 999.5 else _plain(value)
+    unit, suffix = next(pair for pair in _SUFFIXES if size >= pair[0] * 0.9995)
+    return _plain(value / unit) + suffix
+
+
+def _plain(value: float) -> str:
+    """Three figures, no exponent, no trailing zeros."""
+    decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    text = f"{value:.{min(decimals, 12)}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return ("0" if text in ("", "-0") else text).replace("-", "\N{MINUS SIGN}")
+
 
 _SECONDS = re.compile(r"\s*\((?:s|seconds)\)")
 _DURATIONS_LOG_S = (
@@ -56,7 +102,7 @@ class AxisPlan:
     category: bool = False
     linear_within: float = 1.0
     """Of symlog: the part about 0 that is linear."""
-    format: Callable[[float], str] = numerals.number
+    format: Callable[[float], str] = number
     """A value of this axis in words."""
 
     def place(self, value: float) -> float:
@@ -98,7 +144,7 @@ def plan_axis(
         high=high,
         ticks=(),
         linear_within=linear_within,
-        format=numerals.duration if timed else numerals.number,
+        format=duration if timed else number,
     )
     if timed and (plan.scale != "linear" or high > 120):
         plan = replace(plan, label=_SECONDS.sub("", label))
@@ -107,16 +153,14 @@ def plan_axis(
             if plan.scale == "linear"
             else _spread(plan, _durations(plan), room)
         )
-        return replace(plan, ticks=[(value, numerals.duration(value)) for value in at])
+        return replace(plan, ticks=[(value, duration(value)) for value in at])
     if axis.scale == "time":
         return _time(plan, room)
     if axis.scale == "log2":
-        return replace(
-            plan, ticks=[(value, numerals.number(value)) for value in _powers(plan, 2.0, room)]
-        )
+        return replace(plan, ticks=[(value, number(value)) for value in _powers(plan, 2.0, room)])
     if plan.scale == "linear":
         return replace(plan, ticks=_linear(low, high, room))
-    return replace(plan, ticks=[(value, numerals.number(value)) for value in _decades(plan, room)])
+    return replace(plan, ticks=[(value, number(value)) for value in _decades(plan, room)])
 
 
 def _category(axis: charts.Axis, label: str) -> AxisPlan:
@@ -230,7 +274,7 @@ def _decades(plan: AxisPlan, room: int) -> list[float]:
 def _linear(low: float, high: float, room: int) -> list[tuple[float, str]]:
     span = high - low
     if not math.isfinite(span):
-        return [(low, numerals.number(low)), (high, numerals.number(high))]
+        return [(low, number(low)), (high, number(high))]
     raw = span / room
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(digit * power for digit in (1, 2, 2.5, 5, 10) if digit * power >= raw * 0.999)
@@ -242,7 +286,7 @@ def _linear(low: float, high: float, room: int) -> list[tuple[float, str]]:
 def _stepped(value: float, step: float, largest: float) -> str:
     """A tick of a linear axis: all of them with the same unit and the same decimals."""
     if not 1e-4 <= largest < 1e12:
-        return numerals.number(value)
+        return number(value)
     unit, suffix = next(
         (
             (unit, suffix)

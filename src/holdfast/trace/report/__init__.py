@@ -6,14 +6,10 @@ Enter a `Report`, which `holdfast.trace.run.characterize` makes; leaves a folder
 | module | one idea |
 |---|---|
 | `model` | what a report is made of |
-| `answer` | the sentence on top and the key figures |
-| `tables` | a table as the page shows it |
 | `embedded` | a chart's values, compact, for the script that makes it explorable |
-| `view` | everything the template shows |
-| `page` | the template filled |
-| `published` | the findings as published JSON |
+| `view` | everything the template shows: the answer on top, key figures, sections, tables |
 | `folder` | a folder written whole or not at all |
-| `write` | all of it: `write_report` |
+| `write` | the template filled, the findings as JSON, and all of it in a folder: `write_report` |
 """
 
 from holdfast.trace.report.model import Entry, Read, Report

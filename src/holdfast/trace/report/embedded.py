@@ -11,8 +11,8 @@ import numpy as np
 
 from holdfast.trace import charts
 from holdfast.trace.figures.curves import dash_of
+from holdfast.trace.figures.export import Drawn
 from holdfast.trace.figures.heatmap import shade_ends
-from holdfast.trace.figures.inline import Drawn
 from holdfast.trace.figures.look import SERIES_COLOURS
 from holdfast.trace.figures.text import shown
 

@@ -2,20 +2,192 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core import words
 from holdfast.trace.analyses import SECTIONS
 from holdfast.trace.analyses.result import Result
-from holdfast.trace.figures import inline as drawing
+from holdfast.trace.analyses.selection import slug
+from holdfast.trace.figures import export as drawing
 from holdfast.trace.findings import Finding
 from holdfast.trace.notes import Note
-from holdfast.trace.report.answer import KeyFigure, answer, key_figures
 from holdfast.trace.report.embedded import embedded
 from holdfast.trace.report.model import Entry, Progress, Read, Report
-from holdfast.trace.report.tables import TableView, number, table_view
+from holdfast.trace.table import Table
+
+ROWS_LIMIT = 24
+"""Rows shown of a figure's table; its CSV has all."""
+ALONE_ROWS_LIMIT = 60
+"""The same of a table that no figure goes with."""
+MOMENTS = frozenset({"at_s", "day_start_s"})
+"""Columns that hold Unix times."""
+_UPRIGHT_ROWS, _WIDE_COLUMNS = 6, 8
+
+
+@dataclass(frozen=True)
+class TableView:
+    """Cells of a table, as text."""
+
+    head: list[str]
+    numeric: list[bool]
+    """Whether each column holds numbers."""
+    rows: list[list[str]]
+    more: int
+    """Rows that are not shown."""
+
+
+def table_view(table: Table, *, alone: bool) -> TableView:
+    """The first rows of a table; one of few rows and many columns lies on its side."""
+    limit = ALONE_ROWS_LIMIT if alone else ROWS_LIMIT
+    names = list(table.columns)
+    first = Table({name: column[:limit] for name, column in table.columns.items()})
+    shown = [moment if name in MOMENTS else cell for name in names]
+    rows = [[show(value) for show, value in zip(shown, row, strict=True)] for row in first.rows()]
+    if alone and len(rows) <= _UPRIGHT_ROWS and len(names) > _WIDE_COLUMNS:
+        return TableView(
+            [names[0], *(row[0] for row in rows)],
+            [False] + [True] * len(rows),
+            _turned(names, rows),
+            0,
+        )
+    numeric = [column.dtype.kind in "fiu" for column in table.columns.values()]
+    return TableView(names, numeric, rows, max(len(table) - limit, 0))
+
+
+def _turned(names: list[str], rows: list[list[str]]) -> list[list[str]]:
+    return [[name, *(row[number] for row in rows)] for number, name in enumerate(names) if number]
+
+
+def moment(value: object) -> str:
+    """A Unix time, s, as a date and an hour, UTC."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return cell(value)
+    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def cell(value: object) -> str:
+    """A value in a cell: four figures of a number, nothing where it is missing."""
+    if value is None or value != value:  # noqa: PLR0124 - NaN and NaT differ from themselves
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return number(float(value))
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M")
+    return words.clean(str(value))
+
+
+def number(value: float) -> str:
+    """Four figures; whole numbers whole, with thousands apart; powers of ten where they are far from 1."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "\N{MINUS SIGN}∞" if value < 0 else "unknown"
+    if value == int(value) and abs(value) < 1e15:
+        text = f"{int(value):,}"
+    elif abs(value) >= 1000:
+        text = f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
+    else:
+        text = f"{value:.4g}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+_YEAR_S = 365.25 * 86400
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A number that sums up a cluster."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def answer(report: Report) -> str:
+    """Where the GPU time of each cluster went, in a sentence."""
+    numbers = report.numbers
+    said = [_sentence(read, numbers) for read in report.clusters if not read.compared]
+    return " ".join(said) or "No job was read."
+
+
+def key_figures(read: Read, numbers: Mapping[str, float]) -> list[KeyFigure]:
+    """Four to six numbers of a cluster; those the trace cannot tell are not there.
+
+    Args:
+        read: what was read of the cluster.
+        numbers: those of all analyses; `comparison_table` gives most that are asked for here.
+    """
+    key = slug(read.cluster.name)
+
+    def known(name: str) -> float | None:
+        value = numbers.get(f"{key}.{name}", math.nan)
+        return value if math.isfinite(value) else None
+
+    found = [
+        KeyFigure("GPU jobs", f"{read.gpu_jobs:,}", f"of {words.plainly(read.jobs, 'job')}"),
+        KeyFigure("GPU time", *_gpu_time(read.gpu_time_s)),
+    ]
+    if (median_s := known("med_run_time_gpu_s")) is not None:
+        mean_s = known("avg_run_time_gpu_s")
+        found.append(
+            KeyFigure("Median GPU job", words.duration(median_s), f"mean {words.duration(mean_s)}")
+        )
+    if (median_s := known("med_queue_time_gpu_s")) is not None:
+        mean_s = known("avg_queue_time_gpu_s")
+        found.append(
+            KeyFigure("Median wait", words.duration(median_s), f"mean {words.duration(mean_s)}")
+        )
+    if (gpus := known("avg_gpu_num")) is not None:
+        largest = known("max_gpu_num")
+        found.append(
+            KeyFigure("GPUs a job", f"{gpus:.3g}", f"largest {largest:,.0f}" if largest else "mean")
+        )
+    if (jobs := known("fail_rate_gpu")) is not None:
+        of_time = known("fail_rate_gpu_time")
+        note = "" if of_time is None else f"{words.percent(of_time)} of GPU time"
+        found.append(KeyFigure("Failed", words.percent(jobs), note or "of GPU jobs"))
+    return found
+
+
+def _sentence(read: Read, numbers: Mapping[str, float]) -> str:
+    key = slug(read.cluster.name)
+    median_s = numbers.get(f"{key}.med_run_time_gpu_s", math.nan)
+    completed = numbers.get(f"{key}.complete_rate_gpu_time", math.nan)
+    jobs = words.plainly(read.gpu_jobs, "job")
+    subject = f"{read.cluster.name} gave {_gpu_years(read.gpu_time_s)} of GPU time to {jobs}"
+    parts = []
+    if math.isfinite(median_s):
+        parts.append(f"half of them ended within {words.duration(median_s)}")
+    if math.isfinite(completed):
+        parts.append(f"{words.percent(completed)} of that time went to jobs that completed")
+    return f"{subject}; {', and '.join(parts)}." if parts else f"{subject}."
+
+
+def _gpu_time(gpu_time_s: float) -> tuple[str, str]:
+    """In years where it is many, and in hours."""
+    hours = f"{gpu_time_s / 3600:,.0f}"
+    years = gpu_time_s / _YEAR_S
+    if years < 1:
+        return f"{hours}{words.NBSP}h", "of one GPU"
+    return (
+        f"{years:,.3g}{words.NBSP}years" if years < 1000 else f"{years:,.0f}{words.NBSP}years",
+        f"{hours} GPU h",
+    )
+
+
+def _gpu_years(gpu_time_s: float) -> str:
+    years = gpu_time_s / _YEAR_S
+    if years < 0.1:
+        return f"{gpu_time_s / 3600:,.3g}{words.NBSP}GPU-hours"
+    return (
+        f"{years:,.0f}{words.NBSP}GPU-years"
+        if years >= 100
+        else f"{years:,.2g}{words.NBSP}GPU-years"
+    )
+
 
 EXAMPLES_LIMIT = 3
 

@@ -1,15 +1,20 @@
 """The report as a folder: the page, its findings, and each figure's drawing and numbers."""
 
+import base64
+import hashlib
 import json
+import math
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import BadUse
+from holdfast.core.templates import template
 from holdfast.trace.figures import standalone, write_paper
+from holdfast.trace.figures.look import DARK, DASHES, LIGHT
 from holdfast.trace.report.folder import replaced
 from holdfast.trace.report.model import Progress, Report
-from holdfast.trace.report.page import render
-from holdfast.trace.report.published import SCHEMA, findings_json
-from holdfast.trace.report.view import page_view
+from holdfast.trace.report.view import PageView, page_view
 
 PAGE, FINDINGS, FIGURES, DATA = "index.html", "findings.json", "figures", "data"
 _SUFFIXES = {FIGURES: {".svg", ".pdf", ".png"}, DATA: {".csv"}}
@@ -90,3 +95,94 @@ def _is_report(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and found.get("schema") == SCHEMA
+
+
+SCHEMA = "holdfast.trace.findings"
+VERSION = 1
+
+
+def findings_json(report: Report) -> str:
+    """One object: `schema`, `version`, `title`, `clusters`, `findings`, `notes`, `analyses`, `numbers`.
+
+    A number that cannot be told is null. Names of numbers are `CLUSTER.WHAT_UNIT`.
+    """
+    made = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "title": report.title,
+        "duration": report.duration,
+        "parameters": dict(report.parameters),
+        "clusters": [
+            {
+                "name": read.cluster.name,
+                "source": read.cluster.source,
+                "jobs": read.jobs,
+                "gpu_jobs": read.gpu_jobs,
+                "gpu_time_s": read.gpu_time_s,
+                "first_submission": read.first or None,
+                "last_submission": read.last or None,
+                "compared": read.compared,
+            }
+            for read in report.clusters
+        ],
+        "findings": [asdict(finding) for finding in report.findings],
+        "notes": [
+            {"cluster": note.cluster, "check": note.check, "rows": note.rows, "action": note.action,
+             "sentence": note.sentence, "examples": list(note.examples)}
+            for note in report.notes
+        ],
+        "analyses": [
+            {"name": entry.analysis.name, "title": entry.analysis.title, "source": entry.analysis.source,
+             "left_out": entry.left_out or None}
+            for entry in report.entries
+        ],
+        "numbers": report.numbers,
+    }  # fmt: skip
+    return json.dumps(_told(made), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _told(value: Any) -> Any:
+    """The same with null for what is no finite number, which JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: _told(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    # NumPy's own numbers, if an analysis let one through.
+    return value.item() if hasattr(value, "item") else value
+
+
+_FOLDER = Path(__file__).parent
+TEMPLATES = _FOLDER / "templates"
+UPLOT_SCRIPT = _FOLDER / "vendor" / "uplot-1.6.32.iife.min.js"
+UPLOT_STYLE = _FOLDER / "vendor" / "uplot-1.6.32.min.css"
+
+
+def render(view: PageView) -> str:
+    """The page as text. Equal views give equal text.
+
+    Its Content-Security-Policy lets nothing be fetched and no script run but the two in it, named by their hashes.
+
+    Raises:
+        HoldfastError: jinja2 is not installed.
+    """
+    scripts = [UPLOT_SCRIPT.read_text(), (TEMPLATES / "report.js").read_text()]
+    style = UPLOT_STYLE.read_text() + (TEMPLATES / "report.css").read_text()
+    return template(TEMPLATES / "report.html.j2").render(
+        view=view,
+        light=LIGHT,
+        dark=DARK,
+        dashes=[[] if dash == "solid" else list(dash[1]) for dash in DASHES],
+        style=style,
+        scripts=scripts,
+        hashes=[_hash(script) for script in scripts],
+        policy=(
+            "default-src 'none'; style-src 'unsafe-inline'; script-src "
+            + " ".join(f"'{_hash(script)}'" for script in scripts)
+        ),
+    )
+
+
+def _hash(script: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"

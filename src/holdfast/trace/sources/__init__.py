@@ -1,8 +1,10 @@
 """Adapters: what enters is a file of some form, what leaves a table of jobs and what is known of their clusters.
 
-`reading` says what an adapter is and what it makes; `csv_text` reads CSV (`csv_sql` its SQL, `csv_faults` its errors,
-`plain_text` its bytes), `rows` takes rows that Python parsed, `json_stream` the objects of a long JSON document. Every
-other module that `MODULES` names is an adapter: one published or site's form of job records, its `SOURCE`.
+`reading` says what an adapter is and what it makes; `plain_text` reads bytes and lines, `json_stream` the objects of a
+long JSON document, `rows` takes rows that Python parsed, `joining` puts readings together, `recognition` finds the
+adapter of a file. Every module that `MODULES` names is an adapter, a form of job records, with its `SOURCE`: `slurm`,
+`kubernetes` and `csv` (any columns, by a map) read forms of sites, `published` those of published traces, `stored` and
+`ledger` Holdfast's own.
 """
 
 from functools import cache
@@ -14,20 +16,20 @@ if TYPE_CHECKING:
 
 MODULES: Final = (
     "stored",
-    "acme",
-    "philly",
-    "helios",
-    "pai",
-    "openb",
-    "slurm",
-    "kubernetes",
-    "kueue",
+    "published.acme",
+    "published.philly",
+    "published.helios",
+    "published.pai",
+    "published.openb",
+    "slurm.sacct",
+    "kubernetes.jobs",
+    "kubernetes.kueue",
     "ledger",
 )
 """Adapter modules, in the order in which they are asked whether a file is theirs: the most particular first."""
 
 
 @cache
-def sources() -> "tuple[Source, ...]":
+def adapters() -> "tuple[Source, ...]":
     """Every adapter there is."""
     return tuple(import_module(f"{__name__}.{name}").SOURCE for name in MODULES)

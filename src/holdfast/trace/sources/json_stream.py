@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources.text_file import opened_text
+from holdfast.trace.sources.plain_text import opened_text
 
 CHUNK_CHARACTERS: Final = 1 << 20
 LONGEST_OBJECT_CHARACTERS: Final = 256 << 20

@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.sources import sources
+from holdfast.trace.sources import adapters
 from holdfast.trace.sources.plain_text import opened
 from holdfast.trace.sources.reading import Source
 
@@ -64,11 +64,11 @@ def named_source(name: str) -> Source:
     Raises:
         BadUse: there is none; lists them all.
     """
-    for source in sources():
+    for source in adapters():
         if source.name == name:
             return source
     raise BadUse(
-        f"There is no format {name!r}. Known are {', '.join(source.name for source in sources())}."
+        f"There is no format {name!r}. Known are {', '.join(source.name for source in adapters())}."
     )
 
 
@@ -113,7 +113,7 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
 def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | None:
     if chosen is not None:
         return chosen if forced or chosen.recognises(path) else None
-    return next((source for source in sources() if source.recognises(path)), None)
+    return next((source for source in adapters() if source.recognises(path)), None)
 
 
 def _unknown(path: Path) -> BadTrace:
@@ -138,5 +138,5 @@ def _ledger_at(url: str) -> Source:
 
 
 def _next_step() -> str:
-    known = "; ".join(f"{source.name}: {source.title}" for source in sources())
+    known = "; ".join(f"{source.name}: {source.title}" for source in adapters())
     return f"Name its form by --format, or describe its columns by --map. Forms known are {known}."

@@ -1,10 +1,12 @@
-"""How SQL writes texts, names and files."""
+"""How SQL writes texts, names and files, and each source's words for states and types."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
+
+from holdfast.trace.schema import STATES
 
 if TYPE_CHECKING:
     import duckdb
@@ -40,3 +42,18 @@ def openable(connection: "duckdb.DuckDBPyConnection", path: Path) -> Iterator[Pa
         link = Path(folder) / f"source{suffixes if _PATTERN.isdisjoint(suffixes) else path.suffix}"
         link.symlink_to(path.resolve())
         yield link
+
+
+SLURM_STATES: Final = {state: state for state in STATES} | {"SUSPENDED": "RUNNING"}
+
+
+def state_sql(column: str, words: Mapping[str, str] = SLURM_STATES) -> str:
+    """SQL of the state that a word of `column` stands for; UNKNOWN where it stands for none."""
+    cases = "".join(f" WHEN {literal(word)} THEN '{state}'" for word, state in words.items())
+    return f"CASE {column}{cases} ELSE 'UNKNOWN' END"
+
+
+def type_sql(column: str, words: Mapping[str, str]) -> str:
+    """SQL of the type that a word of `column` stands for; NULL where it stands for none."""
+    cases = "".join(f" WHEN {literal(word)} THEN '{kind}'" for word, kind in words.items())
+    return f"CASE {column}{cases} END"

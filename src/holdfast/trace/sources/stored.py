@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.manifest import is_folder_of, read_manifest
-from holdfast.trace.sources.reading import Reading, Source
-from holdfast.trace.sources.span import wanted
+from holdfast.trace.sources.reading import Reading, Source, wanted
 from holdfast.trace.sources.sql import literal, openable
 
 if TYPE_CHECKING:

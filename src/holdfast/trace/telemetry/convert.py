@@ -8,10 +8,9 @@ import numpy as np
 
 from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
-from holdfast.trace.telemetry.devices import device_named
 from holdfast.trace.telemetry.inputs import Given, telemetry_in
 from holdfast.trace.telemetry.long import LongSource, open_long, summary_of_long
-from holdfast.trace.telemetry.metrics import METRICS, Metric
+from holdfast.trace.telemetry.metrics import METRICS, Metric, device_named
 from holdfast.trace.telemetry.progress import BytesRead, Progress
 from holdfast.trace.telemetry.scan import scan_wide
 from holdfast.trace.telemetry.store import MetricWriter, PartWriter, Store, open_database

@@ -18,13 +18,13 @@ from holdfast.trace.errors import BadTrace
 from holdfast.trace.notes import Note
 from holdfast.trace.sources.reading import csv_header
 from holdfast.trace.telemetry.checks import empty_note, unit_sentence
-from holdfast.trace.telemetry.devices import device_named
 from holdfast.trace.telemetry.inputs import SERVER_POWER, Given
 from holdfast.trace.telemetry.metrics import (
     FP64_BLANK,
     INT32_BLANK,
     INT64_BLANK,
     Metric,
+    device_named,
     metric_named,
 )
 from holdfast.trace.telemetry.summary import Summary, insert, quoted, summary_of_rows

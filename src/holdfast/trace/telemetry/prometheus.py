@@ -22,9 +22,8 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
 from holdfast.trace.notes import Note
-from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.long import steps_of
-from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
+from holdfast.trace.telemetry.metrics import METRICS, Device, Metric, metric_named
 from holdfast.trace.telemetry.progress import Progress
 from holdfast.trace.telemetry.prometheus_http import (
     MOST_POINTS,

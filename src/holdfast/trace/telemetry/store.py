@@ -28,10 +28,9 @@ import numpy as np
 from holdfast.core.atomic import fsync_folder, replacing, write_atomic
 from holdfast.core.errors import BadUse
 from holdfast.trace.notes import Note
-from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.dictionary import Ids
 from holdfast.trace.telemetry.inputs import STORE_MARK
-from holdfast.trace.telemetry.metrics import METRICS, Metric
+from holdfast.trace.telemetry.metrics import METRICS, Device, Metric
 from holdfast.trace.telemetry.summary import AGGREGATES, Columns, Summary, quoted
 from holdfast.trace.telemetry.wide_csv import Block
 

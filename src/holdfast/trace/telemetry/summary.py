@@ -11,8 +11,7 @@ from holdfast.trace.distribution import Distribution
 from holdfast.trace.notes import Note
 from holdfast.trace.schema import DEVICE_COLUMNS
 from holdfast.trace.telemetry.checks import notes_of
-from holdfast.trace.telemetry.devices import Device, device_named
-from holdfast.trace.telemetry.metrics import METRICS, Metric
+from holdfast.trace.telemetry.metrics import METRICS, Device, Metric, device_named
 from holdfast.trace.telemetry.scan import Scan
 
 if TYPE_CHECKING:

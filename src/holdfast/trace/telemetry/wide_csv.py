@@ -9,6 +9,7 @@ import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,6 @@ import numpy.typing as npt
 
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.telemetry.dictionary import PADDING_BYTES, Ids
-from holdfast.trace.telemetry.times import parse_time
 from holdfast.trace.telemetry.values import BadField, FieldValues, Values
 
 BLOCK_BYTES: Final = 1 << 18
@@ -300,3 +300,32 @@ def _line_at(path: Path, place: int) -> int:
             line += piece.count(b"\n")
             left -= len(piece)
     return line
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def parse_time(text: str) -> tuple[int, str]:
+    """Microseconds since the Unix epoch, UTC, and the offset as written; '' where none was: then it is UTC.
+
+    `2023-07-01 08:00:00+08:00`, `2023-07-01T00:00:00Z`, `2023-07-01 00:00:00` and `1688169600` (or with decimals).
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    text = text.strip().strip('"')
+    number = text.replace(".", "", 1)
+    if number.isascii() and number.isdigit() and "-" not in text:
+        if not 1e8 <= (seconds := float(text)) < 1e11:
+            raise ValueError(text)
+        return round(seconds * 1e6), "Z"
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        return _microseconds(moment.replace(tzinfo=UTC)), ""
+    return _microseconds(moment), "Z" if text.endswith("Z") else text[19:].lstrip(".0123456789")
+
+
+def _microseconds(moment: datetime) -> int:
+    # Whole numbers throughout: a float of seconds would lose the microsecond.
+    passed = moment - EPOCH
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds

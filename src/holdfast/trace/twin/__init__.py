@@ -6,37 +6,34 @@ any normalised trace (`fit`). Out comes a trace of any size (`draw`), written in
 
 The stages, a module each:
 
-1. `published`, `joint`, `tilt`, `outcomes`: the joint table of type, GPUs, duration and state that nobody published,
+1. `published`, `joint`, `outcomes`: the joint table of type, GPUs, duration and state that nobody published,
    from the margins that were. `fitting` counts it in a trace instead, and merges what fewer than five jobs share.
 2. `rounding`: whole jobs, with every margin kept.
 3. `values`: seconds within the bins, with the totals and medians given.
-4. `waiting`: queueing times, by batch.
+4. `drawing`: queueing times, by batch, and the whole draw.
 5. `arrivals`: batches, and when a moment is likely.
 6. `placing`: a moment for each batch such that the cluster's GPUs suffice.
 7. `reasons`: why the failed jobs failed, as far as anybody recorded it.
-8. `writing`, `telemetry`, `formats`: files.
+8. `writing`, `telemetry`: files.
 
 What is published holds at full size as counted; at another size every count is scaled. Counts do not depend on the
 seed; who submits what, when, for how long within a bin, and how it ends does. What nobody published is chosen, and
-said where it is: batches, users, hours and CPU cores in `habits`, the queues of CPU jobs in the tables, the odds of
+said where it is: batches, users, hours and CPU cores in `published`, the queues of CPU jobs in the tables, the odds of
 states in `outcomes`, what each cluster has of Table 3 in `tables/reasons.toml`, memory traffic and the phases of the
-telemetry in `telemetry` and `latents`.
+telemetry in `telemetry`.
 
-`model` has what passes between them, `bins` the bins of powers of two, `habits` what had to be chosen, `drawing` the
-whole draw. `tables/*.toml` are the counts that are carried. They are compiled from figures of AcmeTrace (InternLM,
-CC-BY-4.0) and of Hu et al., "Characterization of Large Language Model Development in the Datacenter", NSDI 2024; no row
-of any trace is among them.
+`model` has what passes between them, `bins` the bins of powers of two. `tables/*.toml` are the counts that are carried.
+They are compiled from figures of AcmeTrace (InternLM, CC-BY-4.0) and of Hu et al., "Characterization of Large Language
+Model Development in the Datacenter", NSDI 2024; no row of any trace is among them.
 """
 
-from holdfast.trace.twin.columns import jobs_of
 from holdfast.trace.twin.drawing import draw
-from holdfast.trace.twin.fitting import fit
-from holdfast.trace.twin.formats import export
+from holdfast.trace.twin.fitting import fit, jobs_of
 from holdfast.trace.twin.model import Calibration, TwinJobs
 from holdfast.trace.twin.published import calibration
 from holdfast.trace.twin.reasons import write_reasons
 from holdfast.trace.twin.telemetry import write_telemetry
-from holdfast.trace.twin.writing import write_jobs
+from holdfast.trace.twin.writing import export, write_jobs
 
 __all__ = [
     "Calibration",

@@ -1,15 +1,16 @@
-"""Stage 8: files. The jobs in the form in which AcmeTrace publishes that cluster's."""
+"""Stage 8: files. The jobs in AcmeTrace's own form, or in that of a scheduling simulator."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from holdfast.core.atomic import replacing
+from holdfast.core.errors import BadUse
 from holdfast.trace.twin.model import CPU, Column, TwinJobs
 
 _ROWS = 50_000
@@ -97,3 +98,185 @@ def _kalos_memory(jobs: TwinJobs) -> dict[str, Any]:
     per_node = np.minimum(jobs.gpu_num, 8)
     memory = np.where(small, np.maximum(32 * per_node, 16), 1000)
     return {"mem_per_pod_GB": memory, "shared_mem_per_pod": np.where(small, "", "100.0")}
+
+
+Columns = Mapping[str, npt.NDArray[Any]]
+
+NEEDED: Final = ("submit_s", "queue_s", "duration_s", "gpu_num")
+_STATUS: Final = {"COMPLETED": 1, "CANCELLED": 5}
+"""SWF: 1 completed, 5 cancelled, 0 failed."""
+
+
+def export(
+    jobs: Columns,
+    path: Path | str,
+    format: str,  # noqa: A002
+    *,
+    name: str = "twin",
+    zone: str = "+00:00",
+) -> int:
+    """Write jobs for a simulator; the file is whole or absent. Answers how many jobs are in it.
+
+    Formats: `sia` (Sia's Philly CSV), `helios` (Helios' own CSV), `tiresias`, `tethys` (AcmeTrace's converted
+    form), `swf` (Standard Workload Format 2.2, processors are GPUs). All but `helios` hold GPU jobs only; `sia`,
+    `tiresias` and `tethys` hold no job without run time, because their simulators would never end it. A job of which
+    a number that is needed is not known (NaN), such as one that still waits, is in none of them.
+
+    Args:
+        jobs: `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), `gpu_num`, and where there are
+            `node_num`, `cpu_num`, `type`, `state`, `user`, `job_id`; ordered by submission in the file.
+        path: the file.
+        format: one of the above.
+        name: what to call the cluster.
+        zone: offset from UTC of the times in `sia` and `helios`, which are written without one.
+
+    Raises:
+        BadUse: no such format, a column is missing, or no job has a value in all that are needed.
+        OSError: the file cannot be written.
+    """
+    if format not in FORMATS:
+        message = f"There is no format {format!r}. Say one of {', '.join(FORMATS)}."
+        raise BadUse(message)
+    missing = [column for column in NEEDED if column not in jobs]
+    if missing:
+        message = f"The jobs have no column {missing[0]!r}, and {format} needs it. Give it, or export another trace."
+        raise BadUse(message)
+    known = np.all(
+        [np.isfinite(np.asarray(jobs[column], dtype=float)) for column in NEEDED], axis=0
+    )
+    if len(known) and not known.any():
+        message = (
+            f"None of {len(known):,} jobs has all of {', '.join(NEEDED)}. Export another trace."
+        )
+        raise BadUse(message)
+    jobs = {column: np.asarray(values)[known] for column, values in jobs.items()}
+    order = np.argsort(jobs["submit_s"], kind="stable")
+    keep = order
+    if format != "helios":
+        keep = keep[jobs["gpu_num"][keep] > 0]
+    if format in {"sia", "tiresias", "tethys"}:
+        keep = keep[jobs["duration_s"][keep] > 0]
+    count = len(order)
+    gpus = np.asarray(jobs["gpu_num"])
+    defaults: dict[str, npt.NDArray[Any]] = {
+        "node_num": np.maximum(np.ceil(gpus / 8), 1).astype(np.int64),
+        "cpu_num": np.maximum(gpus * 8, 1).astype(np.int64),
+        "type": np.full(count, "Other"),
+        "state": np.full(count, "COMPLETED"),
+        "user": np.full(count, "u0000"),
+        "job_id": np.arange(count),
+    }
+    chosen = {
+        column: np.asarray(values)[keep] for column, values in (defaults | dict(jobs)).items()
+    }
+    header, columns, separator = FORMATS[format](chosen, name, zone)
+    write_rows(Path(path), header, columns, separator)
+    return len(keep)
+
+
+def _local(seconds: npt.NDArray[Any], zone: str) -> npt.NDArray[np.str_]:
+    texts = time_texts(seconds, zone)
+    return texts.astype("U19")  # without the offset
+
+
+def _text(column: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
+    return (
+        np.array([str(value) for value in column.tolist()], dtype="U")
+        if column.dtype.kind == "O"
+        else column
+    )
+
+
+def _first_s(jobs: Columns) -> int:
+    return int(jobs["submit_s"].min()) if len(jobs["submit_s"]) else 0
+
+
+Form = tuple[str, list[npt.NDArray[Any]], str]
+
+
+def _sia(jobs: Columns, _: str, zone: str) -> Form:
+    seconds = jobs["duration_s"].astype(float)
+    gpus = np.ceil(jobs["gpu_num"]).astype(np.int64)
+    columns = [_local(jobs["submit_s"], zone), seconds, gpus, seconds * gpus, _text(jobs["type"])]
+    return "timestamp,duration,num_gpus,gpu_time,cluster", columns, ","
+
+
+def _helios(jobs: Columns, name: str, zone: str) -> Form:
+    start_s = jobs["submit_s"] + jobs["queue_s"]
+    columns = [
+        jobs["job_id"], np.full(len(start_s), name), _text(jobs["user"]), _text(jobs["type"]), jobs["gpu_num"],
+        jobs["cpu_num"], jobs["node_num"], _text(jobs["state"]), _local(jobs["submit_s"], zone), _local(start_s, zone),
+        _local(start_s + jobs["duration_s"], zone), jobs["duration_s"], jobs["queue_s"],
+    ]  # fmt: skip
+    header = "job_id,cluster,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+    return header, columns, ","
+
+
+def _tiresias(jobs: Columns, _: str, __: str) -> Form:
+    count = len(jobs["submit_s"])
+    since = jobs["submit_s"] - _first_s(jobs)
+    columns = [
+        np.arange(1, count + 1), np.ceil(jobs["gpu_num"]).astype(np.int64), since, jobs["duration_s"],
+        np.full(count, "resnet50"), jobs["duration_s"], np.full(count, 1),
+    ]  # fmt: skip
+    return "job_id,num_gpu,submit_time,iterations,model_name,duration,interval", columns, ","
+
+
+def _tethys(jobs: Columns, _: str, __: str) -> Form:
+    """Iterations of 0.5 s; pretraining has the larger network (1000) and the longer step of communication."""
+    count = len(jobs["submit_s"])
+    pretrain = jobs["type"] == "Pretrain"
+    nodes = jobs["node_num"].astype(np.int64)
+    since = (jobs["submit_s"] - _first_s(jobs)).astype(float)
+    per_node = jobs["gpu_num"] / nodes
+    columns = [
+        np.arange(count), since, (2 * jobs["duration_s"]).astype(np.int64), np.full(count, 0.5),
+        np.where(pretrain, 0.75, 0.25), nodes, np.zeros(count, dtype=np.int64), per_node,
+        jobs["cpu_num"] / np.maximum(jobs["gpu_num"], 1), jobs["cpu_num"] / np.maximum(jobs["gpu_num"], 1),
+        np.full(count, 10.0), np.where(pretrain, 1000, 500),
+    ]  # fmt: skip
+    header = (
+        "job_id,arrival_time,num_iteration,iteration_computing_time,iteration_networking_time,gpu_workers,ps,"
+        "gpu_per_worker,cpu_per_gpu_worker,cpu_per_ps_worker,tensorsizes,profiled_network"
+    )
+    return header, columns, ","
+
+
+def _swf(jobs: Columns, name: str, _: str) -> Form:
+    """Feitelson's Standard Workload Format 2.2: 18 fields, -1 where nothing is known."""
+    count = len(jobs["submit_s"])
+    first_s = _first_s(jobs)
+    unknown = np.full(count, -1)
+    gpus = np.ceil(jobs["gpu_num"]).astype(np.int64)
+    types, type_numbers = np.unique(_text(jobs["type"]), return_inverse=True)
+    users, user_numbers = np.unique(_text(jobs["user"]), return_inverse=True)
+    states = np.array(
+        [_STATUS.get(state, 0) for state in _text(jobs["state"]).tolist()], dtype=np.int64
+    )
+    whole = {
+        column: np.rint(jobs[column]).astype(np.int64)
+        for column in ("submit_s", "queue_s", "duration_s")
+    }
+    columns = [
+        np.arange(1, count + 1), whole["submit_s"] - first_s, whole["queue_s"], whole["duration_s"], gpus, unknown,
+        unknown, gpus, unknown, unknown, states, user_numbers + 1, unknown, type_numbers + 1, type_numbers + 1, unknown,
+        unknown, unknown,
+    ]  # fmt: skip
+    began = datetime.fromtimestamp(first_s, UTC)
+    lines = [
+        "; Version: 2.2", f"; Computer: {name}", f"; MaxJobs: {count}", f"; MaxRecords: {count}",
+        f"; UnixStartTime: {first_s}", "; TimeZoneString: UTC", f"; StartTime: {began:%a %b %d %H:%M:%S UTC %Y}",
+        f"; MaxProcs: {int(gpus.max(initial=0))}", "; Note: a processor is a GPU; jobs without GPUs are left out",
+        f"; MaxQueues: {len(types)}", *(f"; Queue: {number} {kind}" for number, kind in enumerate(types.tolist(), 1)),
+        f"; Note: {len(users)} users",
+    ]  # fmt: skip
+    return "\n".join(lines), columns, " "
+
+
+FORMATS: Final[Mapping[str, Callable[[Columns, str, str], Form]]] = {
+    "sia": _sia,
+    "helios": _helios,
+    "tiresias": _tiresias,
+    "tethys": _tethys,
+    "swf": _swf,
+}

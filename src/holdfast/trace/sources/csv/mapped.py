@@ -49,8 +49,7 @@ from holdfast.trace.sources.csv.sql import Columns, Time, utc_sql
 from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.sources.plain_text import csv_header
 from holdfast.trace.sources.reading import Reading, Source
-from holdfast.trace.sources.sql import literal, openable, quoted
-from holdfast.trace.sources.words import state_sql, type_sql
+from holdfast.trace.sources.sql import literal, openable, quoted, state_sql, type_sql
 
 if TYPE_CHECKING:
     import duckdb

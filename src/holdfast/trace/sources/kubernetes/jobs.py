@@ -35,9 +35,9 @@ from holdfast.trace.sources.kubernetes.members import (
     job_verdict,
     pod_member,
 )
+from holdfast.trace.sources.plain_text import cluster_name
 from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
 from holdfast.trace.sources.rows import read_rows
-from holdfast.trace.sources.text_file import cluster_name
 
 if TYPE_CHECKING:
     import duckdb

@@ -20,9 +20,9 @@ from holdfast.trace.sources.findings import Findings
 from holdfast.trace.sources.json_stream import json_objects
 from holdfast.trace.sources.kubernetes.members import bad_object, owner_key, unix_s
 from holdfast.trace.sources.kubernetes.resources import Request, gpu_model_of, of_pod, of_resources
+from holdfast.trace.sources.plain_text import cluster_name
 from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
 from holdfast.trace.sources.rows import read_rows
-from holdfast.trace.sources.text_file import cluster_name
 
 if TYPE_CHECKING:
     import duckdb

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.sources.csv.sql import Columns, Time
 from holdfast.trace.sources.csv.text import read_csv
+from holdfast.trace.sources.plain_text import cluster_name
 from holdfast.trace.sources.reading import Reading, Source, csv_header
-from holdfast.trace.sources.text_file import cluster_name
-from holdfast.trace.sources.words import state_sql, type_sql
+from holdfast.trace.sources.sql import state_sql, type_sql
 
 if TYPE_CHECKING:
     import duckdb

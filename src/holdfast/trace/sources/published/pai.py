@@ -21,7 +21,7 @@ from holdfast.trace.clusters import Cluster
 from holdfast.trace.sources.csv.sql import Columns
 from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.sources.reading import Reading, Source, csv_header
-from holdfast.trace.sources.words import state_sql
+from holdfast.trace.sources.sql import state_sql
 
 if TYPE_CHECKING:
     import duckdb

@@ -31,7 +31,7 @@ from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.sources.json_stream import json_objects
 from holdfast.trace.sources.reading import Reading, Source, csv_header, head
 from holdfast.trace.sources.rows import read_rows
-from holdfast.trace.sources.words import state_sql
+from holdfast.trace.sources.sql import state_sql
 
 if TYPE_CHECKING:
     import duckdb

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.findings import MOST_EXAMPLES, Findings
-from holdfast.trace.sources.plain_text import opened
+from holdfast.trace.sources.plain_text import cluster_name, opened, opened_text
 from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
 from holdfast.trace.sources.rows import NULL, literal, read_rows
 from holdfast.trace.sources.slurm.fields import check_time
@@ -39,7 +39,6 @@ from holdfast.trace.sources.slurm.rows import (
     zone_told,
 )
 from holdfast.trace.sources.slurm.sacct_json import is_sacct_json, read_sacct_json
-from holdfast.trace.sources.text_file import cluster_name, opened_text
 
 if TYPE_CHECKING:
     import duckdb

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.findings import Findings
 from holdfast.trace.sources.json_stream import json_objects
+from holdfast.trace.sources.plain_text import cluster_name
 from holdfast.trace.sources.reading import Reading, drops_bad_rows, head
 from holdfast.trace.sources.rows import read_rows
 from holdfast.trace.sources.slurm.rows import FIELDS, READERS, write_jobs
-from holdfast.trace.sources.text_file import cluster_name
 
 if TYPE_CHECKING:
     import duckdb

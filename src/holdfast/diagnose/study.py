@@ -1,4 +1,4 @@
-"""One job's logs, read for `holdfast diagnose`: the answer, what it was drawn from, and the lines around the root."""
+"""Study one job's logs in full: the answer, its explanation, the compressed log, the lines around the root."""
 
 import io
 import sys
@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.cli.output import shorten
-from holdfast.cli.progress import Progress
 from holdfast.core.errors import BadUse
-from holdfast.core.words import clean
+from holdfast.core.words import clean, shorten
+from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.compress import Compressed, compress
-from holdfast.diagnose.explain.conclude import conclude
 from holdfast.diagnose.explain.diagnosis import Diagnosis, LogLine
 from holdfast.diagnose.explain.explain import Explanation, explain, first_end
 from holdfast.diagnose.explain.scan import Event, scan
@@ -30,6 +28,9 @@ from holdfast.diagnose.logs.files import (
 from holdfast.diagnose.logs.filters import Filter
 from holdfast.diagnose.logs.lines import CITED_LIMIT, clean_line
 from holdfast.diagnose.rules.rules import RuleSet
+
+Progress = Callable[[str, float, float | None], None]
+"""`progress(what, done, total)`; total None if the total is unknown."""
 
 BEFORE: Final = 5
 AFTER: Final = 3
