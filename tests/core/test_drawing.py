@@ -1,4 +1,4 @@
-from holdfast.core.drawing import inline_svg, new_figure, stand_ins
+from holdfast.core.page import inline_svg, new_figure, stand_ins
 
 VARIABLES = ("ink", "line")
 

@@ -1,7 +1,7 @@
 import jinja2
 import pytest
 
-from holdfast.core.templates import template
+from holdfast.core.page import template
 
 
 def test_what_a_page_shows_is_escaped_cleaned_and_there(tmp_path):

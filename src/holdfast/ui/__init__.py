@@ -7,8 +7,7 @@ Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. T
 | `headline` | the answer in one sentence, and the key figures |
 | `cards` | an incident's card |
 | `view` | every other section's words, computed from the summary |
-| `charts` | the loss curve and the time line |
-| `svg` | the page's colours |
+| `charts` | the loss curve and the time line, and their colours |
 | `run_report` | the template filled and written, whole or not at all |
 """
 

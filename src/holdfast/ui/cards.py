@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.core import words
 from holdfast.core.accounting import IncidentSummary, RunSummary
-from holdfast.ui.headline import KeyFigure
+from holdfast.core.page import KeyFigure
 
 EVIDENCE_LIMIT = 25
 
@@ -46,13 +46,11 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     what = "frozen" if incident.kind == "hang" else "exited"
     step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
-    figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect), note="")]
+    figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect))]
     if cost.seconds_to_restart is not None:
-        figures.append(
-            KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart), note="")
-        )
+        figures.append(KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart)))
     if cost.steps_lost is not None:
-        figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost), note=""))
+        figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost)))
     return Card(
         number=cost.number,
         title=f"{who} {what} {step}",

@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core import drawing, words
+from holdfast.core import page, words
 from holdfast.core.accounting import Point, RunSummary
-from holdfast.core.drawing import new_figure
+from holdfast.core.page import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -224,10 +224,10 @@ VARIABLES = (
     "checkpoint",
     "other",
 )
-COLOUR = drawing.stand_ins(VARIABLES)
+COLOUR = page.stand_ins(VARIABLES)
 """Stand-in colours: what to pass to matplotlib for each CSS variable."""
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str) -> str:
-    """The figure, drawn in the colours of `COLOUR`, as an `<svg>` element: see `holdfast.core.drawing.inline_svg`."""
-    return drawing.inline_svg(figure, name=name, label=label, variables=VARIABLES)
+    """The figure, drawn in the colours of `COLOUR`, as an `<svg>` element: see `holdfast.core.page.inline_svg`."""
+    return page.inline_svg(figure, name=name, label=label, variables=VARIABLES)

@@ -1,19 +1,10 @@
 """The answer first: one sentence, one line of context, the key figures. All computed."""
 
 import statistics
-from dataclasses import dataclass
 
 from holdfast.core import words
 from holdfast.core.accounting import RunSummary
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyFigure:
-    """A number with its name and, in small, what it is made of."""
-
-    name: str
-    value: str
-    note: str
+from holdfast.core.page import KeyFigure
 
 
 def headline(summary: RunSummary) -> str:

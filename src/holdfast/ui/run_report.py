@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.core.accounting import RunSummary
-from holdfast.core.atomic import write_atomic
-from holdfast.core.templates import template
+from holdfast.core.page import template, write_page
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -26,9 +25,7 @@ def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> 
         OSError: the page could not be written; an earlier one at `path` is untouched.
     """
     assert summaries, "a report is about at least one run"
-    page = render(summaries, title=title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, page.encode())
+    write_page(path, render(summaries, title=title))
 
 
 def render(summaries: Sequence[RunSummary], *, title: str) -> str:

@@ -9,9 +9,10 @@ from markupsafe import Markup
 
 from holdfast.core import words
 from holdfast.core.accounting import AttemptCheckpoints, RunSummary
+from holdfast.core.page import KeyFigure, TimeBars, time_bars
 from holdfast.ui.cards import Card, incident_card
 from holdfast.ui.charts import loss_chart, time_line
-from holdfast.ui.headline import KeyFigure, context, headline, key_figures
+from holdfast.ui.headline import context, headline, key_figures
 
 CARDS_LIMIT = 100
 WHOLE = re.compile(r"(\d+ \S+|[^\s-]+-\S+)")
@@ -26,19 +27,6 @@ CAUSES = {
     "checkpoint": ("Checkpoint stalls", "training stood still for a save"),
     "other": ("Evaluation and other", "sections without steps, and the run's end"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeShare:
-    """One row of where the time went."""
-
-    cause: str
-    name: str
-    meaning: str
-    amount: str
-    share: str
-    width: str
-    """Of the row's bar, as a CSS percentage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +65,7 @@ class RunView:
     cards_left_out: int
     stalls: tuple[Mapping[str, str], ...]
     stall_note: str
-    times: tuple[TimeShare, ...]
-    total: str
-    unit: str
+    times: TimeBars
     ettr: str
     proof: Proof | None
     origin: tuple[tuple[str, str], ...]
@@ -92,9 +78,9 @@ def run_view(summary: RunSummary, *, key: str) -> RunView:
         HoldfastError: matplotlib is not installed.
     """
     drawn = {phase.cause for phase in summary.phases}
-    times, total, unit = _times(summary)
+    times = _times(summary)
     answer = headline(summary)
-    productive = next(row for row in times if row.cause == "productive")
+    productive = next(bar for bar in times.bars if bar.key == "productive")
     return RunView(
         key=key,
         run_id=summary.run.run_id,
@@ -117,9 +103,7 @@ def run_view(summary: RunSummary, *, key: str) -> RunView:
         stalls=tuple(_stalls(row) for row in _with_overall(summary)),
         stall_note=_stall_note(summary),
         times=times,
-        total=total,
-        unit=unit,
-        ettr=f"{productive.amount} {unit} ÷ {total} {unit} = {words.percent(summary.ettr)}",
+        ettr=f"{productive.amount} {times.unit} ÷ {times.total} {times.unit} = {words.percent(summary.ettr)}",
         proof=None if summary.proof is None else _proof(summary.proof),
         origin=_origin(summary),
     )
@@ -163,25 +147,14 @@ def _stall_note(summary: RunSummary) -> str:
     )
 
 
-def _times(summary: RunSummary) -> tuple[tuple[TimeShare, ...], str, str]:
-    unit, unit_s = words.unit_of_time(summary.wall_s)
-    seconds = {str(cause): part_s for cause, part_s in summary.breakdown.by_cause().items()}
-    total_s = sum(seconds.values())
-    amounts = words.adding_up({cause: part_s / unit_s for cause, part_s in seconds.items()}, 1)
-    shares = {cause: part_s / total_s if total_s > 0 else 0.0 for cause, part_s in seconds.items()}
-    percents = words.adding_up({cause: share * 100 for cause, share in shares.items()}, 1)
-    rows = tuple(
-        TimeShare(
-            cause=cause,
-            name=CAUSES[cause][0],
-            meaning=CAUSES[cause][1],
-            amount=amounts[cause],
-            share=percents[cause],
-            width=f"{shares[cause] * 100:.2f}%",
-        )
-        for cause in seconds
+def _times(summary: RunSummary) -> TimeBars:
+    return time_bars(
+        [
+            (str(cause), *CAUSES[str(cause)], part_s)
+            for cause, part_s in summary.breakdown.by_cause().items()
+        ],
+        longest_s=summary.wall_s,
     )
-    return rows, words.adding_up({"": total_s / unit_s}, 1)[""], unit
 
 
 def _proof(data: Mapping[str, Any]) -> Proof:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.core import words
 from holdfast.core.atomic import write_atomic
-from holdfast.core.drawing import new_figure
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import EvaluationRecord
+from holdfast.core.page import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

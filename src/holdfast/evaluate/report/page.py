@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from holdfast.core.atomic import write_atomic
-from holdfast.core.templates import template
+from holdfast.core import page
 from holdfast.evaluate.types.evaluation import Evaluation
 from holdfast.evaluate.types.timeline import Timeline
 
@@ -17,14 +16,12 @@ def write_page(path: Path, evaluation: Evaluation, timeline: Timeline) -> None:
         HoldfastError: jinja2 or numpy is not installed.
         OSError: the page could not be written; an earlier one at `path` is untouched.
     """
-    page = render(evaluation, timeline)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, page.encode())
+    page.write_page(path, render(evaluation, timeline))
 
 
 def render(evaluation: Evaluation, timeline: Timeline) -> str:
     """The page as text; see `write_page`."""
-    filled = template(TEMPLATE)  # before `view`, which needs more that may be missing
+    filled = page.template(TEMPLATE)  # before `view`, which needs more that may be missing
     from holdfast.evaluate.report.view import page_view
 
     return filled.render(view=page_view(evaluation, timeline))

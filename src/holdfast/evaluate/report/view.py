@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from holdfast.core import words
+from holdfast.core.page import Bar, KeyFigure, TimeBars, time_bars
 from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.gantt import Picture, gantt
 from holdfast.evaluate.report.occupation import occupation
@@ -85,15 +86,6 @@ COLOURS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyFigure:
-    """A number with its name and, in small, what it is made of."""
-
-    name: str
-    value: str
-    note: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScoreView:
     """A row of the table of scores."""
 
@@ -111,20 +103,7 @@ class ScoreView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A row with a bar: an amount, and its share of what the bars compare."""
-
-    key: str
-    name: str
-    meaning: str
-    amount: str
-    share: str
-    width: str
-    """As a CSS percentage."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageView:
+class EvaluationView:
     """The page."""
 
     title: str
@@ -138,20 +117,17 @@ class PageView:
     unit: str
     gantt: Picture | None
     gantt_svg: Markup
-    lost: list[Bar]
-    lost_total: str
-    lost_unit: str
+    lost: TimeBars
     slowest: list[tuple[str, ...]]
     path: list[tuple[str, ...]]
     facts: list[tuple[str, str]]
 
 
-def page_view(evaluation: Evaluation, timeline: Timeline) -> PageView:
+def page_view(evaluation: Evaluation, timeline: Timeline) -> EvaluationView:
     """The view of an evaluation. What its account does not say is computed from its timeline."""
     picture = gantt(timeline)
-    lost, lost_total, lost_unit = _lost(evaluation, timeline)
     bound, unit = _bound(evaluation)
-    return PageView(
+    return EvaluationView(
         title=f"{evaluation.suite} on {evaluation.model}",
         state=evaluation.state,
         headline=headline(evaluation),
@@ -163,9 +139,7 @@ def page_view(evaluation: Evaluation, timeline: Timeline) -> PageView:
         unit=unit,
         gantt=picture,
         gantt_svg=Markup(picture.svg if picture else ""),  # made by `gantt`, without any name
-        lost=lost,
-        lost_total=lost_total,
-        lost_unit=lost_unit,
+        lost=_lost(evaluation, timeline),
         slowest=[_sample(sample, timeline) for sample in slowest(timeline)],
         path=[
             (
@@ -296,7 +270,7 @@ def _bound(evaluation: Evaluation) -> tuple[list[Bar], str]:
     return bars, unit
 
 
-def _lost(evaluation: Evaluation, timeline: Timeline) -> tuple[list[Bar], str, str]:
+def _lost(evaluation: Evaluation, timeline: Timeline) -> TimeBars:
     rows = [(row.cause, row.name, row.meaning, row.seconds) for row in lost_time(evaluation)]
     if not rows:
         found = (
@@ -310,23 +284,12 @@ def _lost(evaluation: Evaluation, timeline: Timeline) -> tuple[list[Bar], str, s
         rows += [
             (cause, *CAUSES[cause], seconds) for cause, seconds in observed.items() if seconds > 0
         ]
-    total_s = sum(seconds for *_, seconds in rows)
-    unit, unit_s = words.unit_of_time(total_s)
-    amounts = words.adding_up({cause: seconds / unit_s for cause, _, _, seconds in rows}, 1)
-    shares = {cause: seconds / total_s if total_s > 0 else 0.0 for cause, _, _, seconds in rows}
-    percents = words.adding_up({cause: share * 100 for cause, share in shares.items()}, 1)
-    bars = [
-        Bar(
-            key=COLOURS.get(cause, "other"),
-            name=name,
-            meaning=meaning,
-            amount=amounts[cause],
-            share=percents[cause],
-            width=f"{shares[cause] * 100:.2f}%",
-        )
-        for cause, name, meaning, _ in rows
-    ]
-    return bars, words.adding_up({"": total_s / unit_s}, 1)[""], unit
+    return time_bars(
+        [
+            (COLOURS.get(cause, "other"), name, meaning, seconds)
+            for cause, name, meaning, seconds in rows
+        ]
+    )
 
 
 def _sample(sample: SampleTime, timeline: Timeline) -> tuple[str, ...]:

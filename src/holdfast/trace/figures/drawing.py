@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from holdfast.core.drawing import new_figure
+from holdfast.core.page import new_figure
 from holdfast.trace import charts
 from holdfast.trace.figures.bars import plan_bars, plan_boxes
 from holdfast.trace.figures.curves import plan_curves

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.core import drawing
+from holdfast.core import page
 from holdfast.core.atomic import write_atomic
 from holdfast.trace import charts
 from holdfast.trace.figures.drawing import PANEL_IN, draw, draw_panels
@@ -53,7 +53,7 @@ def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
         with warnings.catch_warnings():
             # A name in a script that the font of the layout lacks: the page's own font has it, or a box.
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-            text = drawing.inline_svg(
+            text = page.inline_svg(
                 drawn, name=own, label=html.escape(label + suffix), variables=_VARIABLES
             )
         width_in, height_in = drawn.get_size_inches()

@@ -4,15 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.core.drawing import stand_ins
+from holdfast.core import page
+from holdfast.core.page import stand_ins
 
 SERIES_COLOURS: Final = 7
 
-LIGHT: Final = {
-    "ink": "#1b1c1f",
-    "muted": "#5c6068",
-    "hair": "#dddcd6",
-    "paper": "#fcfcfa",
+_OF_THE_PAGE: Final = ("ink", "muted", "hair", "paper")
+LIGHT: Final = {name: page.LIGHT[name] for name in _OF_THE_PAGE} | {
     # The palette of Okabe and Ito, 2008 ("Color Universal Design"), less its yellow, which white paper swallows.
     "s1": "#0072b2",
     "s2": "#d55e00",
@@ -24,11 +22,7 @@ LIGHT: Final = {
 }
 """The CSS variables of the page and their values on light paper."""
 
-DARK: Final = {
-    "ink": "#e7e5df",
-    "muted": "#a2a6ad",
-    "hair": "#34383e",
-    "paper": "#15171a",
+DARK: Final = {name: page.DARK[name] for name in _OF_THE_PAGE} | {
     "s1": "#4ea8e6",
     "s2": "#f08a4b",
     "s3": "#35c49a",

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from holdfast.core import words
+from holdfast.core.page import KeyFigure
 from holdfast.trace.analyses import SECTIONS
 from holdfast.trace.analyses.result import Result
 from holdfast.trace.analyses.selection import slug
@@ -95,15 +96,6 @@ def number(value: float) -> str:
 
 
 _YEAR_S = 365.25 * 86400
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """A number that sums up a cluster."""
-
-    name: str
-    value: str
-    note: str = ""
 
 
 def answer(report: Report) -> str:
@@ -254,7 +246,7 @@ class SectionView:
 
 
 @dataclass(frozen=True)
-class PageView:
+class TraceView:
     """The page."""
 
     title: str
@@ -282,7 +274,7 @@ class PageView:
         }
 
 
-def page_view(report: Report, *, progress: Progress | None = None) -> PageView:
+def page_view(report: Report, *, progress: Progress | None = None) -> TraceView:
     """The view of a report; draws every figure.
 
     Raises:
@@ -294,7 +286,7 @@ def page_view(report: Report, *, progress: Progress | None = None) -> PageView:
         if progress is not None:
             progress(f"drawing: {entry.analysis.title}", done, len(report.entries))
         figures.setdefault(entry.analysis.section, []).append(_figure(entry, data))
-    return PageView(
+    return TraceView(
         title=report.title,
         answer=answer(report),
         clusters=[

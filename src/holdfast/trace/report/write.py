@@ -4,17 +4,19 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from holdfast.core import page
 from holdfast.core.errors import BadUse
-from holdfast.core.templates import template
+from holdfast.core.page import template
 from holdfast.trace.figures import standalone, write_paper
 from holdfast.trace.figures.look import DARK, DASHES, LIGHT
 from holdfast.trace.report.folder import replaced
 from holdfast.trace.report.model import Progress, Report
-from holdfast.trace.report.view import PageView, page_view
+from holdfast.trace.report.view import TraceView, page_view
 
 PAGE, FINDINGS, FIGURES, DATA = "index.html", "findings.json", "figures", "data"
 _SUFFIXES = {FIGURES: {".svg", ".pdf", ".png"}, DATA: {".csv"}}
@@ -159,7 +161,7 @@ UPLOT_SCRIPT = _FOLDER / "vendor" / "uplot-1.6.32.iife.min.js"
 UPLOT_STYLE = _FOLDER / "vendor" / "uplot-1.6.32.min.css"
 
 
-def render(view: PageView) -> str:
+def render(view: TraceView) -> str:
     """The page as text. Equal views give equal text.
 
     Its Content-Security-Policy lets nothing be fetched and no script run but the two in it, named by their hashes.
@@ -171,8 +173,8 @@ def render(view: PageView) -> str:
     style = UPLOT_STYLE.read_text() + (TEMPLATES / "report.css").read_text()
     return template(TEMPLATES / "report.html.j2").render(
         view=view,
-        light=LIGHT,
-        dark=DARK,
+        light=_series(LIGHT),
+        dark=_series(DARK),
         dashes=[[] if dash == "solid" else list(dash[1]) for dash in DASHES],
         style=style,
         scripts=scripts,
@@ -182,6 +184,11 @@ def render(view: PageView) -> str:
             + " ".join(f"'{_hash(script)}'" for script in scripts)
         ),
     )
+
+
+def _series(colours: Mapping[str, str]) -> dict[str, str]:
+    """Return the colours that the figures add to those of every page."""
+    return {name: colour for name, colour in colours.items() if name not in page.LIGHT}
 
 
 def _hash(script: str) -> str:

@@ -1,17 +1,22 @@
-"""Jinja templates filled: everything escaped, untrusted text made visible, nothing missing in silence."""
+"""Fill Jinja templates: every text is escaped, its control characters made visible, a missing name is an error."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core import words
-from holdfast.core.drawing import missing_extra
+from holdfast.core.atomic import write_atomic
+from holdfast.core.page.drawing import missing_extra
+from holdfast.core.page.parts import DARK, LIGHT
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
 
+SHARED = Path(__file__).parent / "templates"
+
+
 def template(path: Path) -> "Template":
-    """The template in a file; others of its folder may be included.
+    """Return the template in a file, which may use others of its folder and the shared ones.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -21,14 +26,25 @@ def template(path: Path) -> "Template":
     except ImportError as error:
         raise missing_extra("jinja2") from error
     environment = Environment(
-        loader=FileSystemLoader(path.parent),
+        loader=FileSystemLoader([path.parent, SHARED]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["page_colours"] = {"light": LIGHT, "dark": DARK}
     return environment.get_template(path.name)
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page whole or not at all; its folder is made.
+
+    Raises:
+        OSError: the page could not be written; an earlier one at `path` is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page.encode())
 
 
 def _finalize(value: Any) -> Any:

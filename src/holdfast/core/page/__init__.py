@@ -1,0 +1,30 @@
+"""The parts that Holdfast's HTML pages share: the shell, the styles, key figures, bars, facts, inline drawings.
+
+A page of a room is a template that extends `page.html.j2`, with the room's own styles after the shared ones, and the
+macros of `parts.html.j2`. The page needs no network. The modules:
+
+| module | one idea |
+|---|---|
+| `rendering` | fill a template: escape every text, make control characters visible; write the page |
+| `parts` | the colours of every page, key figures, and bars that show where time went |
+| `drawing` | a matplotlib figure as inline SVG in the page's colours |
+"""
+
+from holdfast.core.page.drawing import inline_svg, missing_extra, new_figure, stand_ins
+from holdfast.core.page.parts import DARK, LIGHT, Bar, KeyFigure, TimeBars, time_bars
+from holdfast.core.page.rendering import template, write_page
+
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "Bar",
+    "KeyFigure",
+    "TimeBars",
+    "inline_svg",
+    "missing_extra",
+    "new_figure",
+    "stand_ins",
+    "template",
+    "time_bars",
+    "write_page",
+]

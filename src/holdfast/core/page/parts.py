@@ -1,0 +1,84 @@
+"""The colours of every page, key figures, and bars that show where time went."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.core import words
+
+LIGHT: Final[Mapping[str, str]] = {
+    "ink": "#1b1c1f",
+    "muted": "#5c6068",
+    "hair": "#dddcd6",
+    "paper": "#fcfcfa",
+    "panel": "#f5f5f1",
+}
+"""CSS variables that every page has, and their values in light."""
+DARK: Final[Mapping[str, str]] = {
+    "ink": "#e7e5df",
+    "muted": "#a2a6ad",
+    "hair": "#34383e",
+    "paper": "#15171a",
+    "panel": "#1c1f23",
+}
+"""The same variables in dark."""
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """A number with its name and, in small, what it is made of."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A row with a bar: an amount, and its share of what the bars compare."""
+
+    key: str
+    """The CSS class of its colour."""
+    name: str
+    meaning: str
+    amount: str
+    share: str
+    width: str
+    """As a CSS percentage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeBars:
+    """Bars whose amounts and shares add up as printed."""
+
+    bars: tuple[Bar, ...]
+    total: str
+    unit: str
+
+
+def time_bars(
+    rows: Sequence[tuple[str, str, str, float]], *, longest_s: float | None = None
+) -> TimeBars:
+    """Make the bars of where time went.
+
+    Args:
+        rows: key, name, meaning and seconds of each bar.
+        longest_s: the time that the unit is chosen for; None: the sum of all rows.
+    """
+    total_s = sum(seconds for *_, seconds in rows)
+    unit, unit_s = words.unit_of_time(total_s if longest_s is None else longest_s)
+    shares = [seconds / total_s if total_s > 0 else 0.0 for *_, seconds in rows]
+    amounts = words.adding_up({str(at): row[3] / unit_s for at, row in enumerate(rows)}, 1)
+    percents = words.adding_up({str(at): share * 100 for at, share in enumerate(shares)}, 1)
+    bars = tuple(
+        Bar(
+            key=key,
+            name=name,
+            meaning=meaning,
+            amount=amounts[str(at)],
+            share=percents[str(at)],
+            width=f"{shares[at] * 100:.2f}%",
+        )
+        for at, (key, name, meaning, _) in enumerate(rows)
+    )
+    return TimeBars(bars=bars, total=words.adding_up({"": total_s / unit_s}, 1)[""], unit=unit)
