@@ -90,7 +90,7 @@ READING = (
         help="What the engine may hold in memory; the rest spills to disk.",
     ),
 )
-"""How job records are read: the arguments of `holdfast.trace.load`, of the same names."""
+"""How job records are read: the fields of `holdfast.trace.LoadOptions`, of the same names."""
 READING_NAMES = (
     "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "reasons", "types", "capacity", "zone",
     "since", "until", "duration", "bad_rows", "memory_limit_mb",

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.trace.analyses.capacity import beyond_capacity
     from holdfast.trace.analyses.catalogue import Assumptions, catalogue
-    from holdfast.trace.loading import by_cluster, load
+    from holdfast.trace.loading import LoadOptions, by_cluster, load
     from holdfast.trace.notes import Note
     from holdfast.trace.report import refuse_what_is_not_ours, write_report
     from holdfast.trace.run import characterize
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Assumptions",
+    "LoadOptions",
     "Note",
     "Table",
     "Trace",
@@ -54,6 +55,7 @@ __all__ = [
 
 _HOME = {
     "Assumptions": "analyses.catalogue",
+    "LoadOptions": "loading",
     "Note": "notes",
     "Table": "table",
     "Trace": "trace",

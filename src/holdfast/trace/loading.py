@@ -5,9 +5,9 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from zoneinfo import ZoneInfo
 
 from holdfast.core.errors import BadUse
@@ -19,7 +19,7 @@ from holdfast.trace.schema import DURATIONS
 from holdfast.trace.sources.csv.mapped import mapped_source
 from holdfast.trace.sources.csv.reasons import join_reasons
 from holdfast.trace.sources.joining import ASSUMED_SIZE, joined, renamed
-from holdfast.trace.sources.reading import Reading, Source, keep_span, set_span
+from holdfast.trace.sources.reading import Reading, Source, keep_span, set_span, span_ends
 from holdfast.trace.sources.recognition import Input, named_source, recognised
 from holdfast.trace.sources.stored import is_store
 from holdfast.trace.trace import Trace, open_scratch
@@ -33,83 +33,104 @@ Progress = Callable[[str, float, float | None], None]
 BAD_ROWS: Final = ("fail", "drop")
 
 
-def load(
-    *paths: str | Path,
-    compare: Sequence[str | Path] | Mapping[str, str | Path] = (),
-    metrics: Sequence[str | Path] = (),
-    reasons: Sequence[str | Path] = (),
-    metrics_step_s: float = 15.0,
-    metrics_folder: Path | None = None,
-    format: str | None = None,  # noqa: A002 - the command line's word
-    column_map: Path | None = None,
-    types: Path | None = None,
-    capacity: Mapping[str, str] | Sequence[str] = (),
-    zone: str | None = None,
-    duration: str = "run",
-    since: str | None = None,
-    until: str | None = None,
-    bad_rows: str = "fail",
-    memory_limit_mb: int = 700,
-    partial: bool = False,
-    progress: Progress | None = None,
-    now_s: float | None = None,
-) -> Trace:
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How job records are read: the keywords of `load`, checked when the object is made.
+
+    Raises:
+        BadUse: an option is wrong; the message says what is allowed.
+    """
+
+    compare: Sequence[str | Path] | Mapping[str, str | Path] = ()
+    """Further traces, only there to be compared with; a mapping gives them names."""
+    metrics: Sequence[str | Path] = ()
+    """Telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's."""
+    reasons: Sequence[str | Path] = ()
+    """Why jobs failed, where the records do not say: CSV files of `job_id`, `reason` and perhaps `attempt`; `NAME=FILE`
+    says which cluster's."""
+    metrics_step_s: float = 15.0
+    """Seconds between the points that a Prometheus is asked for, over the time of the jobs."""
+    metrics_folder: Path | None = None
+    """The store that a Prometheus is fetched into, where what is there is not fetched again; None: one of the server's
+    name below `$HOLDFAST_HOME/telemetry`."""
+    format: str | None = None
+    """Name of the adapter of all paths; None: each is recognised by its header or first lines."""
+    column_map: Path | None = None
+    """A TOML file that says what the columns of CSV or Parquet paths are; see `sources.csv.mapped`."""
+    types: Path | None = None
+    """A YAML file of rules that tell the type of a job where the source has none; None: Holdfast's own."""
+    capacity: Mapping[str, str] | Sequence[str] = ()
+    """Sizes of clusters as `NODESxGPUS`, such as `286x8` (GPUs of each node); by name, or as `NAME=286x8`, where NAME
+    may be left out if there is one cluster."""
+    zone: str | None = None
+    """Zone of times that are written without one, where the adapter has none; a name of the IANA database."""
+    duration: str = "run"
+    """What a job's duration means, one of `schema.DURATIONS`."""
+    since: str | None = None
+    """Leave out jobs submitted before, ISO 8601 in UTC. A job of unknown submission is left out then, too."""
+    until: str | None = None
+    """Leave out jobs submitted then or later."""
+    bad_rows: str = "fail"
+    """What to do about a row that cannot be read: `fail`, or `drop` and count it in a note."""
+    memory_limit_mb: int = 700
+    """Memory that the database may hold; beyond, it spills to disk."""
+    partial: bool = False
+    """Whether the paths are a part of a trace, of which others read the rest: options for clusters that are not in the
+    part are ignored."""
+    now_s: float | None = None
+    """The present, seconds since the Unix epoch; None: the clock's."""
+
+    def __post_init__(self) -> None:
+        _check("bad_rows", self.bad_rows, BAD_ROWS)
+        _check("duration", self.duration, DURATIONS)
+        if self.zone is not None:
+            _check_zone(self.zone)
+        if self.format is not None and self.column_map is not None:
+            raise BadUse(
+                "A format and a column map were given. Choose one: a map describes a format of its own."
+            )
+        span_ends(self.since, self.until)
+
+
+def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -> Trace:
     """Read job records of one or more clusters.
 
     Args:
         paths: files, folders of files, stores that `store.convert` wrote, or URLs of ledgers; `NAME=PATH` calls
             the cluster NAME. Files of one cluster are joined.
-        compare: further ones, only there to be compared with; a mapping gives them names.
-        metrics: telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's.
-        reasons: why jobs failed, where the records do not say: CSV files of `job_id`, `reason` and perhaps `attempt`;
-            `NAME=FILE` says which cluster's.
-        metrics_step_s: seconds between the points that a Prometheus is asked for, over the time of the jobs.
-        metrics_folder: the store that a Prometheus is fetched into, where what is there is not fetched again; None: one
-            of the server's name below `$HOLDFAST_HOME/telemetry`.
-        format: name of the adapter of all `paths`; None: each is recognised by its header or first lines.
-        column_map: a TOML file that says what the columns of CSV or Parquet `paths` are; see `sources.mapped`.
-        types: a YAML file of rules that tell the type of a job where the source has none; None: Holdfast's own.
-        capacity: sizes of clusters as `NODESxGPUS`, such as `286x8` (GPUs of each node); by name, or as `NAME=286x8`,
-            where NAME may be left out if there is one cluster.
-        zone: of times that are written without one, where the adapter knows none; a name of the IANA database.
-        duration: what a job's duration means, one of `schema.DURATIONS`.
-        since: leave out jobs submitted before, ISO 8601 in UTC. A job of unknown submission is left out then, too.
-        until: leave out jobs submitted then or later.
-        bad_rows: what to do about a row that cannot be read: `fail`, or `drop` and count it in a note.
-        memory_limit_mb: what the database may hold in memory; beyond, it spills to disk.
-        partial: whether this is a part of a trace, of which others read the rest: what is given for clusters that are
-            not in it is left out.
-        progress: told as files are read: description, bytes done, bytes in all.
-        now_s: the present, seconds since the Unix epoch; None: what the clock says.
+        progress: called as files are read: description, bytes done, bytes in all.
+        options: the fields of `LoadOptions`.
 
     Raises:
         BadUse: the arguments are wrong.
         BadTrace: a file cannot be read; says where. NotFound: it is not there.
     """
-    _check("bad_rows", bad_rows, BAD_ROWS)
-    _check("duration", duration, DURATIONS)
-    if zone is not None:
-        _check_zone(zone)
-    rules = read_rules(types or DEFAULT_RULES)
-    if format is not None and column_map is not None:
-        raise BadUse(
-            "A format and a column map were given. Choose one: a map describes a format of its own."
-        )
-    chosen = mapped_source(column_map) if column_map else named_source(format) if format else None
+    given = LoadOptions(**options)
+    rules = read_rules(given.types or DEFAULT_RULES)
+    chosen = (
+        mapped_source(given.column_map)
+        if given.column_map
+        else named_source(given.format)
+        if given.format
+        else None
+    )
+    compare = given.compare
     named = compare.items() if isinstance(compare, Mapping) else [("", path) for path in compare]
     inputs = [Input.of(path) for path in paths]
     inputs += [replace(Input.of(path, name), compared=True) for name, path in named]
     if not inputs:
         raise BadUse("No job records were given. Name a file, or a folder of them.")
-    connection, scratch = open_scratch(memory_limit_mb=memory_limit_mb)
+    connection, scratch = open_scratch(memory_limit_mb=given.memory_limit_mb)
     try:
-        connection.execute("SET VARIABLE bad_rows = $1", [bad_rows])
-        connection.execute("SET VARIABLE zone = $1", [zone])
-        set_span(connection, since, until)
+        connection.execute("SET VARIABLE bad_rows = $1", [given.bad_rows])
+        connection.execute("SET VARIABLE zone = $1", [given.zone])
+        set_span(connection, given.since, given.until)
         readings, compared = _read_all(connection, inputs, chosen, progress)
         known = [cluster.name for reading in readings for cluster in reading.clusters]
-        readings = _sized(readings, dict(by_cluster(capacity, known, compared, partial=partial)))
-        for name, where in by_cluster(reasons, known, compared, partial=partial):
+        readings = _sized(
+            readings, dict(by_cluster(given.capacity, known, compared, partial=given.partial))
+        )
+        for name, where in by_cluster(given.reasons, known, compared, partial=given.partial):
             readings = [
                 join_reasons(connection, reading, Path(where))
                 if name in _names(reading)
@@ -119,15 +140,20 @@ def load(
         readings = [tell_types(connection, reading, rules) for reading in readings]
         if progress:
             progress("Checking", 0, None)
-        now_s = time.time() if now_s is None else now_s
+        now_s = time.time() if given.now_s is None else given.now_s
         readings = [
             replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s))
             for reading in readings
         ]
-        trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
-        for name, where in by_cluster(metrics, known, compared, partial=partial):
+        trace = Trace(connection, scratch, readings, duration=given.duration, compared=compared)
+        for name, where in by_cluster(given.metrics, known, compared, partial=given.partial):
             attach_metrics(
-                trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress
+                trace,
+                name,
+                where,
+                step_s=given.metrics_step_s,
+                folder=given.metrics_folder,
+                progress=progress,
             )
     except BaseException:
         connection.close()

@@ -45,7 +45,7 @@ class Part:
     """`NAME=PATH` or a path, as `load` takes it."""
     compared: bool = False
     options: Mapping[str, Any]
-    """Further arguments of `load`."""
+    """Further fields of `LoadOptions`."""
     telemetry: str = ""
     """A telemetry file; then there are no jobs."""
     metric: str | None = None
@@ -95,7 +95,7 @@ def load_spread(
         workers: what runs the parts (`holdfast.cluster.workers`).
         folder: where parts leave their results and logs; what is there already is not read again. All workers share it.
         progress: told after each part: description, parts done, parts in all.
-        options: further arguments of `load`.
+        options: further fields of `LoadOptions`.
 
     Raises:
         HoldfastError: a part failed; with the end of its log.

@@ -70,26 +70,36 @@ def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:
     return row is not None and row[0] == "drop"
 
 
-def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: str | None) -> None:
-    """Want the jobs submitted from `since` on and before `until`, each ISO 8601 in UTC; None: open.
+def span_ends(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """Return the ends of the span of submissions, each ISO 8601 in UTC, without a zone; None: open.
 
     Raises:
         BadUse: one is no time, or no time lies between them.
     """
-    ends = []
-    for name, text in (("since", since), ("until", until)):
-        try:
-            at = datetime.fromisoformat(text) if text else None
-        except ValueError as error:
-            raise BadUse(
-                f"{name} is {text!r}. Expected a date or a time, such as 2023-03-01."
-            ) from error
-        naive = at.astimezone(UTC).replace(tzinfo=None) if at and at.tzinfo else at
-        connection.execute(f"SET VARIABLE {name} = $1::TIMESTAMP", [naive])
-        ends.append(naive)
-    first, end = ends
+    first, end = _moment("since", since), _moment("until", until)
     if first and end and end <= first:
         raise BadUse(f"until ({until}) is not after since ({since}). Give an until that is later.")
+    return first, end
+
+
+def _moment(name: str, text: str | None) -> datetime | None:
+    try:
+        at = datetime.fromisoformat(text) if text else None
+    except ValueError as error:
+        raise BadUse(
+            f"{name} is {text!r}. Expected a date or a time, such as 2023-03-01."
+        ) from error
+    return at.astimezone(UTC).replace(tzinfo=None) if at and at.tzinfo else at
+
+
+def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: str | None) -> None:
+    """Keep the jobs submitted from `since` on and before `until` (see `span_ends`) and no others.
+
+    Raises:
+        BadUse: as `span_ends`.
+    """
+    for name, at in zip(("since", "until"), span_ends(since, until), strict=True):
+        connection.execute(f"SET VARIABLE {name} = $1::TIMESTAMP", [at])
 
 
 def wanted(connection: "duckdb.DuckDBPyConnection") -> str:
