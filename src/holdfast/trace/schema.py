@@ -56,13 +56,6 @@ OUTCOMES: Final = {
 }
 """How a job ended, as the study counts (TIMEOUT and NODE_FAIL are failures: AcmeTrace, note 1); others have not."""
 
-SAMPLE_COLUMNS: Final = {
-    "cluster": "VARCHAR",
-    "metric": "VARCHAR",  # a name of `telemetry.metrics`
-    "at": "TIMESTAMP",
-    "device": "INTEGER",  # of `devices`
-    "value": "FLOAT",  # in the metric's unit
-}
 DEVICE_COLUMNS: Final = {
     "cluster": "VARCHAR",
     "device": "INTEGER",

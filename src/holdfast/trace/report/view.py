@@ -181,9 +181,6 @@ def _gpu_years(gpu_time_s: float) -> str:
     )
 
 
-EXAMPLES_LIMIT = 3
-
-
 @dataclass(frozen=True)
 class PanelView:
     """A panel on the page."""
