@@ -129,7 +129,7 @@ def test_it_contains_every_number(summaries, page):
 
 
 def test_where_the_time_went_adds_up_as_printed(page):
-    tables = re.findall(r'<table class="times">.*?</table>', page.source, re.DOTALL)
+    tables = re.findall(r'<table class="bars">.*?</table>', page.source, re.DOTALL)
     assert len(tables) == 3
     for table in tables:
         body, foot = table.split("<tfoot>")

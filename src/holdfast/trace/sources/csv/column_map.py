@@ -1,4 +1,4 @@
-"""A column map, read from TOML and checked before any file is touched; see `sources.mapped` for its form."""
+"""A column map, read from TOML and checked before any file is touched; see `sources.csv.mapped` for its form."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
