@@ -1,6 +1,7 @@
 import gzip
 import shutil
 import tempfile
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.loading import load
+from holdfast.trace.loading import LoadOptions, load
 from holdfast.trace.store import convert
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -391,3 +392,23 @@ def test_a_file_that_holds_nothing_to_know_it_by_is_said_to_hold_nothing(tmp_pat
 def test_a_span_ends_after_it_begins(files):
     with pytest.raises(BadUse, match=r"until .* is not after since"):
         load(files(a=seren(1)), since="2023-03-02", until="2023-03-01T23:00:00+00:00")
+
+
+def test_the_options_keep_their_names_and_defaults():
+    assert {option.name: option.default for option in fields(LoadOptions)} == {
+        "compare": (), "metrics": (), "reasons": (), "metrics_step_s": 15.0, "metrics_folder": None,
+        "format": None, "column_map": None, "types": None, "capacity": (), "zone": None, "duration": "run",
+        "since": None, "until": None, "bad_rows": "fail", "memory_limit_mb": 700, "partial": False, "now_s": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"bad_rows": "keep"}, {"duration": "long"}, {"zone": "Mars/Olympus"}, {"since": "soon"},
+     {"format": "slurm", "column_map": Path("map.toml")}, {"since": "2023-02-01", "until": "2023-01-01"}],
+)  # fmt: skip
+def test_a_wrong_option_is_refused_before_any_file_is_read(wrong):
+    with pytest.raises(BadUse):
+        LoadOptions(**wrong)
+    with pytest.raises(BadUse):
+        load("no/such/file.csv", **wrong)
