@@ -10,11 +10,15 @@ end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `sl
 and `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from holdfast.cluster.choose import WORKER_KINDS, places, workers
-from holdfast.cluster.leash import release, start_on_leash
-from holdfast.cluster.local import core_count
 from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
+
+if TYPE_CHECKING:
+    from holdfast.cluster.leash import release, start_on_leash
+    from holdfast.cluster.local import core_count
 
 __all__ = [
     "ENV_PLACE",
@@ -31,3 +35,14 @@ __all__ = [
     "start_on_leash",
     "workers",
 ]
+
+_HOMES = {"core_count": "local", "release": "leash", "start_on_leash": "leash"}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: `python -m holdfast.cluster.leash` must find its module unloaded.
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.cluster' has no attribute {name!r}")
+    return getattr(import_module(f"holdfast.cluster.{_HOMES[name]}"), name)
