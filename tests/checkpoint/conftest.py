@@ -1,4 +1,5 @@
 import random
+import signal
 from datetime import timedelta
 
 import numpy as np
@@ -60,7 +61,7 @@ def stop_at(monkeypatch):
 @pytest.fixture(autouse=True)
 def _no_checkpointer_is_left(monkeypatch):
     """Closes what a test leaves open, as the end of a process would."""
-    made, make = [], Engine.__init__
+    made, make, handler = [], Engine.__init__, signal.getsignal(signal.SIGTERM)
 
     def record(self, *arguments):
         make(self, *arguments)
@@ -70,6 +71,7 @@ def _no_checkpointer_is_left(monkeypatch):
     yield
     for engine in made:
         engine.close()
+    signal.signal(signal.SIGTERM, handler)  # else a collection in a later test gives it back
     for lease in list(writer_lease._held.values()):
         lease.users = 1
         lease.release()

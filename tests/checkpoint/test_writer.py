@@ -564,7 +564,7 @@ def test_one_that_cannot_be_started_again_fails_the_save(bench, monkeypatch, tmp
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     kill(made.writer.pid)
     with pytest.raises(SaveFailed):
-        save.result(5)
+        save.result(ENDS_S)
     assert made.arena.state is State.FREE
 
 
@@ -580,7 +580,7 @@ def test_where_no_thread_can_be_started_either_the_save_fails(bench, monkeypatch
     monkeypatch.setattr(threading.Thread, "start", refuse)
     kill(made.writer.pid)
     with pytest.raises(SaveFailed, match=r"cannot be started \(can't start new thread\)"):
-        save.result(5)
+        save.result(ENDS_S)
     assert made.arena.state is State.FREE
 
 
@@ -594,7 +594,7 @@ def test_a_process_that_no_thread_hears_is_ended_and_the_next_save_starts_anothe
         with pytest.raises(RuntimeError, match="can't start new thread"):
             made.save(1)
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
-    made.again(order_of(made.folder, 1)).result(5)
+    made.again(order_of(made.folder, 1)).result(ENDS_S)
     assert made.is_whole(1)
 
 
@@ -659,7 +659,7 @@ def test_one_that_dies_after_it_gave_up_the_arena_fails_the_save(bench, monkeypa
     made.arena.move(State.FREE, made.arena.generation)
     kill(made.writer.pid)
     with pytest.raises(SaveFailed):
-        save.result(5)
+        save.result(ENDS_S)
 
 
 def test_one_that_dies_after_the_commit_and_before_it_said_so_has_saved(bench, monkeypatch):
@@ -670,7 +670,7 @@ def test_one_that_dies_after_the_commit_and_before_it_said_so_has_saved(bench, m
     kill(made.writer.pid, signal.SIGSTOP)
     made.arena.move(State.COMMITTED, made.arena.generation)
     kill(made.writer.pid)
-    save.result(5)
+    save.result(ENDS_S)
 
 
 def test_closing_ends_the_process_and_twice_does_no_harm(bench):
