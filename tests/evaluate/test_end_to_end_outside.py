@@ -235,7 +235,7 @@ def _proxy_of(pid: int) -> int:
                 parent = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
             except OSError:
                 continue
-            if b"judge_server" in line and parent == pid:
+            if b"judge.server" in line and parent == pid:
                 return int(process.name)
     raise AssertionError("no proxy runs")
 

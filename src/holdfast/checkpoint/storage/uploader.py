@@ -158,6 +158,7 @@ class Pusher:
                 self._on_message(told)
         process.stdout.close()
         release(process)  # it has ended
+        process.wait()  # else nobody does, where `close` has not waited
 
 
 @dataclass(frozen=True)
