@@ -28,6 +28,9 @@ if importlib.util.find_spec("hypothesis"):
 # tests that press it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Several tests run at once on few cores: a pool of threads in each process only adds waiting.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Where nothing answers, a question to Hugging Face's Hub is asked again for 23 s. Its libraries read this when they
 # are imported, by whichever test comes first.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
