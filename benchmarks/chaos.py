@@ -80,7 +80,7 @@ class Blow:
 
 
 @dataclass(kw_only=True)
-class Struck:
+class FaultedRun:
     """The results of one run."""
 
     seed: int
@@ -154,9 +154,9 @@ def journal(folder: Path) -> list[tuple[int, int]]:
 class Run:
     """One run under kills, with a person beside it who only ever resumes the run."""
 
-    def __init__(self, folder: Path, struck: Struck) -> None:
+    def __init__(self, folder: Path, faulted: FaultedRun) -> None:
         self._folder = folder
-        self._struck = struck
+        self._faulted = faulted
         self._process: Popen[bytes] | None = None
 
     def conduct(self, blows: Sequence[Blow]) -> None:
@@ -165,7 +165,7 @@ class Run:
         Raises:
             DoesNotWork: the run does not come to its end.
         """
-        worker = (sys.executable, SCRIPT, str(self._struck.steps), "--save-every", str(SAVE_EVERY))
+        worker = (sys.executable, SCRIPT, str(self._faulted.steps), "--save-every", str(SAVE_EVERY))
         start = (
             *HOLDFAST,
             "run",
@@ -186,11 +186,11 @@ class Run:
                 code = self._process.wait()
             if code == 0:
                 return
-            self._struck.people.append(f"exit code {code}: {last_words(self._folder, 1)}")
+            self._faulted.people.append(f"exit code {code}: {last_words(self._folder, 1)}")
             say(
-                f"seed {self._struck.seed}, at step {newest_step(self._folder)}: {self._struck.people[-1]}"
+                f"seed {self._faulted.seed}, at step {newest_step(self._folder)}: {self._faulted.people[-1]}"
             )
-            if len(self._struck.people) > PEOPLE:
+            if len(self._faulted.people) > PEOPLE:
                 raise DoesNotWork(f"it needed a person more than {PEOPLE} times")
             start = (*HOLDFAST, "run", "--no-echo", "--resume", "r")
 
@@ -221,7 +221,7 @@ class Run:
             victim = living[kind][int(blow.draw * len(living[kind]))]
             with suppress(psutil.NoSuchProcess):  # the victim has just ended by itself
                 victim.send_signal(signal.SIGKILL)
-                self._struck.kills[kind] += 1
+                self._faulted.kills[kind] += 1
                 return True
         return False
 
@@ -280,30 +280,30 @@ def undisturbed(steps: int) -> tuple[dict[str, str], float]:
         return final_of(folder), time.monotonic() - began_s
 
 
-def strike(seed: int, kills: int, expected: dict[str, str]) -> Struck:
+def strike(seed: int, kills: int, expected: dict[str, str]) -> FaultedRun:
     """Make one run under kills, and compare its end with `expected`."""
     blows, steps = plan(kills, random.Random(seed))
-    struck = Struck(seed=seed, steps=steps)
+    faulted = FaultedRun(seed=seed, steps=steps)
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         began_s = time.monotonic()
         try:
-            Run(folder, struck).conduct(blows)
+            Run(folder, faulted).conduct(blows)
             found = final_of(folder)
             names = sorted(expected.keys() | found.keys())
-            struck.differing = [name for name in names if expected.get(name) != found.get(name)]
+            faulted.differing = [name for name in names if expected.get(name) != found.get(name)]
         except (DoesNotWork, OSError) as error:
-            struck.people.append(f"given up: {error}")
+            faulted.people.append(f"given up: {error}")
             say(f"seed {seed}: {error}:\n{last_words(folder)}")
-        struck.wall_s = time.monotonic() - began_s
+        faulted.wall_s = time.monotonic() - began_s
         steps_done = journal(folder)
-        struck.steps_again = len(steps_done) - len({step for _pid, step in steps_done})
+        faulted.steps_again = len(steps_done) - len({step for _pid, step in steps_done})
         with suppress(Exception), Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
-            struck.restarts = max(0, len(ledger.attempts("r")) - 1)
-    return struck
+            faulted.restarts = max(0, len(ledger.attempts("r")) - 1)
+    return faulted
 
 
-def rows_of(all_struck: Sequence[Struck], *, kills: int, alone_s: float) -> list[Row]:
+def rows_of(all_struck: Sequence[FaultedRun], *, kills: int, alone_s: float) -> list[Row]:
     """Return the rows of all runs together, then each run's wall time."""
     count = len(all_struck)
     struck_kills = sum((one.kills for one in all_struck), Counter[str]())
@@ -350,7 +350,7 @@ def rows_of(all_struck: Sequence[Struck], *, kills: int, alone_s: float) -> list
     ]
 
 
-def _line(one: Struck) -> tuple[object, ...]:
+def _line(one: FaultedRun) -> tuple[object, ...]:
     ended = "not at its end" if one.differing is None else f"{len(one.differing)} differ"
     return (
         one.seed,

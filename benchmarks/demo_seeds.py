@@ -41,7 +41,7 @@ class Shown:
     identical: bool = False
     right_ranks: int = 0
     interventions: int | None = None
-    struck: RunSummary | None = None
+    faulty: RunSummary | None = None
     reference: RunSummary | None = None
 
 
@@ -82,18 +82,18 @@ def show(seed: int, steps: int) -> Shown:
 def shown_by(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
     """What the ledger of a demonstration that left with `code` tells of it."""
     with Ledger.open(ledger_url(home)) as ledger:
-        struck, reference = (summarize(ledger, home, run) for run in ("faults", "reference"))
+        faulty, reference = (summarize(ledger, home, run) for run in ("faults", "reference"))
         injected = [event.data for event in ledger.events("faults", "fault_injected")]
-    found = [(cost.incident.kind, cost.incident.rank) for cost in struck.incidents]
+    found = [(cost.incident.kind, cost.incident.rank) for cost in faulty.incidents]
     expected = [
         ("hang" if fault["fault"] == "SIGSTOP" else "exit", fault["rank"]) for fault in injected
     ]
-    identical = struck.proof is not None and bool(struck.proof["identical"])
+    identical = faulty.proof is not None and bool(faulty.proof["identical"])
     right_ranks = sum(one == other for one, other in zip(found, expected, strict=False))
     checks = {
         f"exit code {code}": code == 0,
         "the final weights differ": identical,
-        f"{struck.interventions} interventions": struck.interventions == 0,
+        f"{faulty.interventions} interventions": faulty.interventions == 0,
         f"injected were {[fault['fault'] for fault in injected]}": sorted(
             one["fault"] for one in injected
         )
@@ -106,8 +106,8 @@ def shown_by(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
         failures=tuple(text for text, holds in checks.items() if not holds),
         identical=identical,
         right_ranks=right_ranks,
-        interventions=struck.interventions,
-        struck=struck,
+        interventions=faulty.interventions,
+        faulty=faulty,
         reference=reference,
     )
 
@@ -117,8 +117,8 @@ def _costs(shown: Sequence[Shown], name: str, fault: str | None = None) -> list[
     return [
         float(value)
         for one in shown
-        if one.struck is not None
-        for cost in one.struck.incidents
+        if one.faulty is not None
+        for cost in one.faulty.incidents
         if (value := getattr(cost, name)) is not None
         and (fault is None or fault in [str(injected["fault"]) for injected in cost.injected])
     ]
@@ -127,15 +127,15 @@ def _costs(shown: Sequence[Shown], name: str, fault: str | None = None) -> list[
 def _seed_lines(shown: Sequence[Shown]) -> list[tuple[object, ...]]:
     lines = []
     for one in shown:
-        struck = one.struck
-        costs: Sequence[Any] = struck.incidents if struck is not None else ()
+        faulty = one.faulty
+        costs: Sequence[Any] = faulty.incidents if faulty is not None else ()
         lines.append(
             (
                 one.seed,
                 "identical" if one.identical else "NOT",
                 "" if one.interventions is None else one.interventions,
                 f"{one.right_ranks}/{len(FAULTS)}",
-                (struck.ettr or 0.0) if struck is not None else "",
+                (faulty.ettr or 0.0) if faulty is not None else "",
                 " ".join(f"{cost.seconds_to_detect:.2f}" for cost in costs),
                 " ".join(f"{cost.seconds_to_restart or 0:.1f}" for cost in costs),
                 " ".join(str(cost.steps_lost) for cost in costs),
@@ -149,7 +149,7 @@ def _seed_lines(shown: Sequence[Shown]) -> list[tuple[object, ...]]:
 def rows_of(shown: Sequence[Shown]) -> list[Row]:
     """The seeds together, then each seed's own figures."""
     count, faults = len(shown), len(shown) * len(FAULTS)
-    known = [one for one in shown if one.struck is not None and one.reference is not None]
+    known = [one for one in shown if one.faulty is not None and one.reference is not None]
     interventions = sum(one.interventions or 0 for one in shown) if len(known) == count else None
     rows = [
         Row(
@@ -189,18 +189,18 @@ def rows_of(shown: Sequence[Shown]) -> list[Row]:
                 )
             )
     for one in known:
-        assert one.struck is not None
+        assert one.faulty is not None
         assert one.reference is not None
         rows += [
             Row(
                 measure=f"seed {one.seed}: ETTR",
-                ours=one.struck.ettr,
+                ours=one.faulty.ettr,
                 limit=one.reference.ettr,
                 unit="",
             ),
             Row(
-                measure=f"seed {one.seed}: the struck run, its wall time",
-                ours=one.struck.wall_s,
+                measure=f"seed {one.seed}: the run with injected faults, its wall time",
+                ours=one.faulty.wall_s,
                 limit=one.reference.wall_s,
                 unit="s",
             ),
@@ -234,7 +234,7 @@ def main() -> int:
     print_table(f"holdfast demo, {steps} steps", columns, _seed_lines(shown))
     limit = "limit: the same seed's run that is left alone; ETTR counts start-up as lost, which is much of a run this short"  # noqa: E501
     values = (
-        "detect, restart and steps lost: a value for each of the three incidents in the order they struck; the hang "
+        "detect, restart and steps lost: a value for each of the three incidents in their order; the hang "
         "floor is 3 s, so that no frozen rank can be detected much sooner"
     )
     notes = (limit, values, others.sentence())

@@ -120,7 +120,7 @@ class Traced:
     kill: Callable[[], None]
     names: list[str] = field(default_factory=list)
     """Of the calls so far."""
-    struck: list[str] = field(default_factory=list)
+    injected: list[str] = field(default_factory=list)
     """The names of the calls at which something was done."""
     _answers: dict[int, int] = field(default_factory=dict)
     _killed: bool = False
@@ -193,7 +193,7 @@ class Traced:
         strike = self.decide(len(self.names), self.names[-1])
         if strike is None:
             return
-        self.struck.append(self.names[-1])
+        self.injected.append(self.names[-1])
         if strike.what == "kill":
             self._killed = True
             self.kill()

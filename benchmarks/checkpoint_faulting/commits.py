@@ -1,4 +1,4 @@
-"""One commit of an image, struck at one of its system calls: killed, given an error, cut short or held up."""
+"""One commit of an image, with a fault at one of its system calls: killed, given an error, cut short or held up."""
 
 import errno
 import random
@@ -90,7 +90,7 @@ def write(
 
 @dataclass(frozen=True)
 class Commit:
-    """One of them; `number` tells it from the others of its kind, `call` is where it is struck."""
+    """One of them; `number` tells it from the others of its kind, `call` is where the fault is injected."""
 
     kind: str
     number: int
@@ -124,11 +124,11 @@ class Commit:
         ]
         lost: list[str] = []
         traced = Traced.seize(
-            forks[victim].pid, lambda *call: self._strike(*call, order.final, lost, traced.struck)
+            forks[victim].pid, lambda *call: self._strike(*call, order.final, lost, traced.injected)
         )
         forks[victim].release()
         traced.run()
-        if not traced.struck:
+        if not traced.injected:
             for fork in forks:  # the other one may still be deleting
                 fork.answer()
             return RIGHT, False
@@ -151,10 +151,10 @@ class Commit:
         return self.kind in (KILLED, KILLED_ONE_OF_TWO)
 
     def _strike(
-        self, count: int, name: str, final: Path, lost: list[str], struck: list[str]
+        self, count: int, name: str, final: Path, lost: list[str], injected: list[str]
     ) -> Strike | None:
         if self.kind == SHORT:
-            is_here = not struck and count >= self.call and name in ("write", "pwrite64")
+            is_here = not injected and count >= self.call and name in ("write", "pwrite64")
             return Strike("short") if is_here else None
         if count != self.call and not (
             self.kind == DEAD and count > self.call and name in CHANGING

@@ -58,7 +58,7 @@ def train(
 
 @dataclass(frozen=True)
 class Blow:
-    """One of them; `call` is where the writing process is struck, of the calls since it was told to save step 50."""
+    """One of them; `call` is where the writing process gets a fault, of the calls since it was told to save step 50."""
 
     kind: str
     number: int
@@ -68,7 +68,7 @@ class Blow:
     silent_s: float = 15.0
 
     def run(self) -> tuple[Verdict, bool]:
-        """In this process; also whether it was struck at all."""
+        """In this process; also whether a fault was injected at all."""
         verdict, _calls, is_struck = self._run()
         return verdict, is_struck
 
@@ -99,7 +99,7 @@ class Blow:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _strike(self, trainer: int, writing: int, gate: int) -> tuple[int, bool]:
-        """Let the later saves begin; how many calls there were, and whether it was struck."""
+        """Let the later saves begin; how many calls there were, and whether a fault was injected."""
         if self.kind in AT_TIMES:
             os.close(gate)
             time.sleep(random.Random(f"{self.ground.seed}/{self.number}").uniform(0, LATEST_S))
@@ -125,7 +125,7 @@ class Blow:
         )
         os.close(gate)
         traced.run()
-        return len(traced.names), bool(traced.struck)
+        return len(traced.names), bool(traced.injected)
 
     def _judge(self, folder: Path, trainer: int, told: bytes, is_struck: bool) -> Verdict:
         goes_on = self.kind in (WRITER, STOPPED) or not is_struck

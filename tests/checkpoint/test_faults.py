@@ -155,16 +155,16 @@ def test_a_bit_that_flips_beside_the_tensors_of_a_snapshot_fails_the_save(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["kill", "EIO", "short", "dead"])
-def test_a_commit_that_is_struck_at_its_system_calls(tmp_path, how):
+def test_a_commit_with_faults_injected_at_its_system_calls(tmp_path, how):
     """In a process that is stopped at each by the kernel (ptrace): killed there, or told that the call failed."""
     if platform.machine() != "x86_64":
         pytest.skip("processes are stopped at their calls on x86-64 only")
-    command = [sys.executable, Path(__file__).with_name("struck_commits.py"), tmp_path, how]
+    command = [sys.executable, Path(__file__).with_name("fault_injected_commits.py"), tmp_path, how]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if "PermissionError" in ended.stderr and "ptrace" in ended.stderr:
         pytest.skip("processes cannot be traced here")
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     least = 3 if how == "short" else 30
-    assert found["struck"] >= least, found
+    assert found["injected"] >= least, found
     assert found[{"short": "saved", "kill": "taken_up"}.get(how, "failed")] >= least // 3, found

@@ -720,7 +720,7 @@ def test_what_is_forgotten_is_given_back_at_once(bench):
 def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobody_reads(
     monkeypatch,
 ):
-    monkeypatch.setattr(writing_process, "_let_go_of_stderr", lambda: None)
+    monkeypatch.setattr(writing_process, "_release_stderr", lambda: None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, subprocess.Popen(["sleep", "60"]) as trainer:
         service = Service(theirs, trainer.pid, 0.0)

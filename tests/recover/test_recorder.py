@@ -110,7 +110,7 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
     recorder.incident(incident(clock, step=8, fingerprint="f", attempt=2))
     clock.advance(30)
     state = recorder.remembered(policy.RestartLimits())
-    assert [root for root, _ in state.struck] == ["g", "f"], (
+    assert [root for root, _ in state.roots_since_gain] == ["g", "f"], (
         "the checkpoint was a gain over the first, and since then there was none"
     )
     assert (state.best_step, state.best_checkpoint_step) == (8, 7)
@@ -140,8 +140,8 @@ def test_a_dead_supervisor_of_a_silent_job_is_remembered_by_time(recorder, clock
         recorder.attempt_began(number)
         clock.advance(lived_s)
         recorder.incident(incident(clock, step=None, attempt=number))
-    struck = recorder.remembered(limits).struck
-    assert struck == (("f", False), ("f", False)), "the second attempt lived for long"
+    roots = recorder.remembered(limits).roots_since_gain
+    assert roots == (("f", False), ("f", False)), "the second attempt lived for long"
 
 
 def test_a_dead_supervisor_s_failures_are_remembered_with_whether_a_step_was_made(recorder, clock):
@@ -151,7 +151,10 @@ def test_a_dead_supervisor_s_failures_are_remembered_with_whether_a_step_was_mad
             recorder.first_step(0, clock.now_s())
         clock.advance(5)
         recorder.incident(incident(clock, step=7, attempt=number))
-    assert recorder.remembered(policy.RestartLimits()).struck == (("f", True), ("f", False))
+    assert recorder.remembered(policy.RestartLimits()).roots_since_gain == (
+        ("f", True),
+        ("f", False),
+    )
 
 
 def test_a_new_recorder_goes_on_where_the_last_one_was(recorder, tmp_path, ledger, clock):

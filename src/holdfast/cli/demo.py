@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.words import shorten
 
 NAMES = {
-    "faults": "training, struck by faults",
+    "faults": "training, with injected faults",
     "own-error": "an error of the user's own",
     "reference": "the same, left alone",
 }
@@ -47,7 +47,7 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
 
     Three runs of two processes on this machine: one with a rank killed, a rank frozen and a checkpoint damaged;
     one that fails by an error of its own, which a restart does not mend; one without faults, to compare with.
-    Leaves with 0 if the struck run ended with the same weights, to the last bit.
+    Leaves with 0 if the run with injected faults ended with the same weights, to the last bit.
     """
     missing = [
         name for name in ("torch", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None
@@ -160,8 +160,8 @@ def _print_verdict(faulty: RunSummary, stopped: RunSummary, report: Path) -> Non
     click.echo()
     for cost in faulty.incidents:
         incident = cost.incident
-        struck = cost.injected[-1]["detail"] if cost.injected else incident.kind
-        click.echo(f"{cost.number}. step {incident.step}: {struck}")
+        cause = cost.injected[-1]["detail"] if cost.injected else incident.kind
+        click.echo(f"{cost.number}. step {incident.step}: {cause}")
         click.echo(f"   {incident.diagnosis['reason']}, action: {incident.action}")
         for line in incident.diagnosis["evidence"][:3]:
             click.echo(

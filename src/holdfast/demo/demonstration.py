@@ -1,4 +1,4 @@
-"""Three runs and a page: one struck by faults, one stopped by an error of the user's own, one left alone."""
+"""Three runs and a page: one with injected faults, one stopped by an error of the user's own, one left alone."""
 
 import random
 import shutil
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def identical(self) -> bool:
-        """Whether the struck run ended with the weights of the run left alone, to the last bit."""
+        """Whether the run with injected faults ended with the weights of the run left alone, to the last bit."""
         return self.faulty.proof is not None and bool(self.faulty.proof["identical"])
 
 

@@ -212,8 +212,8 @@ class State:
     """The failures in a row that followed on a restart and had gained nothing."""
     waits: int = 0
     """The failures in a row that a wait follows: those in vain, and of a blind job all that come soon."""
-    struck: tuple[tuple[str, bool], ...] = ()
-    """The roots that struck since something was gained last, each with whether its attempt had completed a step."""
+    roots_since_gain: tuple[tuple[str, bool], ...] = ()
+    """The roots of the failures since the last gain, each with whether its attempt had completed a step."""
     best_step: int | None = None
     """The highest step at any failure, of those since newer checkpoints were lost."""
     best_checkpoint_step: int | None = None
@@ -269,7 +269,7 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
     failed = after_failure(limits, state, event, now_s)
-    if failed.struck.count(_place(event)) > _retries(limits, failed, event):
+    if failed.roots_since_gain.count(_place(event)) > _retries(limits, failed, event):
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
         advice = "" if event.advises_only_restart else f" {event.mitigation}"
@@ -307,15 +307,19 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
 def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> State:
     """Return `state` with what a failure at `now_s` shows of the attempt that began at `state.launched_at_s`."""
     state = _rolled_back(state, failure)
-    gained = not state.struck or _has_gained(limits, state, failure, now_s)
+    gained = not state.roots_since_gain or _has_gained(limits, state, failure, now_s)
     lived_s = now_s - state.launched_at_s
     # Time alone shows no gain for sure: a blind job that fails again within `window_s` waits.
-    in_doubt = bool(state.struck) and _is_blind(state, failure) and lived_s < limits.window_s
+    in_doubt = (
+        bool(state.roots_since_gain) and _is_blind(state, failure) and lived_s < limits.window_s
+    )
     return replace(
         state,
         vain_at_s=() if gained else (*state.vain_at_s, now_s),
         waits=0 if gained and not in_doubt else state.waits + 1,
-        struck=(_place(failure),) if gained else (*state.struck, _place(failure)),
+        roots_since_gain=(_place(failure),)
+        if gained
+        else (*state.roots_since_gain, _place(failure)),
         best_step=_higher(state.best_step, failure.step),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
     )

@@ -219,7 +219,7 @@ class SnapshotServer:
                 if last is not None:
                     self._is_unwanted = True
                     listener.close()
-                    self._let_go(snapshot)
+                    self._release(snapshot)
                     last.close()
 
     def keep(self) -> None:
@@ -244,7 +244,7 @@ class SnapshotServer:
         finally:
             listener.close()
             _close_notes(own)
-            self._let_go(snapshot)
+            self._release(snapshot)
             if last is not None:
                 last.close()
 
@@ -264,7 +264,7 @@ class SnapshotServer:
     def _is_over(self) -> bool:
         return bool(readable(self._ends_with, 0))
 
-    def _let_go(self, snapshot: DurableSnapshot | None) -> None:
+    def _release(self, snapshot: DurableSnapshot | None) -> None:
         self._newest = None
         if snapshot is not None:
             snapshot.arena.close()

@@ -144,7 +144,7 @@ class PlanCache:
         )
 
         def prepare() -> None:
-            self._let_go()
+            self._release()
             self.layout = self._writer.share_layout(plan.layout)
             self._plan, self.is_outdated = plan, False
             job.sources, job.digests = self._sources(plan, job), None
@@ -173,9 +173,9 @@ class PlanCache:
     def close(self, *, in_good_order: bool) -> None:
         """Let go of it; where the training does not end `in_good_order`, the writing process is to keep its part."""
         if in_good_order:
-            self._let_go()
+            self._release()
             return
-        self._let_go_of_devices()
+        self._release_devices()
         self._seats.forget()
         self._plan = None
 
@@ -225,14 +225,14 @@ class PlanCache:
             for value, (length, most_bytes) in zip(values, self._rooms, strict=True)
         )
 
-    def _let_go(self) -> None:
-        self._let_go_of_devices()
+    def _release(self) -> None:
+        self._release_devices()
         numbers = self._seats.forget()
         if self._plan is not None:
             self._writer.forget(numbers, [self.layout])
         self._plan = None
 
-    def _let_go_of_devices(self) -> None:
+    def _release_devices(self) -> None:
         if self._devices is not None:
             self._devices.close()
         self._devices = None

@@ -247,7 +247,7 @@ class Pushing:
             return False
         if not (said in ended and os.read(said, 1)):  # not in good order
             self._settled_s = _SETTLED_S
-        _let_go(2)  # whoever reads what the trainer said does not wait for this
+        _release(2)  # whoever reads what the trainer said does not wait for this
         return True
 
 
@@ -274,10 +274,10 @@ def _say(line: dict[str, Any]) -> None:
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
         except OSError:  # the trainer is gone
-            _let_go(sys.stdout.fileno(), 2)
+            _release(sys.stdout.fileno(), 2)
 
 
-def _let_go(*fds: int) -> None:
+def _release(*fds: int) -> None:
     nothing = os.open(os.devnull, os.O_WRONLY)
     for fd in fds:
         os.dup2(nothing, fd)

@@ -150,7 +150,7 @@ class Service:
                 arena.close()
         self._arenas.clear()
         self._layouts.clear()
-        _let_go_of_stderr()
+        _release_stderr()
         os.chdir("/")
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(SNAPSHOT_SERVER_PROCESS_NAME)
@@ -323,7 +323,7 @@ class Service:
                 except OSError:
                     pass
                 return (
-                    _let_go_of_stderr()
+                    _release_stderr()
                 )  # the trainer is gone; what it ordered is done all the same
 
 
@@ -358,7 +358,7 @@ def pause_s(waited_s: float) -> float:
     return min(max(_LOOK_EVERY_S, waited_s / 10), _LOOK_SELDOM_S)
 
 
-def _let_go_of_stderr() -> None:
+def _release_stderr() -> None:
     """Whoever reads what the trainer says there waits until nobody can write to it any more."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -72,7 +72,7 @@ class Models:
             ended = path.with_suffix(".ended")
             if ended.exists():
                 model.outcome = msgspec.msgpack.decode(ended.read_bytes(), type=ModelOutcome)
-                _let_go(model)
+                _release(model)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(list(self._all.values()))
@@ -107,7 +107,7 @@ class Models:
             if journal is not None:
                 journal.close()
         model.answers = model.metrics = None
-        _let_go(model)
+        _release(model)
 
     def open(self) -> list[Model]:
         """Those that have not ended, oldest first."""
@@ -118,7 +118,7 @@ def _model(added: AddModel) -> Model:
     return Model(added=added, digest=added.digest, numerics=added.numerics)
 
 
-def _let_go(model: Model) -> None:
+def _release(model: Model) -> None:
     """A stream has many models, and a manifest with its tokenizer is megabytes: nobody fetches one that ended."""
     model.added = msgspec.structs.replace(model.added, manifest=None)
     model.owners, model.canary = [], None

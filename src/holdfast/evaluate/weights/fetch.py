@@ -214,7 +214,7 @@ class _Model:
         self._memory = memory
         self._clock = clock
         self._began_s = clock.monotonic_s()
-        self._letting_go: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
 
     async def finish(self) -> Fetched:
         """Wait for all chunks, check and convert."""
@@ -223,7 +223,7 @@ class _Model:
         await asyncio.to_thread(self._check_files)
         if manifest.form == "dcp":
             await self._convert()
-            self._letting_go = asyncio.ensure_future(self._let_go_of_chunks())
+            self._releasing = asyncio.ensure_future(self._release_chunks())
         return Fetched(
             folder=self.folder,
             digest=model_digest(manifest, digests),
@@ -235,7 +235,7 @@ class _Model:
     async def close(self) -> None:
         """Stop whatever is under way and give the memory back."""
         await self.share.close()
-        tasks = [task for task in (self.finishing, self._letting_go) if task is not None]
+        tasks = [task for task in (self.finishing, self._releasing) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -280,7 +280,7 @@ class _Model:
         finally:
             shutil.rmtree(making, ignore_errors=True)
 
-    async def _let_go_of_chunks(self) -> None:
+    async def _release_chunks(self) -> None:
         """Give back what was read of the source, once no node needs it any more."""
         await self.share.say_finished()
         await self.share.close()

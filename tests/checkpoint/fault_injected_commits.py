@@ -1,6 +1,7 @@
-"""Strikes one commit at its system calls, one after another, and checks what is left; `struck_commits.py FOLDER HOW`.
+"""Inject faults into the system calls of a commit, one after another, and check what is left.
 
-HOW is kill, EIO, short or dead. Prints one JSON object. Needs no torch, so that it begins at once.
+Run as `fault_injected_commits.py FOLDER HOW`; HOW is kill, EIO, short or dead. The program prints one JSON object. It
+needs no torch, so that it begins at once.
 """
 
 import errno
@@ -21,7 +22,7 @@ from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
 
 LAYOUT = hand_made(sizes=(20_000, 70_000))
 OTHERS = 20
-"""Of the calls that change nothing one in so many is struck."""
+"""Of the calls that change nothing a fault is injected into one in so many."""
 
 
 def persist(part, order):
@@ -32,14 +33,14 @@ def persist(part, order):
     return ""
 
 
-def strike_of(how, call, struck):
+def fault_of(how, call, injected):
     """What is done at which call."""
 
     def decide(count, name):
         if how == "short":
             return (
                 Strike("short")
-                if count >= call and name in ("write", "pwrite64") and not struck
+                if count >= call and name in ("write", "pwrite64") and not injected
                 else None
             )
         if count == call or (how == "dead" and count > call and name in CHANGING):
@@ -59,28 +60,28 @@ def is_worth_it(how, call, name):
     return name in CHANGING or (how != "dead" and call % OTHERS == 0)
 
 
-def commit_struck(part, order, how, call):
-    """Why it failed, None where it was killed; and the names of the calls, and of those that were struck."""
-    fork, struck = Fork(persist, part, order, held=True), []
-    traced = Traced.seize(fork.pid, strike_of(how, call, struck))
-    traced.struck = struck
+def commit_with_fault(part, order, how, call):
+    """Why it failed, None where it was killed; and the names of the calls, and of those with an injected fault."""
+    fork, injected = Fork(persist, part, order, held=True), []
+    traced = Traced.seize(fork.pid, fault_of(how, call, injected))
+    traced.injected = injected
     fork.release()
     traced.run()
-    return (None if how == "kill" and struck else fork.answer()), traced.names, struck
+    return (None if how == "kill" and injected else fork.answer()), traced.names, injected
 
 
 def main(folder, how):
     logging.disable()
     before, after = (part_of(LAYOUT, sealed(LAYOUT, fill)) for fill in (1, 2))
-    _, names, _ = commit_struck(after, order_of(make(folder, before), 2), "kill", 0)
-    found = {"struck": 0, "saved": 0, "failed": 0, "taken_up": 0}
+    _, names, _ = commit_with_fault(after, order_of(make(folder, before), 2), "kill", 0)
+    found = {"injected": 0, "saved": 0, "failed": 0, "taken_up": 0}
     for call, name in enumerate(names, start=1):
         if not is_worth_it(how, call, name):
             continue
         place = make(folder, before)
         order = order_of(place, 2)
-        why, _, struck = commit_struck(after, order, how, call)
-        found["struck"] += bool(struck)
+        why, _, injected = commit_with_fault(after, order, how, call)
+        found["injected"] += bool(injected)
         assert is_whole(place, 1, 1, [LAYOUT]), (call, name)
         assert all(verify(info).state == "verified" for info in scan(place)), (call, name)
         if why is None and call % 2:  # the next process is given the same order
