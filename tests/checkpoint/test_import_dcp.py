@@ -126,6 +126,7 @@ def test_one_that_comes_while_it_copies_stays(plain, tmp_path, name):
     assert Checkpointer(folder).restore(state) == state["a"] == 4
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
     folder, generator = tmp_path / "checkpoints", random.Random(20)
     for number in range(KILLS):

@@ -39,6 +39,7 @@ def final_weights(done):
     return re.search(r"^done: weights ([0-9a-f]{16})$", done.stdout, re.MULTILINE)[1]
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_and_went_on_ends_with_the_same_bits(tmp_path):
     """One rank; that two do is in `tests/e2e/test_demo.py`."""
     script = [*ALONE, "-m", "holdfast.demo.train", *SHORT, "--checkpoints"]

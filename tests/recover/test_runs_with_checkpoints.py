@@ -139,6 +139,7 @@ def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(p
     )
 
 
+@pytest.mark.slow
 def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(place):
     folder = place.folder / "checkpoints"
     job = run_arguments(place, folder, ranks=1, every=2, steps=4)[-7:]

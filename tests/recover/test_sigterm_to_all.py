@@ -77,7 +77,11 @@ def undisturbed(steps):
 
 @pytest.mark.parametrize(
     "form",
-    ["attached", pytest.param("unmodified", marks=pytest.mark.slow), pytest.param("workers")],
+    [
+        "attached",
+        pytest.param("unmodified", marks=pytest.mark.slow),
+        pytest.param("workers", marks=pytest.mark.slow),
+    ],
 )
 def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place, form):
     """Nothing is due for a thousand steps: what is saved was saved for the stop."""
