@@ -5,9 +5,10 @@ from collections.abc import Iterable
 
 
 def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
-    """Those that have something to read, or whose other side is gone; waits for one, None: for as long as it takes.
+    """Return the descriptors that are readable or whose other side is closed.
 
-    select(2) would refuse those of a trainer that has a thousand files open.
+    Waits up to `timeout_s` seconds for the first one; None: without a limit. select(2) would refuse the descriptors of
+    a trainer that has a thousand files open.
     """
     polled = select.poll()
     for fd in fds:

@@ -6,28 +6,28 @@ from typing import Final, NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a rank runs; `domain` is empty where nobody has named it: then the node is its own."""
+    """The node and the failure domain of a rank; an empty `domain` means that the node is a domain of its own."""
 
     node: str
     domain: str = ""
 
 
 ENV_NODE: Final = "HOLDFAST_NODE"
-"""What tells a node from the others, where the kernel's word for it will not do."""
+"""Environment variable: the node's identity, in place of the kernel's boot id."""
 
 
 ENV_FAILURE_DOMAIN: Final = "HOLDFAST_FAILURE_DOMAIN"
-"""What fails together with this node: a rack, a switch, a power supply; the same label on all nodes of it."""
+"""Environment variable: the label of the nodes that share a rack, a switch or a power supply."""
 
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def own_place() -> Place:
-    """Where this process runs.
+    """Return the place of this process.
 
-    A node is what loses its memory at once, and that is one running kernel: containers of one machine are one node,
-    whatever they call themselves, and machines that are all called `localhost` are not.
+    A node is one running kernel, since all its memory is lost at once. Containers of one machine are therefore one
+    node, and machines that all have the host name `localhost` are several.
     """
     node = os.environ.get(ENV_NODE) or _BOOT_ID.read_text().strip()
     return Place(node, os.environ.get(ENV_FAILURE_DOMAIN, ""))

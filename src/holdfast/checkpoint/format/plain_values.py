@@ -9,7 +9,7 @@ from holdfast.core.errors import CheckpointError
 
 
 def serialized(value: Any) -> bytes:
-    """A plain value as `torch.load` reads it, whatever follows it in its slot."""
+    """Serialize a plain value so that `torch.load` reads it even when other bytes follow in its slot."""
     written = io.BytesIO()
     # Not the ZIP form, whose end is looked for at the end of the slot.
     torch.save(value, written, _use_new_zipfile_serialization=False)
@@ -17,10 +17,10 @@ def serialized(value: Any) -> bytes:
 
 
 def load_plain(name: str, value: io.BytesIO) -> Any:
-    """Read a plain value as PyTorch stored it; nothing of it is run.
+    """Read a plain value as PyTorch stored it, without running code from it.
 
     Raises:
-        CheckpointError: it is none.
+        CheckpointError: the bytes hold no plain value.
     """
     try:
         # Empty bytes are pickled as a call of `bytes`, which does no harm.

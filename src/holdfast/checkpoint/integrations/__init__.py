@@ -16,7 +16,7 @@ from holdfast.core.errors import BadUse
 
 
 def missing(error: ImportError, extra: str) -> BadUse:
-    """What to raise where a trainer is not installed; `extra` of Holdfast brings it."""
+    """Return the error for a trainer that is not installed; `extra` is the extra of Holdfast that installs it."""
     return BadUse(
         f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[{extra}]'"
     )

@@ -20,7 +20,7 @@ class DurableSnapshot:
     blocks: Mapping[str, bytes]
 
     def is_there(self) -> bool:
-        """Whether the arena still holds it."""
+        """Return whether the buffer still holds this snapshot."""
         arena = self.arena
         try:
             return arena.generation == self.generation and arena.state is State.COMMITTED
@@ -28,20 +28,20 @@ class DurableSnapshot:
             return False
 
     def pack_notes(self) -> bytes:
-        """The layout, and the digests in the order of its files."""
+        """Pack the layout, and the digests in the order of the layout's files."""
         layout = self.layout.pack()
         digests = b"".join(self.blocks[shard.name] for shard in self.layout.shards)
         return len(layout).to_bytes(_LENGTH_BYTES, "little") + layout + digests
 
 
 def unpack_notes(notes: bytes) -> tuple[Layout, bytes]:
-    """What `DurableSnapshot.pack_notes` packed."""
+    """Unpack the bytes of `DurableSnapshot.pack_notes`: the layout and the digests."""
     end = _LENGTH_BYTES + int.from_bytes(notes[:_LENGTH_BYTES], "little")
     return Layout.unpack(notes[_LENGTH_BYTES:end]), notes[end:]
 
 
 def image_bytes(layout: Layout) -> int:
-    """How long an image of `layout` is."""
+    """Return the length in bytes of an image of `layout`."""
     return max((shard.offset + shard.size_bytes for shard in layout.shards), default=0)
 
 

@@ -11,7 +11,7 @@ from holdfast.checkpoint.format.paths import staging_path, step_path
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRequest:
-    """One save.
+    """The request to make one checkpoint.
 
     `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name,
     what is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`;
@@ -33,27 +33,27 @@ class SaveRequest:
 
     @property
     def session(self) -> str:
-        """What the `save` of all of one trainer's begins with, before a hyphen."""
+        """Return the id of the trainer's session: the part of `save` before the last hyphen."""
         return self.save.rpartition("-")[0]
 
     @property
     def staging(self) -> Path:
-        """The folder that it is written into."""
+        """Return the staging folder of the save."""
         return staging_path(self.folder, self.step, self.save)
 
     @property
     def final(self) -> Path:
-        """The name that this folder gets."""
+        """Return the folder of the finished checkpoint."""
         return step_path(self.folder, self.step)
 
     def as_json(self) -> dict[str, Any]:
-        """For a message."""
+        """Return the request as a JSON object."""
         damaged = sorted(path.name for path in self.damaged)[-_DAMAGED:]
         return {**asdict(self), "folder": str(self.folder), "damaged": damaged}
 
     @classmethod
     def of_json(cls, told: dict[str, Any]) -> Self:
-        """What `as_json` told."""
+        """Read the request from the JSON object of `as_json`."""
         best = tuple(Best(**each) for each in told["keep"]["best"])
         keep = Retention(**{**told["keep"], "best": best})
         folder = Path(told["folder"])
@@ -65,4 +65,4 @@ class SaveRequest:
 
 
 _DAMAGED: Final = 1000
-"""Only the newest are told of: older ones go by no rule that a message could be too long for."""
+"""The request names the newest damaged checkpoints only, which bounds the length of a message."""

@@ -9,13 +9,13 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of it is in this process's memory."""
+    """Return the part of a tensor that is in this process's memory."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
-    """The part of a tensor that this rank writes."""
+    """Return the part of a tensor that this rank writes."""
     if isinstance(leaf, DTensor):
         local: torch.Tensor = leaf.to_local()
         return local
@@ -24,7 +24,7 @@ def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
 
 
 def is_in_a_row(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are as they lie in memory, at an address at which 64-bit words are read."""
+    """Return whether the bytes are contiguous, unmodified by conjugation or negation, and 8-byte aligned."""
     address = tensor.data_ptr()  # none of a tensor that wraps others
     return (
         address != 0
