@@ -1,12 +1,16 @@
-"""Start the ranks of one job: one process imports torch once, then forks a process per rank.
+"""Start the ranks of one job: each is forked from a process that has imported torch, and serves all tests of a worker.
 
-As a program: `started_ranks.py WORLD_SIZE OUTPUTS SCRIPT ARGUMENT…` runs SCRIPT as `__main__` in each rank, where the
-argument RANK stands for the rank's number. Rank N writes to OUTPUTS/N; the exit codes are printed as JSON.
+As a program it reads jobs from its standard input, one JSON object a line, runs the ranks of each to their end, and
+prints their exit codes as JSON. Rank N runs `script` as `__main__`, where the argument RANK stands for the rank's
+number, and writes to `outputs`/N.
 """
 
+import atexit
+import functools
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -20,18 +24,16 @@ LONG_S = 600
 def run_ranks(world_size, script, *arguments, ends=None):
     """Return the outputs of ranks that ran `script`; `ends`: their exit codes, else all 0."""
     with tempfile.TemporaryDirectory() as outputs:
-        command = [sys.executable, __file__, str(world_size), outputs, script, *arguments]
-        job = subprocess.Popen(
-            list(map(str, command)), stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        try:
-            found = job.communicate(timeout=LONG_S)[0]
-        finally:
-            if job.poll() is None:
-                os.killpg(job.pid, signal.SIGKILL)
-                job.wait()
+        job = {
+            "world_size": world_size,
+            "outputs": outputs,
+            "script": str(script),
+            "arguments": list(map(str, arguments)),
+            "environment": dict(os.environ),
+        }
+        found = _answer(job)
         told = [(Path(outputs) / str(rank)).read_text() for rank in range(world_size)]
-    assert json.loads(found) == (ends or [0] * world_size), "\n".join(told)
+    assert found == (ends or [0] * world_size), "\n".join(told)
     return told
 
 
@@ -40,30 +42,71 @@ def run(script, folder, world_size, *scenarios, ends=None):
     return run_ranks(world_size, script, folder, RANK, world_size, *scenarios, ends=ends)
 
 
-def _rank(number, output, script, arguments):
-    with output.open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    sys.argv = [script, *(str(number) if each == RANK else each for each in arguments)]
+def _answer(job):
+    server = _server()
+    server.stdin.write(json.dumps(job) + "\n")
+    server.stdin.flush()
+    if select.select([server.stdout], [], [], LONG_S)[0] and (line := server.stdout.readline()):
+        return json.loads(line)
+    _server.cache_clear()
+    _end(server)
+    raise AssertionError(f"the ranks of {job['script']} did not end in {LONG_S} s")
+
+
+@functools.cache
+def _server():
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    atexit.register(_end, server)
+    return server
+
+
+def _end(server):
+    """End it with all its ranks."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    server.stdin.close()
+    server.stdout.close()
+
+
+def _rank(number, job):
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)
+    output = os.open(Path(job["outputs"]) / str(number), os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    script = job["script"]
+    sys.argv = [script, *(str(number) if each == RANK else each for each in job["arguments"])]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")
 
 
-def _main(world_size, outputs, script, *arguments):
+def _main():
     # What each rank would import by itself; an optimizer's step imports torch._dynamo.
+    import torch._dynamo
 
     import holdfast.checkpoint.checkpointer  # noqa: F401
 
-    ranks = []
-    for number in range(int(world_size)):
-        if (pid := os.fork()) == 0:
-            return _rank(number, Path(outputs) / str(number), script, arguments)
-        ranks.append(pid)
-    sys.stdout.write(
-        json.dumps([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks])
-    )
+    while line := sys.stdin.readline():
+        job = json.loads(line)
+        ranks = []
+        for number in range(job["world_size"]):
+            if (pid := os.fork()) == 0:
+                return _rank(number, job)
+            ranks.append(pid)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+        print(json.dumps(ends), flush=True)
     return None
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main()
