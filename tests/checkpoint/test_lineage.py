@@ -292,6 +292,8 @@ def saved(step):
         ([(10, None), (60, 55)], [], 65, 60, []),  # fetched from elsewhere
         ([(10, None), (30, 10)], [], 25, 21, [30]),  # its parent is deleted
         ([(3000, None)], [], 1, None, [3000]),
+        ([(10, None), (20, 10), (30, 20)], [], 20, None, [30]),  # the former save is replaced
+        ([(10, None), (20, 10)], [20], 20, None, [20]),
     ],
 )
 def test_what_a_save_leaves_behind(present, before, step, parent, left):

@@ -88,12 +88,12 @@ def left_behind(
     """Return the saves that are abandoned once a save of `step`, which descends from `parent`, has its name.
 
     The parent and its ancestors are not abandoned. All saves beyond the oldest known one of them are abandoned. Without
-    a parent, all saves from `step` on are abandoned: the origin of the state is unknown, and lower steps may be of its
-    line.
+    a parent, all saves beyond `step` are abandoned: the origin of the state is unknown, and lower steps may be of its
+    line. The new save replaces the former save of `step`: until then, a crash leaves the former save the newest.
     """
     by_save = {Save(step=one.step, save=one.save): one for one in present}
     line: set[Save] = set()
-    beyond = step - 1
+    beyond = step
     while parent is not None and parent not in line:
         beyond = parent.step
         if parent not in by_save:  # the parent was deleted since
@@ -102,7 +102,6 @@ def left_behind(
         parent = by_save[parent].parent
         if parent is None:
             beyond -= 1
-    # The former save of this step is replaced; until then, a crash leaves that save unchanged.
     return frozenset(
         save for save in by_save if save not in line and (save in abandoned or save.step > beyond)
     )

@@ -290,7 +290,7 @@ def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
         OSError: it could not be written.
     """
     abandoned = read_abandoned(order.folder)
-    beyond = order.step - 1 if parent is None else parent.step
+    beyond = order.step if parent is None else parent.step
     steps = (name[0] for path in order.folder.iterdir() if (name := parse_name(path.name)))
     if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
         return
