@@ -1,8 +1,8 @@
-"""Start the ranks of one job: each is forked from a process that has imported torch, and serves all tests of a worker.
+"""Start the ranks of a job, forked from one process that has imported torch and serves all tests of a worker.
 
 As a program it reads jobs from its standard input, one JSON object a line, runs the ranks of each to their end, and
 prints their exit codes as JSON. Rank N runs `script` as `__main__`, where the argument RANK stands for the rank's
-number, and writes to `outputs`/N.
+number, and writes to the files `outputs`/N and `errors`/N.
 """
 
 import atexit
@@ -24,22 +24,48 @@ LONG_S = 600
 def run_ranks(world_size, script, *arguments, ends=None):
     """Return the outputs of ranks that ran `script`; `ends`: their exit codes, else all 0."""
     with tempfile.TemporaryDirectory() as outputs:
-        job = {
-            "world_size": world_size,
-            "outputs": outputs,
-            "script": str(script),
-            "arguments": list(map(str, arguments)),
-            "environment": dict(os.environ),
-        }
-        found = _answer(job)
+        found = _answer(_job(world_size, script, arguments, outputs=outputs, errors=outputs))
         told = [(Path(outputs) / str(rank)).read_text() for rank in range(world_size)]
     assert found == (ends or [0] * world_size), "\n".join(told)
     return told
 
 
+def run_program(program, *arguments):
+    """Run a program of one process to its end, whatever that is.
+
+    Args:
+        program: the path of a script, or code.
+        arguments: its arguments.
+
+    Returns:
+        A `subprocess.CompletedProcess` with text.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        outputs, errors, code = (Path(folder) / name for name in ("out", "err", "code.py"))
+        outputs.mkdir()
+        errors.mkdir()
+        if isinstance(program, str):
+            code.write_text(program)
+            program = code
+        (found,) = _answer(_job(1, program, arguments, outputs=outputs, errors=errors))
+        out, err = ((each / "0").read_text() for each in (outputs, errors))
+    return subprocess.CompletedProcess([program, *arguments], found, out, err)
+
+
 def run(script, folder, world_size, *scenarios, ends=None):
     """Return the outputs of ranks that went through scenarios, each of which checks itself."""
     return run_ranks(world_size, script, folder, RANK, world_size, *scenarios, ends=ends)
+
+
+def _job(world_size, script, arguments, *, outputs, errors):
+    return {
+        "world_size": world_size,
+        "script": str(script),
+        "arguments": list(map(str, arguments)),
+        "outputs": str(outputs),
+        "errors": str(errors),
+        "environment": dict(os.environ),
+    }
 
 
 def _answer(job):
@@ -78,10 +104,10 @@ def _end(server):
 def _rank(number, job):
     os.close(0)
     os.open(os.devnull, os.O_RDONLY)
-    output = os.open(Path(job["outputs"]) / str(number), os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for standard, folder in ((1, job["outputs"]), (2, job["errors"])):
+        output = os.open(Path(folder) / str(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, standard)
+        os.close(output)
     os.environ.clear()
     os.environ.update(job["environment"])
     script = job["script"]
@@ -92,7 +118,6 @@ def _rank(number, job):
 
 def _main():
     # What each rank would import by itself; an optimizer's step imports torch._dynamo.
-    import torch._dynamo
 
     import holdfast.checkpoint.checkpointer  # noqa: F401
 
@@ -104,7 +129,8 @@ def _main():
                 return _rank(number, job)
             ranks.append(pid)
         ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
-        print(json.dumps(ends), flush=True)
+        sys.stdout.write(json.dumps(ends) + "\n")
+        sys.stdout.flush()
     return None
 
 

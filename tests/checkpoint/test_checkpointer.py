@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from started_ranks import run_program
 from waiting import contents, until
 
 from holdfast.checkpoint import Best, Checkpointer, Retention, scan, verify
@@ -706,9 +707,7 @@ def test_another_generator_of_numpy_continues_where_it_was(tmp_path):
         "            ckpt.save(1, {}).result() if seed == 1 else ckpt.restore({})\n"
         "        print(np.random.randn(3).tolist())\n"
     )
-    drawn = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    drawn = run_program(script, tmp_path).stdout.splitlines()
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
     for kind in ("PCG64", "SFC64"):
         with pytest.raises(BadUse, match=f"was a {kind} when this was saved, and is a MT19937"):

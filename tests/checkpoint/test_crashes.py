@@ -7,11 +7,11 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from started_ranks import run_program
 from waiting import contents
 
 from holdfast.checkpoint import Checkpointer, scan, verify
@@ -24,8 +24,7 @@ HERE = Path(__file__).parent
 
 def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
     """Real SIGKILLs of the trainer, of the process that writes, and of both, at seeded instants of their saves."""
-    command = [sys.executable, HERE / "killed_saver.py", tmp_path / "checkpoints", "1", "12"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_program(HERE / "killed_saver.py", tmp_path / "checkpoints", 1, 12)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["kills"] == {"trainer": 4, "writer": 4, "both": 4}

@@ -1,11 +1,10 @@
 """The lines of the docs that save the position in the data: a training that dies goes on with the same bits."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from started_ranks import run_program
 
 DOCS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 TRAINING = """
@@ -68,13 +67,7 @@ def lines_of_the_docs():
 
 
 def outcome(lines, folder, *dies_at):
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINING, lines, folder, *map(str, dies_at)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    done = run_program(TRAINING, lines, folder, *dies_at)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -5,7 +5,6 @@ import copy
 import logging
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from started_ranks import run_program
 from waiting import ENDS_S, contents, until
 
 from holdfast.checkpoint import Checkpointer, scan, verify
@@ -989,8 +989,7 @@ def test_a_save_while_the_interpreter_ends_is_refused_and_nothing_hangs(tmp_path
         "ckpt.save(1, {'t': torch.ones(3)}).result()\n"
         "atexit.register(last)\n"
     )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False)
+    ended = run_program(script, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "Save before the script ends" in ended.stdout
     assert steps_in(tmp_path) == [1]

@@ -4,11 +4,10 @@ import errno
 import os
 import re
 import resource
-import subprocess
-import sys
 
 import pytest
 from images import order_of
+from started_ranks import run_program
 
 from holdfast.checkpoint.writer.commit import RankFailed
 from holdfast.checkpoint.writer.process import explain
@@ -138,13 +137,7 @@ match sys.argv[2]:
 
 
 def told_of(folder, reached):
-    ended = subprocess.run(
-        [sys.executable, "-c", REACHES, folder, reached],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
+    ended = run_program(REACHES, folder, reached)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
 
@@ -212,10 +205,7 @@ print(ckpt.restore(state))
 
 
 def test_a_restore_that_may_open_no_more_files(tmp_path):
-    words = [sys.executable, "-c", RESTORES, str(tmp_path)]
-    told, step = subprocess.run(
-        words, capture_output=True, text=True, check=True, timeout=600
-    ).stdout.splitlines()
+    told, step = run_program(RESTORES, tmp_path).stdout.splitlines()
     assert told.startswith("The state was not restored: [Errno 24]")
     assert "`ulimit -n` allows a process 64 open files. Raise that limit" in told
     assert step == "1"

@@ -1,7 +1,6 @@
 """Making a Checkpointer must not keep the process group alive past its end."""
 
-import subprocess
-import sys
+from started_ranks import run_program
 
 SCRIPT = """
 import gc, weakref
@@ -23,7 +22,5 @@ print("kept alive by", [type(one).__name__ for one in gc.get_referrers(alive())]
 
 def test_the_group_ends_when_it_is_destroyed(tmp_path):
     script = SCRIPT.format(folder=str(tmp_path / "checkpoints"))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    done = run_program(script)
     assert (done.returncode, done.stdout) == (0, "kept alive by None\n"), done.stderr

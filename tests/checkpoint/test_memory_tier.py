@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from images import hand_made, order_of, sealed
+from started_ranks import run_program
 from waiting import until
 
 from holdfast.checkpoint.format.checksums import checksum_of_digests, digests_of
@@ -29,8 +28,7 @@ ENDS_S = 30.0
 
 
 def test_what_ranks_that_died_leave_in_memory(tmp_path):
-    command = [sys.executable, HERE / "memory_scenarios.py", tmp_path]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_program(HERE / "memory_scenarios.py", tmp_path)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     failed = "\n".join(f"{name}: {error}" for name, error in found.items() if error)
@@ -46,9 +44,7 @@ def test_a_script_that_ends_with_a_traceback_leaves_it_too(tmp_path):
         "ckpt.save(1, {'a': 1}).result()\n"
         "raise ValueError('of the script')\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False
-    )
+    ended = run_program(script, tmp_path)
     assert "of the script" in ended.stderr
     found = kept.ask(tmp_path, 0)
     assert (found.step, found.layout.world_size) == (1, 1)

@@ -7,8 +7,6 @@ import logging
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ from pathlib import Path
 import pytest
 from images import hand_made, order_of, sealed
 from memory_scenarios import open_files
+from started_ranks import run_program
 from waiting import until
 
 from holdfast.checkpoint import Checkpointer
@@ -41,8 +40,7 @@ SIZES = (100, 5 << 20)
 
 @pytest.mark.parametrize("which", ["quick", pytest.param("slow", marks=pytest.mark.slow)])
 def test_what_peers_hold_for_nodes_that_are_lost(tmp_path, which):
-    command = [sys.executable, HERE / "peer_scenarios.py", tmp_path, which]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = run_program(HERE / "peer_scenarios.py", tmp_path, which)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     failed = "\n".join(f"{name}: {error}" for name, error in found.items() if error)

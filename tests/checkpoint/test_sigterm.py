@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from started_ranks import run_program
 
 from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
 
@@ -36,8 +37,7 @@ SCENARIOS = [
 
 
 def test_scenarios(tmp_path):
-    command = [sys.executable, SCRIPT, tmp_path, *SCENARIOS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
+    done = run_program(SCRIPT, tmp_path, *SCENARIOS)
     assert done.returncode == 0, done.stderr
 
 
