@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from images import TEN_FILES, again, half_copied, hand_made, is_whole, order_of, seal, sealed
-from waiting import ENDS_S, until
+from waiting import ENDS_S, open_descriptors, until
 
 from holdfast.checkpoint.format.paths import failure_path
 from holdfast.checkpoint.format.rank_layout import PAGE_BYTES, Piece
@@ -588,12 +588,12 @@ def test_a_process_that_no_thread_hears_is_ended_and_the_next_save_starts_anothe
     bench, monkeypatch
 ):
     made = bench()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    before = open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             made.save(1)
-    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    assert open_descriptors() <= before
     made.again(order_of(made.folder, 1)).result(ENDS_S)
     assert made.is_whole(1)
 
@@ -639,11 +639,11 @@ def test_who_saves_while_a_dead_process_is_replaced_starts_no_second_one(bench, 
 
 def test_one_that_cannot_be_started_at_all_leaves_nothing_open(bench, monkeypatch, tmp_path):
     made = bench()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    before = open_descriptors()
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     with pytest.raises(OSError, match="No such file"):
         made.save(1)
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert open_descriptors() <= before
     monkeypatch.undo()
     made.again(order_of(made.folder, 1)).result(ENDS_S)
     assert made.is_whole(1)

@@ -1,5 +1,6 @@
 """Waiting for what other processes do."""
 
+import os
 import time
 
 ENDS_S = 60.0
@@ -18,3 +19,8 @@ def contents(folder):
     return [
         path for path in folder.iterdir() if path.name not in (".holdfast-writer", ".holdfast-line")
     ]
+
+
+def open_descriptors():
+    """Return the open file descriptors; what earlier tests held may be closed at any time."""
+    return {int(fd) for fd in os.listdir("/proc/self/fd")}  # noqa: PTH208 - names alone
