@@ -31,6 +31,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Several tests run at once on few cores: a pool of threads in each process only adds waiting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# In front of what is there: a process that a test starts with a PYTHONPATH of its own goes without it.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent / "startup"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+
 # Where nothing answers, a question to Hugging Face's Hub is asked again for 23 s. Its libraries read this when they
 # are imported, by whichever test comes first.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -53,10 +53,10 @@ class Place:
             **options,
         )
 
-    def holdfast(self, *arguments: str) -> tuple[int, str, str]:
+    def holdfast(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str, str]:
         """Run a command to its end; returns its exit code and what it printed."""
         with self.start(*arguments) as process:
-            out, err = process.communicate(timeout=TIMEOUT_S)
+            out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
 
     def json(self, *arguments: str) -> dict:
@@ -105,7 +105,17 @@ class Place:
 @pytest.fixture
 def place(tmp_path):
     """A place whose processes are gone when the test ends, and were gone by themselves."""
-    place = Place(tmp_path)
+    yield from _place_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_place(tmp_path_factory):
+    """The same for a run that several tests look at."""
+    yield from _place_in(tmp_path_factory.mktemp("shared"))
+
+
+def _place_in(folder):
+    place = Place(folder)
     yield place
     left = place.processes()
     for process in left:

@@ -38,44 +38,34 @@ def run_arguments(place, folder, *, ranks=2, size=1000, every=1000, steps=100_00
     return ["run", "--name", "r", "--nproc", str(ranks), "--", *job]
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param("Ctrl-C", marks=pytest.mark.slow),
-        "SIGTERM",
-        pytest.param("runs stop", marks=pytest.mark.slow),
-    ],
-)
-def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(place, how):
+def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(place):
     """Nothing is due for a thousand steps: what is saved was saved for the stop."""
     folder = place.folder / "checkpoints"
-    with place.start(*run_arguments(place, folder)) as process:
-        place.wait_for_step("r", 20)
-        if how == "runs stop":
-            assert place.holdfast("runs", "stop", "r")[0] == 0
-        else:
-            process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 4, err
-    assert f"Stopped by {'holdfast runs stop' if how == 'runs stop' else how}." in err
-    (saved,) = catalog.scan(folder)
-    assert catalog.verify(saved).state == "verified"
-    assert saved.step >= 20
-    assert f"State is safe at step {saved.step}" in err
-    with place.ledger() as ledger:
-        assert ledger.attempts("r")[-1].last_step == saved.step, "every rank stopped where it saved"
-    if how != "Ctrl-C":
-        return  # how a run goes on does not depend on who stopped it
-    with place.start("run", "--resume", "r") as process:
-        place.wait_for_step("r", saved.step + 5)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert f"restored step {saved.step}" in err
-    assert max(one.step for one in catalog.scan(folder)) > saved.step
-    assert place.json("checkpoint", "ls", str(folder))["checkpoints"][0]["state"] == "written"
-    assert {
-        one["state"] for one in place.json("checkpoint", "verify", str(folder))["checkpoints"]
-    } == {"verified"}
+    arguments, begun_from = run_arguments(place, folder), 0
+    for how in ("SIGTERM", "holdfast runs stop", "Ctrl-C"):
+        with place.start(*arguments) as process:
+            place.wait_for_step("r", begun_from + 20)
+            if how == "holdfast runs stop":
+                assert place.holdfast("runs", "stop", "r")[0] == 0
+            else:
+                process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
+            _, err = process.communicate(timeout=60)
+        assert process.returncode == 4, err
+        assert f"Stopped by {how}." in err
+        assert (f"restored step {begun_from}" in err) is (begun_from > 0)
+        saved, *before = catalog.scan(folder)
+        assert max((info.step for info in before), default=0) == begun_from
+        assert catalog.verify(saved).state == "verified"
+        assert saved.step >= begun_from + 20
+        assert f"State is safe at step {saved.step}" in err
+        with place.ledger() as ledger:
+            last_step = ledger.attempts("r")[-1].last_step
+        assert last_step == saved.step, "every rank stopped where it saved"
+        arguments, begun_from = ["run", "--resume", "r"], saved.step
+    listed = place.json("checkpoint", "ls", str(folder))["checkpoints"]
+    assert listed[0]["state"] == "written"
+    verified = place.json("checkpoint", "verify", str(folder))["checkpoints"]
+    assert {one["state"] for one in verified} == {"verified"}
 
 
 def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint(place):
@@ -110,7 +100,7 @@ def test_a_full_disk_is_recorded_and_training_goes_on_and_saves_once_there_is_ro
         with place.ledger() as ledger:
             return [event.data for event in ledger.events("r", "save_failed")]
 
-    with place.start(*run_arguments(place, folder, size=100_000, every=10)) as process:
+    with place.start(*run_arguments(place, folder, ranks=1, size=100_000, every=10)) as process:
         place.wait_until(lambda: folder.is_dir() and catalog.scan(folder), timeout_s=60)
         fill(ballast)
         place.wait_until(failures, timeout_s=60)
@@ -132,7 +122,8 @@ def test_a_full_disk_is_recorded_and_training_goes_on_and_saves_once_there_is_ro
 
 def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(place):
     (place.folder / "a-file").write_text("")
-    code, _, err = place.holdfast(*run_arguments(place, place.folder / "a-file" / "checkpoints"))
+    folder = place.folder / "a-file" / "checkpoints"
+    code, _, err = place.holdfast(*run_arguments(place, folder, ranks=1))
     assert code == 1
     assert (
         "a-file/checkpoints is a file. Give Checkpointer a folder." in err.strip().splitlines()[-1]

@@ -75,27 +75,27 @@ def undisturbed(steps):
     return weights
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "attached",
-        pytest.param("unmodified", marks=pytest.mark.slow),
-        pytest.param("workers", marks=pytest.mark.slow),
-    ],
-)
-def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place, form):
-    """Nothing is due for a thousand steps: what is saved was saved for the stop."""
-    with place.start(*train(place, form)) as process:
-        place.wait_until(has_reached(place, 20))
-        sigterm_to_all(process)
-        _, err = process.communicate(timeout=90)
-    assert process.returncode == 4, err
-    assert "Stopped by SIGTERM." in err
-    (saved,) = catalog.scan(place.folder / "checkpoints")
-    assert int((place.folder / "progress").read_text()) in (saved.step, saved.step - 1)
-    assert catalog.verify(saved).state == "verified"
-    assert saved.step >= 20
-    assert f"State is safe at step {saved.step}" in err
+def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place):
+    """Nothing is due for a thousand steps: what is saved was saved for the stop.
+
+    With workers, then resumed as a script that does not attach, and once more to its end.
+    """
+    arguments, begun_from = train(place, "workers"), 0
+    for number in (1, 2):
+        with place.start(*arguments) as process:
+            place.wait_until(has_reached(place, begun_from + 20))
+            sigterm_to_all(process)
+            _, err = process.communicate(timeout=90)
+        assert process.returncode == 4, err
+        assert "Stopped by SIGTERM." in err
+        saved, *before = catalog.scan(place.folder / "checkpoints")
+        assert [info.step for info in before] == [begun_from] * (number - 1)
+        assert int((place.folder / "progress").read_text()) in (saved.step, saved.step - 1)
+        assert catalog.verify(saved).state == "verified"
+        assert saved.step >= begun_from + 20
+        assert f"State is safe at step {saved.step}" in err
+        train(place, "unmodified")
+        arguments, begun_from = ["run", "--resume", "r"], saved.step
     with place.ledger() as ledger:
         assert ledger.incidents("r") == []
     (place.folder / "last-step").write_text(str(saved.step + 5))

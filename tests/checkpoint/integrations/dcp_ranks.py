@@ -1,7 +1,4 @@
-"""One rank of a test of several; run as `dcp_ranks.py FOLDER RANK WORLD_SIZE KIND`. Exits 0 when all is well.
-
-KIND: what `dcp.async_save` saves in, `thread` or `process`.
-"""
+"""One rank of a test of several; run as `dcp_ranks.py FOLDER RANK WORLD_SIZE`. Exits 0 when all is well."""
 
 import sys
 from pathlib import Path
@@ -32,21 +29,23 @@ def main():
     )
     mesh = init_device_mesh("cpu", (world_size,))
     dcp.save(a_state(mesh, 1), checkpoint_id=step_path(folder, 1), storage_writer=HoldfastWriter())
-    stager = SharedStager()
-    state = a_state(mesh, 2)
-    saved = dcp.async_save(
-        state,
-        checkpoint_id=step_path(folder, 2),
-        storage_writer=HoldfastWriter(),
-        async_stager=stager,
-        async_checkpointer_type=AsyncCheckpointerType(sys.argv[4]),
-    )
-    state["sharded"].to_local().fill_(-1)
-    saved.result()
-    stager.close()
-    fresh = a_state(mesh, 50)
-    dcp.load(fresh, checkpoint_id=step_path(folder, 2), storage_reader=HoldfastReader())
-    assert torch.equal(fresh["sharded"].full_tensor(), a_state(mesh, 2)["sharded"].full_tensor())
+    for step, kind in enumerate(AsyncCheckpointerType, 2):
+        stager = SharedStager()
+        state = a_state(mesh, step)
+        saved = dcp.async_save(
+            state,
+            checkpoint_id=step_path(folder, step),
+            storage_writer=HoldfastWriter(),
+            async_stager=stager,
+            async_checkpointer_type=kind,
+        )
+        state["sharded"].to_local().fill_(-1)
+        saved.result()
+        stager.close()
+        fresh = a_state(mesh, 50)
+        dcp.load(fresh, checkpoint_id=step_path(folder, step), storage_reader=HoldfastReader())
+        expected = a_state(mesh, step)["sharded"]
+        assert torch.equal(fresh["sharded"].full_tensor(), expected.full_tensor())
     dist.barrier()
     dist.destroy_process_group()
 

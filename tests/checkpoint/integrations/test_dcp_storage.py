@@ -231,17 +231,16 @@ def test_asynchronous_saves_hold_what_was_staged(tmp_path):
         assert load(a_state(), step_path(tmp_path, step))["large"].unique().tolist() == [step]
 
 
-@pytest.mark.parametrize("kind", ["thread", pytest.param("process", marks=pytest.mark.slow)])
-def test_ranks_save_together_and_any_number_of_them_loads(tmp_path, kind):
-    """Two gloo ranks with DTensors, whose second save a thread or a process of PyTorch's writes; then one loads."""
-    run(SCRIPT, tmp_path, 2, kind)
-    for step in (1, 2):
+def test_ranks_save_together_and_any_number_of_them_loads(tmp_path):
+    """Two gloo ranks with DTensors, whose later saves a thread and a process of PyTorch's write; then one loads."""
+    run(SCRIPT, tmp_path, 2)
+    for step in (1, 2, 3):
         whole = load(
             {"sharded": torch.zeros(5, 3), "alike": torch.zeros(2)}, step_path(tmp_path, step)
         )
         assert torch.equal(whole["sharded"], torch.arange(15.0).reshape(5, 3) + step)
         assert torch.equal(whole["alike"], torch.full((2,), float(step)))
-    assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 2
+    assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 3
 
 
 def test_a_sharded_tensor_is_staged_on_the_host_wherever_its_mesh_is(tmp_path):
