@@ -103,10 +103,10 @@ def check(e2e: World, tmp_path):
     suite = tmp_path / "one.toml"
     suite.write_text(entry("a"))
 
-    def run(*words: object) -> dict:
+    def run(*words: object, **more: str) -> dict:
         copy = tmp_path / "copy"
         engine = ["--engine", "copying_engine:CopyingEngine", "--engine-option", f"copy={copy}"]
-        said = e2e.json("run", "--suite", suite, *engine, *words, home=tmp_path / "home")
+        said = e2e.json("run", "--suite", suite, *engine, *words, home=tmp_path / "home", **more)
         assert said["state"] == "done", said["errors"]
         assert contents(copy) == contents(e2e.model())
         shutil.rmtree(copy)
