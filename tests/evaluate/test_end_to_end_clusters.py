@@ -39,7 +39,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ray_cluster():
-    """A head that offers nothing, and four nodes."""
+    """A head that offers nothing, and three nodes."""
     ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
     from ray.cluster_utils import Cluster
 
@@ -56,7 +56,7 @@ def ray_cluster():
             },
         )
         try:
-            nodes = [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(4)]
+            nodes = [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(3)]
             cluster.wait_for_nodes()
             yield cluster, nodes
         finally:
@@ -134,13 +134,13 @@ def fault_injected(tmp_path):
         one.evaluation.end()
 
 
-def test_three_nodes_of_slurm(slurm, e2e, stock, tmp_path):
+def test_nodes_of_slurm(slurm, e2e, stock, tmp_path):
     evaluation = e2e.json(
-        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--on", "slurm", "--nodes", 3,
+        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--on", "slurm", "--nodes", 2,
         home=tmp_path / "home", **slurm_environment(slurm),
     )  # fmt: skip
     check_equal(evaluation, stock)
-    assert evaluation["nodes"] == 3
+    assert evaluation["nodes"] == 2
     size = (e2e.model() / "model.safetensors").stat().st_size
     assert size <= evaluation["remote_bytes"] <= size + 2**20
     assert slurm.run(["squeue", "--noheader"]) == ""
@@ -162,13 +162,13 @@ def test_a_node_of_slurm_dies(slurm, fault_injected):
             slurm.restart_node(name)
 
 
-def test_four_nodes_of_ray(ray_cluster, e2e, stock, tmp_path):
+def test_nodes_of_ray(ray_cluster, e2e, stock, tmp_path):
     evaluation = e2e.json(
-        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--on", "ray", "--nodes", 4,
+        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--on", "ray", "--nodes", 2,
         home=tmp_path / "home", RAY_ADDRESS=ray_cluster[0].address,
     )  # fmt: skip
     check_equal(evaluation, stock)
-    assert evaluation["nodes"] == 4
+    assert evaluation["nodes"] == 2
 
 
 def test_a_command_on_ray_is_killed(ray_cluster, fault_injected):
@@ -195,4 +195,4 @@ def test_a_node_of_ray_dies(ray_cluster, fault_injected):
         cluster.remove_node(node, allow_graceful=False)
         agent.wait(timeout=PATIENCE_S)
 
-    fault_injected("ray", 4, RAY_ADDRESS=ray_cluster[0].address).lose_a_node(kill)
+    fault_injected("ray", 3, RAY_ADDRESS=ray_cluster[0].address).lose_a_node(kill)

@@ -23,7 +23,7 @@ pytestmark = [
 ]  # real engines, real harness
 TASKS = ("t_score", "t_generate")
 
-# A training script: it writes what it begins with under transformers' names and under its own, then trains.
+# A training script: it writes what it begins with under names of its own, then trains.
 TRAIN = """
 import sys
 
@@ -36,12 +36,11 @@ import holdfast
 hf, folder = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(hf)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=f"{folder}/dcp")
 own = {name.removeprefix("model.").replace("layers", "blocks"): value for name, value in model.state_dict().items()}
 for name in [name for name in own if name.endswith("up_proj.weight")]:
     own[name] = own[name].T.contiguous()
 own = {f"net.{name}": value for name, value in own.items()}
-dcp.save(own, checkpoint_id=f"{folder}/own")
+dcp.save({**own, "optimizer": optimizer.state_dict()}, checkpoint_id=f"{folder}/own")
 
 run = holdfast.attach()
 batch = torch.arange(3, 35)[None]
@@ -103,10 +102,10 @@ def check(e2e: World, tmp_path):
     suite = tmp_path / "one.toml"
     suite.write_text(entry("a"))
 
-    def run(*words: object) -> dict:
+    def run(*words: object, **more: str) -> dict:
         copy = tmp_path / "copy"
         engine = ["--engine", "copying_engine:CopyingEngine", "--engine-option", f"copy={copy}"]
-        said = e2e.json("run", "--suite", suite, *engine, *words, home=tmp_path / "home")
+        said = e2e.json("run", "--suite", suite, *engine, *words, home=tmp_path / "home", **more)
         assert said["state"] == "done", said["errors"]
         assert contents(copy) == contents(e2e.model())
         shutil.rmtree(copy)
@@ -164,15 +163,14 @@ def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, stock_l
     assert rows["t_score", perplexity] == [scores["t_score"][perplexity] for scores in expected]
 
 
-def test_a_dcp_folder_and_one_whose_names_are_its_own(check, e2e, trained):
-    check("--model", trained / "dcp", "--hf-config", e2e.model())
+def test_a_dcp_folder_whose_names_are_its_own(check, e2e, trained):
     own = ["--model", trained / "own", "--hf-config", e2e.model()]
     check(*own, "--name-map", trained / "names.toml")
     with pytest.raises(BadUse, match="Give a name map"):
         e2e.look("run", "--suite", "t_score", *own, home=trained)
 
 
-def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e, stock, tmp_path):
+def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e):
     model = e2e.model()
     size_bytes = sum(path.stat().st_size for path in model.iterdir())
     folder = model.parent.parent
@@ -183,14 +181,8 @@ def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e, 
         assert said["remote_bytes"] == storage.sent_bytes == size_bytes, (
             "each byte once, also by the storage's count"
         )
-        said = e2e.json(
-            "run", "--suite", e2e.suite(TASKS, (), name="two"), "--threads", 1, "--model", f"s3://{name}",
-            home=tmp_path / "home", AWS_ENDPOINT_URL=storage.url, AWS_ACCESS_KEY_ID="key",
+        said = check(
+            "--model", f"s3://{name}", AWS_ENDPOINT_URL=storage.url, AWS_ACCESS_KEY_ID="key",
             AWS_SECRET_ACCESS_KEY="secret", AWS_REGION="us-east-1", AWS_ALLOW_HTTP="true",
         )  # fmt: skip
         assert said["remote_bytes"] == storage.sent_bytes - size_bytes == size_bytes
-    assert said["state"] == "done", said["errors"]
-    expected = {task: stock[0]["results"][task] for task in TASKS}
-    assert json.dumps(said["results"]["results"], sort_keys=True) == json.dumps(
-        expected, sort_keys=True
-    )

@@ -23,8 +23,9 @@ from holdfast.trace.twin import calibration, draw, write_jobs, write_telemetry
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A folder of two files of a twin of Kalos, a store of the same jobs, and telemetry."""
-    folder = tmp_path_factory.mktemp("sources")
+    """Two files of a twin of Kalos, a store of the same jobs, and telemetry, below a path with an equals sign."""
+    folder = tmp_path_factory.mktemp("sources") / "cluster=kalos"
+    folder.mkdir()
     write_jobs(draw(calibration("kalos"), 500, seed=3), folder / "whole.csv")
     lines = (folder / "whole.csv").read_text().splitlines(keepends=True)
     (folder / "parts").mkdir()
@@ -75,9 +76,27 @@ def alone(sources):
         yield trace
 
 
+@pytest.fixture(scope="module")
+def read_parts(sources, alone, tmp_path_factory):
+    """The results of workers that read the two files and their telemetry."""
+    folder = tmp_path_factory.mktemp("read")
+    given = {"metrics": [str(sources / "telemetry")], "folder": folder}
+    with load_spread(str(sources / "parts"), workers=workers("local"), **given) as spread:
+        same(spread, alone)
+    return folder
+
+
+@pytest.fixture
+def own_parts(read_parts, tmp_path):
+    """The same, in a folder to change."""
+    return shutil.copytree(read_parts, tmp_path / "parts")
+
+
 @pytest.mark.parametrize("jobs", ["parts", "store"])
-def test_local_workers_read_files_and_months_of_a_store(sources, alone, tmp_path, jobs):
-    given = {"metrics": [str(sources / "telemetry")], "folder": tmp_path, "memory_limit_mb": 300}
+def test_local_workers_read_files_and_months_of_a_store(sources, alone, read_parts, tmp_path, jobs):
+    folder = read_parts if jobs == "parts" else tmp_path
+    given = {"metrics": [str(sources / "telemetry")], "folder": folder}
+    given |= {"memory_limit_mb": 300} if jobs == "store" else {}
     with load_spread(str(sources / jobs), workers=workers("local"), **given) as spread:
         same(spread, alone)
         answer = characterize(spread)
@@ -86,29 +105,35 @@ def test_local_workers_read_files_and_months_of_a_store(sources, alone, tmp_path
             entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out
         }
         assert "job_utilisation" in left_out
-    parts = {path.name for path in tmp_path.glob("p-*") if path.is_dir()}
+    parts = {path.name for path in folder.glob("p-*") if path.is_dir()}
     assert len(parts) == {"parts": 2, "store": 4}[jobs] + 2
     # What is done is not read again: its results are as old as before, and the answer is the same.
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("p-*/manifest.json")}
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("p-*/manifest.json")}
     with load_spread(str(sources / jobs), workers=workers("local"), **given) as again:
         same(again, alone)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_a_store_of_telemetry_is_attached_as_it_is(sources, alone, tmp_path):
+def test_a_store_of_telemetry_is_attached_as_it_is(sources, alone, read_parts, tmp_path):
     telemetry.convert(sources / "telemetry", tmp_path / "telemetry")
-    for number, given in enumerate((f"{tmp_path}/telemetry", f"Kalos={tmp_path}/telemetry")):
-        folder = tmp_path / f"parts-{number}"
+    before = sorted(read_parts.glob("p-*"))
+    for given in (f"{tmp_path}/telemetry", f"Kalos={tmp_path}/telemetry"):
         with load_spread(
-            str(sources / "parts"), metrics=[given], workers=workers("local"), folder=folder
+            str(sources / "parts"), metrics=[given], workers=workers("local"), folder=read_parts
         ) as spread:
             same(spread, alone)
-        assert len([path for path in folder.glob("p-*") if path.is_dir()]) == 2
+        assert sorted(read_parts.glob("p-*")) == before, "no worker read it"
+
+
+@pytest.fixture(scope="module")
+def parts_since(tmp_path_factory):
+    """For the results of workers that read a part of the time."""
+    return tmp_path_factory.mktemp("since")
 
 
 @pytest.mark.parametrize("prefix", ["", "Kalos="])
 def test_a_prometheus_is_asked_over_the_time_of_all_jobs(
-    sources, alone, tmp_path, monkeypatch, prefix
+    sources, alone, parts_since, tmp_path, monkeypatch, prefix
 ):
     monkeypatch.chdir(tmp_path)  # which holds telemetry that nobody asked for
     shutil.copy(sources / "telemetry" / "POWER_USAGE.csv", tmp_path)
@@ -119,7 +144,7 @@ def test_a_prometheus_is_asked_over_the_time_of_all_jobs(
         serving(server) as url,
         load_spread(
             str(sources / "parts"), metrics=[f"{prefix}{url}/?a=b"], workers=workers("local"),
-            folder=tmp_path / "parts", **given,
+            folder=parts_since, **given,
         ) as spread,
     ):  # fmt: skip
         assert spread.metrics == {"GPU_UTIL"}
@@ -137,8 +162,8 @@ def test_a_prometheus_is_asked_over_the_time_of_all_jobs(
         )
 
 
-def test_a_wrong_place_of_telemetry_is_named(sources, tmp_path):
-    given = {"workers": workers("local"), "folder": tmp_path / "parts"}
+def test_a_wrong_place_of_telemetry_is_named(sources, read_parts, tmp_path):
+    given = {"workers": workers("local"), "folder": read_parts}
     for wrong, said in (
         ("nowhere", "nowhere"),
         (f"Sern={sources}/telemetry", "Sern="),
@@ -148,18 +173,6 @@ def test_a_wrong_place_of_telemetry_is_named(sources, tmp_path):
             load_spread(str(sources / "parts"), metrics=[wrong], **given)
     with pytest.raises(BadUse, match="Leave out --on"):
         load_spread(f"sqlite:///{tmp_path}/ledger.db", **given)
-
-
-def test_a_path_of_a_part_may_hold_an_equals_sign(sources, alone, tmp_path):
-    odd = tmp_path / "cluster=kalos"
-    shutil.copytree(sources, odd)
-    given = {
-        "metrics": [str(odd / "telemetry")],
-        "workers": workers("local"),
-        "folder": tmp_path / "parts",
-    }
-    with load_spread(str(odd / "parts"), **given) as spread:
-        same(spread, alone)
 
 
 def test_a_part_of_another_version_is_read_again(sources, monkeypatch):
@@ -183,10 +196,9 @@ def test_a_part_that_cannot_be_read_is_named_and_the_rest_is_kept(sources, tmp_p
         assert trace.query(f"SELECT sum(n) AS n FROM {trace.prepare('job_counts')}")["n"][0] == 500
 
 
-def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, tmp_path):
-    given = {"metrics": [str(sources / "telemetry")], "folder": tmp_path}
-    load_spread(str(sources / "parts"), workers=workers("local"), **given).close()
-    victim = next(path for path in tmp_path.glob("p-part-0-*") if path.is_dir())
+def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, own_parts):
+    given = {"metrics": [str(sources / "telemetry")], "folder": own_parts}
+    victim = next(path for path in own_parts.glob("p-part-0-*") if path.is_dir())
     for path in sorted(victim.rglob("*"), reverse=True):
         path.unlink()
     victim.rmdir()

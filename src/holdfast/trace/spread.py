@@ -188,7 +188,8 @@ def _months(store: Path) -> list[tuple[str | None, str | None]]:
         firsts = [
             str(month)
             for (month,) in connection.execute(
-                "SELECT DISTINCT strftime(date_trunc('month', submit_at), '%Y-%m-%d') FROM read_parquet(?) "
+                "SELECT DISTINCT strftime(date_trunc('month', submit_at), '%Y-%m-%d') "
+                "FROM read_parquet(?, hive_partitioning = false) "
                 "WHERE submit_at IS NOT NULL ORDER BY 1",
                 [str(store / JOBS_FILE)],
             ).fetchall()

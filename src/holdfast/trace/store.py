@@ -134,7 +134,7 @@ def merge_partials(folders: Sequence[Path], *, memory_limit_mb: int = 700) -> Tr
     try:
         for name in sorted(shared):
             files = ", ".join(literal(folder / f"agg_{name}.parquet") for folder in folders)
-            source = f"read_parquet([{files}])"
+            source = f"read_parquet([{files}], hive_partitioning = false)"
             kinds = {
                 row[0]: row[1] for row in connection.execute(f"DESCRIBE FROM {source}").fetchall()
             }

@@ -28,7 +28,7 @@ from holdfast.checkpoint.format.verified_files import VerifiedFiles
 from holdfast.checkpoint.restore import dcp_reader
 from holdfast.checkpoint.state.name_map import NameMap, PlannedTensor, settle
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError
-from holdfast.core.processes import die_with_parent
+from holdfast.core.processes import die_with_parent, end_without_collecting
 
 SHARD_BYTES = 5_000_000_000
 """The most that a file of weights holds; a tensor that is larger has a file of its own."""
@@ -310,6 +310,7 @@ def _shard_name(index: int, count: int) -> str:
 def main() -> int:
     """Convert; returns the exit code."""
     die_with_parent()
+    end_without_collecting()
     checkpoint, folder = map(Path, sys.argv[1:])
 
     try:

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
-from holdfast.core.processes import die_with_parent
+from holdfast.core.processes import die_with_parent, end_without_collecting
 from holdfast.evaluate.engines.choose import make_engine
 from holdfast.evaluate.engines.uplink import Uplink
 from holdfast.evaluate.types.engine import Engine, EngineSpec, Finished, SwapRefused
@@ -319,6 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
     die_with_parent()  # the node's agent; it is the one that lingers when the command is gone
+    end_without_collecting()
 
     clock = SystemClock()
     pulse = Pulse(given.hang_after, clock)

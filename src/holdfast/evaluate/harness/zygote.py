@@ -16,11 +16,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.core.processes import become_subreaper, die_with_parent
+from holdfast.core.processes import become_subreaper, die_with_parent, end_without_collecting
 from holdfast.evaluate.harness.child import work
 from holdfast.evaluate.harness.choose import harness
 from holdfast.evaluate.harness.failure import sentence
 from holdfast.evaluate.harness.jobs import frame, receive
+from holdfast.evaluate.types.harness import Rehearsing
 from holdfast.evaluate.wire.messages import Prepare, Prepared
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Zygote:
         order = receive(channel)
         assert isinstance(order, Prepare), order
         self._logs = Path(order.folder) / "logs"
+        gc.disable()  # imports make next to no garbage, and it is all collected below
         try:
             for name in dict.fromkeys(entry.harness for entry in order.entries):
                 self._harnesses[name] = harness(
@@ -84,9 +86,13 @@ class Zygote:
                 self._harnesses[name].prepare(
                     [entry for entry in order.entries if entry.harness == name]
                 )
+                if isinstance(rehearsing := self._harnesses[name], Rehearsing):
+                    rehearsing.rehearse()
             versions = {name: known.version() for name, known in self._harnesses.items()}
         except Exception as error:
             return Prepared(error=sentence(error))
+        finally:
+            gc.enable()
         gc.collect()
         gc.freeze()  # what is there now stays there, in pages that children share
         return Prepared(versions=versions)
@@ -127,6 +133,7 @@ class Zygote:
 def main() -> None:
     """Run the zygote."""
     die_with_parent()
+    end_without_collecting()
     become_subreaper()  # whom a child leaves behind is reaped here, and goes with the host
     control = socket.socket(fileno=int(sys.argv[1]))
     Zygote(control, int(sys.argv[2])).serve()

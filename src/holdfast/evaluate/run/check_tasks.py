@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core.child_process import answer_of
 from holdfast.core.errors import BadUse
-from holdfast.core.processes import die_with_parent
+from holdfast.core.processes import die_with_parent, end_without_collecting
 from holdfast.evaluate.harness.choose import harness
 from holdfast.evaluate.types.suite import Suite
 
@@ -50,6 +50,7 @@ async def check_tasks(suite: Suite, log: Path) -> None:
 def main() -> None:
     """Read a suite from standard input; write to standard output why it cannot be run, if so."""
     die_with_parent()
+    end_without_collecting()
     answer = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # harnesses print
     suite = msgspec.json.decode(sys.stdin.buffer.read(), type=Suite)

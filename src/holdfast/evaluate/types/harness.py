@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -113,4 +113,13 @@ class Harness(Protocol):
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
         """The metric of one sample, as JSON that `run` will understand; in a process of its own, on any node."""
+        ...
+
+
+@runtime_checkable
+class Rehearsing(Protocol):
+    """A harness that sets up much at first use, which is done once in the host's parent."""
+
+    def rehearse(self) -> None:
+        """After `prepare`: do what every process forked from this one would do first."""
         ...

@@ -30,7 +30,8 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
     try:
         with openable(connection, file) as opened:
             jobs = (
-                f"SELECT {listed} FROM read_parquet({literal(opened)}) WHERE {condition or 'true'}"
+                f"SELECT {listed} FROM read_parquet({literal(opened)}, hive_partitioning = false) "
+                f"WHERE {condition or 'true'}"
             )
             connection.execute(f"CREATE OR REPLACE TABLE {table} AS {jobs}")
     except duckdb.Error as error:

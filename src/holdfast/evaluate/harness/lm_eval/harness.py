@@ -51,25 +51,13 @@ class LmEval:
         return _version()
 
     def prepare(self, entries: Sequence[TaskEntry]) -> None:
-        """Import lm-eval and see that every entry's task is there and allowed.
+        """See that every entry's task is there and allowed.
 
         Raises:
             BadUse: it is not; the message has the nearest names.
         """
-        import torch
-        import tqdm
-        from lm_eval import evaluator
-
-        from holdfast.evaluate.harness.lm_eval import code, metrics, model, text_model  # noqa: F401
         from holdfast.evaluate.harness.lm_eval.catalog import Catalog
-        from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
 
-        tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
-        torch.set_num_threads(
-            1
-        )  # clients compute nothing; more threads would only be in each other's way
-        code.install(confirmed=self._confirmed)
-        evaluator.add_env_info, evaluator.get_git_commit_hash = _add_versions, _git_hash
         if self._catalog is None:
             self._catalog = Catalog(self._include_paths)
         for entry in entries:
@@ -81,6 +69,13 @@ class LmEval:
                     f"The task {entry.name!r} runs code that the model writes, in a sandbox. Set "
                     "confirm_unsafe_code = true in the suite, or pass --confirm-unsafe-code, to allow it."
                 )
+
+    def rehearse(self) -> None:
+        """See `Rehearsing`: import what a run needs, and run two little tasks."""
+        from holdfast.evaluate.harness.lm_eval import metrics, model, text_model  # noqa: F401
+        from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
+
+        self._set_up()
         rehearse()
 
     def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
@@ -90,6 +85,7 @@ class LmEval:
 
         from holdfast.evaluate.harness.lm_eval.metrics import Exchange, StreamedMetrics
 
+        self._set_up()
         options, facts = options_of(entry), client.facts
         with _explained(entry):
             lm: Any = _model(facts, options)
@@ -139,8 +135,23 @@ class LmEval:
         """See `Harness.measure`. Empty where it could not be said exactly, or failed: the client computes it then."""
         wanted = msgspec.msgpack.encode((entry, facts.tokenizer, facts.max_length))
         if self._measured is None or self._measured[0] != wanted:
+            self._set_up()
             self._measured = wanted, _Measuring(entry, self._prepared(), facts)
         return self._measured[1].measure(sample, answers)
+
+    def _set_up(self) -> None:
+        """Change what is not lm-eval's, for this process and those forked from it."""
+        import torch
+        import tqdm
+        from lm_eval import evaluator
+
+        from holdfast.evaluate.harness.lm_eval import code
+
+        tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
+        # Clients compute nothing; more threads would only be in each other's way.
+        torch.set_num_threads(1)
+        code.install(confirmed=self._confirmed)
+        evaluator.add_env_info, evaluator.get_git_commit_hash = _add_versions, _git_hash
 
     def _prepared(self) -> "Catalog":
         assert self._catalog is not None, "`prepare` comes first"
