@@ -56,14 +56,14 @@ def small_disk(tmp_path, request):
 
 @pytest.fixture
 def fill():
-    """A function that writes a file until its disk is full."""
+    """A function that appends to a file until its disk is full."""
 
     def pour(file):
         while True:
             file.write(b"x" * 4096)
 
     def write(path):
-        with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        with path.open("ab", buffering=0) as file, pytest.raises(OSError, match="No space left"):
             pour(file)
 
     return write

@@ -33,4 +33,4 @@ def test_a_child_that_inherited_it_keeps_the_run_alive_until_it_is_killed(tmp_pa
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
     assert not is_alive(path)
-    RunLock.acquire(path, timeout_s=1).release()
+    RunLock.acquire(path, timeout_s=60).release()

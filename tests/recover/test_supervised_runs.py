@@ -278,7 +278,7 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
         place.wait_for_step("r", 1003)
         process.kill()
         process.communicate(timeout=60)
-    place.wait_until(lambda: not place.processes(), timeout_s=10)
+    place.wait_until(lambda: not place.processes())
     assert place.json("runs", "ls")["runs"][0]["state"] == "lost"
     with place.start("run", "--resume", "r") as process:
         for attempt, victim in enumerate(["shim", "guard", "launcher"], 2):
@@ -318,7 +318,7 @@ def test_supervisor_and_guard_killed_together_leave_no_rank(place):
         os.kill(process.pid, signal.SIGKILL)
         guard.kill()
         process.communicate(timeout=30)
-    place.wait_until(lambda: not place.processes(), timeout_s=10)
+    place.wait_until(lambda: not place.processes())
 
 
 @pytest.mark.slow

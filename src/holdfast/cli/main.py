@@ -3,9 +3,7 @@
 0 done, 1 the job failed for the user's reason, 2 bad use, 3 budget spent, 4 incomplete.
 """
 
-import atexit
 import errno
-import gc
 import importlib
 import os
 import sys
@@ -93,7 +91,6 @@ def _open_closed_streams() -> None:
 def main() -> None:
     """The `holdfast` program."""
     _open_closed_streams()
-    atexit.register(gc.freeze)  # no last search for garbage: after torch it takes a second
     try:
         code = cli.main(standalone_mode=False)
         sys.stdout.flush()
