@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 RANK = "RANK"
-LONG_S = 600
+LONG_S = 500
 
 
 def run_ranks(world_size, script, *arguments, ends=None):

@@ -25,10 +25,12 @@ def of_four_ranks(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_two_ranks_restore_what_four_saved_on_a_mesh_of_two_by_two(of_four_ranks):
     run(of_four_ranks, 2)
 
 
+@pytest.mark.slow
 def test_one_restores_it_whole(of_four_ranks):
     model = made(3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -28,6 +28,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_a_killed_rank_s_job_goes_on_from_the_memory_of_its_node(place):
     """One of two ranks; that a single one does is in the test below."""
     code, _, err = place.holdfast(

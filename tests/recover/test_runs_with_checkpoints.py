@@ -153,6 +153,7 @@ def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(place
     assert [(info.step, info.run) for info in catalog.scan(folder)] == [(4, "fresh"), (2, "fresh")]
 
 
+@pytest.mark.slow
 def test_each_attempt_takes_the_folder_over_from_the_one_before(place):
     folder = place.folder / "checkpoints"
     with place.start(*run_arguments(place, folder, ranks=1, every=5)) as process:

@@ -75,6 +75,7 @@ def undisturbed(steps):
     return weights
 
 
+@pytest.mark.slow
 def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place):
     """Nothing is due for a thousand steps: what is saved was saved for the stop.
 
