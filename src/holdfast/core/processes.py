@@ -68,11 +68,11 @@ def become_subreaper() -> None:
 
 
 def end_without_collecting() -> None:
-    """Have this process end without a last search for garbage; all its memory goes with it.
+    """Skip the last garbage collection of this process at its exit.
 
-    Where torch and transformers were imported, that search takes a second.
+    In a process that has imported torch and transformers, that collection takes a second.
     """
-    atexit.register(gc.freeze)  # what is frozen is not looked at
+    atexit.register(gc.freeze)  # the collector skips frozen objects
 
 
 def _prctl(option: int, value: int) -> None:

@@ -78,7 +78,7 @@ class Conversion:
         )
 
     def ranges(self, metadata: Metadata) -> dict[str, list[tuple[int, int]]]:
-        """What is read: file to (offset, size in bytes), in order, neighbours joined."""
+        """Return the byte ranges to read of each file, as (offset, size in bytes), in order, with neighbours joined."""
         found: dict[str, list[tuple[int, int]]] = {}
         for each in self.plan:
             for chunk in _tensor(metadata, each.saved).chunks:
@@ -237,7 +237,7 @@ def _shards(entries: Sequence[_Entry], shard_bytes: int) -> Iterator[list[_Entry
 
 
 def _groups(shard: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    """What is read together."""
+    """Split the entries of a shard into groups, each of which is read at once."""
     group: list[_Entry] = []
     group_bytes = 0
     for each in shard:

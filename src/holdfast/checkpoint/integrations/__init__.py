@@ -1,6 +1,6 @@
-"""Holdfast inside of other people's trainers: each module stands where one of theirs would.
+"""Integrate Holdfast into other trainers: each module replaces a part of a trainer.
 
-| module | stands in for |
+| module | replaces |
 |---|---|
 | `huggingface_trainer` | the saving and resuming of `transformers.Trainer`, as a callback |
 | `lightning` | Lightning's `ModelCheckpoint` and `CheckpointIO` |

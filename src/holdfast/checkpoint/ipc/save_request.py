@@ -11,13 +11,13 @@ from holdfast.checkpoint.format.paths import staging_path, step_path
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRequest:
-    """The request to make one checkpoint.
+    """A request to write one checkpoint.
 
-    `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name,
-    what is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`;
-    the token is empty where there is no lease, and None where steps are no line of one training: then no step is
-    abandoned. `ancestors`: what was saved or restored before, newest first, of which some may have failed: the newest
-    that is there is the parent.
+    `save` is the unique name of the save. `keep` and `damaged` decide which checkpoints are deleted after the save.
+    `metrics` are written into the annotations of the checkpoint, by name. `run` and `lease` are the run and the lease
+    token of the writer, see `writer_lease`. The token is empty without a lease, and None where the steps are not those
+    of one training: then no step is abandoned. `ancestors` are the earlier saves and the restored one, newest first;
+    some may have failed. The newest ancestor that exists is the parent.
     """
 
     folder: Path

@@ -42,7 +42,7 @@ LEAST_FREE_BYTES: Final = 1 << 30
 _LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
 LAST_SAVE_S: Final = 8.0
-"""For so long after the trainer's death whoever asks waits for its last save, and is then told what there is."""
+"""Seconds after the death of the trainer for which a client waits for the last save, before it gets what there is."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group: `struct ucred` of unix(7)."""
 
@@ -70,7 +70,7 @@ def is_of_this_user(line: socket.socket) -> bool:
 
 
 class SnapshotInfo(NamedTuple):
-    """What is said of an image that is kept; `world_size`: how many ranks saved it."""
+    """The description of a snapshot in memory; `world_size` is the number of ranks that saved it."""
 
     rank: int
     world_size: int

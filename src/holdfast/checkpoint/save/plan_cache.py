@@ -117,7 +117,7 @@ class PlanCache:
         return self._has_room(job.contents) if devices else _kinds(tensors) == self._kinds
 
     def fits(self, job: SaveJob) -> bool:
-        """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
+        """Return whether the plan fits the state and the tensors taken from GPUs; if so, set the sources of the job."""
         plan = self._plan
         if plan is None or self.is_outdated or not plan.fits(job.contents):
             return False
@@ -215,9 +215,9 @@ class PlanCache:
         )
 
     def _has_room(self, contents: Contents) -> bool:
-        """Whether there are as many plain values as were planned, and what by its length has grown has room.
+        """Return whether the plan has as many plain values as the state, and room for those that have grown longer.
 
-        What has grown otherwise, such as a number or an item of a list, is seen in the thread.
+        Values that need more bytes at the same length, such as a number or an item of a list, are found in the thread.
         """
         values = contents.tensors.values
         return len(values) == len(self._rooms) and all(

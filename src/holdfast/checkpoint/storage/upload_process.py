@@ -56,7 +56,7 @@ _saying = threading.Lock()
 
 
 class Pushing:
-    """What is pushed, and whether the trainer is still there."""
+    """The checkpoints to upload, and the state of the trainer that saves them."""
 
     def __init__(
         self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float
@@ -260,7 +260,7 @@ def _pidfd(pid: int) -> list[int]:
 
 
 def _save_of(path: Path) -> tuple[int, int]:
-    """What tells a step that was saved again from what it was."""
+    """Return the identity of the save in a folder, which changes if the step is saved again."""
     try:
         found = (path / MANIFEST_NAME).stat()
     except FileNotFoundError:

@@ -163,12 +163,12 @@ class Pusher:
 
 @dataclass(frozen=True)
 class Asked:
-    """Whose checkpoints may be fetched.
+    """The rules that decide which checkpoints of the storage may be fetched.
 
     Attributes:
-        run: the name of this run. Where it has one, those of a run with another name are not fetched.
-        is_fresh: those without a name are not fetched either.
-        newer: what is newer is fetched. Else one step is asked for, which may be of any line.
+        run: the name of this run. If it is not empty, checkpoints of runs with another name are not fetched.
+        is_fresh: checkpoints of runs without a name are not fetched either.
+        newer: newer checkpoints are fetched. Otherwise one step is requested, which may be of an abandoned line.
     """
 
     run: str = ""
@@ -333,7 +333,7 @@ def _of_another_run(remote: Remote, folder: Path, there: RemoteCheckpoint, run: 
 
 
 def _fetch(remote: Remote, folder: Path, there: RemoteCheckpoint) -> str:
-    """What is wrong with it there, or nothing: it is here."""
+    """Fetch a checkpoint; return why the one in storage cannot be used, or an empty string."""
     remove_leftovers(folder)
     try:
         remote.fetch(there, folder)

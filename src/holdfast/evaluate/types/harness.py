@@ -118,8 +118,8 @@ class Harness(Protocol):
 
 @runtime_checkable
 class Rehearsing(Protocol):
-    """A harness that sets up much at first use, which is done once in the host's parent."""
+    """A harness whose first use is slow, so that it is done once, before the processes of tasks are forked."""
 
     def rehearse(self) -> None:
-        """After `prepare`: do what every process forked from this one would do first."""
+        """Import and run once what every forked process would need first; called after `prepare`."""
         ...

@@ -71,7 +71,7 @@ class LmEval:
                 )
 
     def rehearse(self) -> None:
-        """See `Rehearsing`: import what a run needs, and run two little tasks."""
+        """Import the modules of a run and run two small tasks; see `Rehearsing`."""
         from holdfast.evaluate.harness.lm_eval import metrics, model, text_model  # noqa: F401
         from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
 
@@ -140,7 +140,7 @@ class LmEval:
         return self._measured[1].measure(sample, answers)
 
     def _set_up(self) -> None:
-        """Change what is not lm-eval's, for this process and those forked from it."""
+        """Adapt torch, tqdm and lm-eval to this process and to those forked from it; it may be called again."""
         import torch
         import tqdm
         from lm_eval import evaluator
