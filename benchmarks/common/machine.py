@@ -34,7 +34,7 @@ class OthersLoad:
         """For the notes below a table."""
         load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
         return (
-            f"{len(os.sched_getaffinity(0))} cores, no GPU used; other processes kept {self.cores or 0:.2f} of them "
+            f"{len(os.sched_getaffinity(0))} cores; other processes kept {self.cores or 0:.2f} of them "
             f"busy on average; load averages at the end (1, 5, 15 min; ours included): {load}"
         )
 

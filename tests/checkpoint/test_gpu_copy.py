@@ -361,15 +361,18 @@ def test_what_is_staged_may_change_at_once(tmp_path, gate, monkeypatch):
 
 @needs_gpu
 def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
-    weights = torch.randn(250_000_000, device=DEVICE)  # 1 GB takes 20 ms
-    expected = weights.cpu()
+    weights = nn.Parameter(torch.zeros(250_000_000, device=DEVICE))  # 1 GB takes 20 ms
+    weights.grad = torch.randn_like(weights)
+    optimizer = torch.optim.SGD([weights])
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, attest=False) as ckpt:
         ckpt.save(1, {"weights": weights}).result()
+        optimizer.step()  # else a save returns only when the state is copied
+        expected = weights.detach().cpu()
         ckpt.save(2, {"weights": weights})
         job = ckpt._engine.fence._staging
         ckpt.before_update()
         assert not job.taken[0].unstaged.query(), "it is being copied"
-        weights.zero_()
+        optimizer.step()
         ckpt.wait()
         ckpt.restore(into := {"weights": torch.empty_like(weights)})
     assert torch.equal(into["weights"].cpu(), expected)
