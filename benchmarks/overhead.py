@@ -259,7 +259,7 @@ def _kind(words: str) -> str | None:
         ("holdfast.cli.main", "supervisor"),
         ("holdfast.recover.guard", "guard"),
         ("torch.distributed.run", "torchrun"),
-        ("holdfast.recover.rank_shim", "shims"),
+        ("holdfast.recover.shim.rank_shim", "shims"),
     ):
         if mark in words:
             return kind

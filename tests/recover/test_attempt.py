@@ -29,13 +29,11 @@ def stacks(module, function):
 
 
 def exited(returncode, at_s):
-    return {
-        "kind": "exited",
-        "pid": 0,
-        "returncode": returncode,
-        "at_monotonic_s": at_s,
-        "log_dropped_bytes": 0,
-    }
+    return {"kind": "exited", "pid": 0, "returncode": returncode, "at_monotonic_s": at_s}
+
+
+def started(pid, *, starts_again=True):
+    return {"kind": "started", "pid": pid, "starts_again": starts_again}
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def view():
     view = AttemptView.begin(1, HangLimits())
     for shim, rank in zip(SHIMS, RANKS, strict=True):
         view.heard(shim, {"kind": "hello"}, 0.0)
-        view.heard(shim, {"kind": "started", "pid": 30 + shim.rank}, 0.0)
+        view.heard(shim, started(30 + shim.rank), 0.0)
         view.heard(rank, {"kind": "hello"}, 0.0)
         view.heard(rank, {"kind": "step", "step": 3, "step_s": 0.1}, 1.0)
     return view
@@ -171,7 +169,7 @@ def test_the_diagnosis_names_the_option_of_the_limit_that_was_passed(limit_s, wa
 def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):
     monkeypatch.setattr("holdfast.recover.attempt.parent_of", {10: 5, 11: 5}.get)
     monkeypatch.setattr("holdfast.recover.attempt.process_state", {5: "zombie"}.get)
-    view.heard(SHIMS[1], {"kind": "started", "pid": 31}, 5.0)
+    view.heard(SHIMS[1], started(31), 5.0)
     for shim in reversed(SHIMS):
         view.heard(shim, {"kind": "gone"}, 6.0)
     assert (view.blamed_rank, view.launcher_ended_first) == (None, True)
@@ -251,6 +249,35 @@ def test_steps_of_a_rank_that_never_attached_are_not_counted(view):
     assert view.last_step == 3
 
 
+SWEPT = {"kind": "swept", "log_dropped_bytes": 3}
+
+
+@pytest.mark.parametrize("launcher", ["sleeping", "zombie", None])
+def test_the_next_attempt_begins_below_a_launcher_that_lives(view, monkeypatch, launcher):
+    monkeypatch.setattr("holdfast.recover.attempt.parent_of", {10: 5, 11: 5}.get)
+    monkeypatch.setattr("holdfast.recover.attempt.process_state", {5: launcher}.get)
+    for shim in SHIMS:
+        assert not view.all_ended
+        view.heard(shim, started(30 + shim.rank), 0.0)
+        view.heard(shim, SWEPT, 5.0)
+    assert (view.all_ended, view.dropped_log_bytes) == (True, 6)
+    assert view.can_start_again is (launcher == "sleeping")
+
+
+@pytest.mark.parametrize("shim", ["gone", "of another program"])
+def test_the_next_attempt_needs_every_shim(view, monkeypatch, shim):
+    monkeypatch.setattr("holdfast.recover.attempt.parent_of", lambda _pid: 5)
+    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: "sleeping")
+    view.starts_again.clear()
+    view.heard(SHIMS[0], started(30), 0.0)
+    view.heard(SHIMS[1], started(31, starts_again=shim == "gone"), 0.0)
+    assert view.can_start_again is (shim == "gone")
+    view.heard(SHIMS[0], SWEPT, 5.0)
+    view.heard(SHIMS[1], {"kind": "gone"}, 5.0)
+    assert view.all_ended, "what is below a shim ends with it"
+    assert not view.can_start_again
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -262,5 +289,6 @@ def test_steps_of_a_rank_that_never_attached_are_not_counted(view):
     ],
 )
 def test_malformed_messages_raise_what_the_supervisor_catches(view, message):
+    sender = SHIMS[0] if message["kind"] == "exited" else RANKS[0]
     with pytest.raises((KeyError, TypeError, ValueError)):
-        view.heard(RANKS[0], message, 1.0)
+        view.heard(sender, message, 1.0)

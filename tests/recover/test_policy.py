@@ -199,7 +199,7 @@ def test_after_a_rollback_gains_are_counted_from_the_step_that_was_restored():
         state, actions = play(
             crash(now_s, step=step, checkpoint=step, restored_step=restored), state
         )
-        assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch()), step
+        assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch(in_place=True)), step
     assert (state.best_step, state.best_checkpoint_step) == (8_000, 8_000)
 
 
@@ -209,7 +209,7 @@ def test_a_rollback_to_a_job_without_steps():
         state, actions = play(
             crash(at_s, step=None, checkpoint=saved, restored_step=restored), state
         )
-        assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch()), saved
+        assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch(in_place=True)), saved
 
 
 def test_what_fails_at_the_same_step_again_after_a_rollback_gained_nothing():
@@ -262,7 +262,18 @@ def test_another_root_at_the_same_step_is_restarted_after_a_wait():
     state, actions = play([(11.9, Tick())], state)
     assert actions == []
     state, actions = play([(12.0, Tick())], state)
-    assert (state.phase, actions) == (Phase.RUNNING, [Launch()])
+    assert (state.phase, actions) == (Phase.RUNNING, [Launch(in_place=True)])
+
+
+def test_what_failed_before_its_first_step_gets_a_new_launcher():
+    """Something of the attempt before may be why."""
+    state, actions = play([(0, Begin()), *crash(5), *crash(8, has_stepped=False)])
+    assert [action for action in actions if isinstance(action, Launch)] == [
+        Launch(),
+        Launch(in_place=True),
+    ]
+    _, actions = play([(60, Tick())], state)
+    assert actions == [Launch()]
 
 
 def test_waits_double_without_progress_up_to_a_bound_and_start_over_with_it():

@@ -32,7 +32,7 @@ def test_any_command_runs_under_torchrun_through_the_shim(tmp_path):
     launcher = RunSpec(
         command=("bash", "-c", "echo 1"), cwd=str(tmp_path), nproc=2
     ).launcher_command()
-    at = launcher.index("holdfast.recover.rank_shim")
+    at = launcher.index("holdfast.recover.shim.rank_shim")
     assert launcher[at - 4 : at] == ["--nproc-per-node=2", "--no-python", sys.executable, "-m"]
     assert launcher[at + 1 :] == [shutil.which("bash"), "-c", "echo 1"]
 

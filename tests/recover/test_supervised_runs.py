@@ -22,7 +22,7 @@ import holdfast
 run = holdfast.attach()
 rank = int(os.environ["RANK"])
 once = pathlib.Path("fault-happened")
-attempt = os.environ["MASTER_PORT"]
+attempt = os.environ["HOLDFAST_ATTEMPT"]
 
 def fault(step):
     if step == 8 and rank == 1 and not once.exists():

@@ -16,6 +16,7 @@ import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -87,11 +88,12 @@ def kill_descendants(
     spared: str | None = None,
     spared_s: float = 0.0,
     left: str | None = None,
+    but: int | None = None,
 ) -> None:
     """SIGKILL every descendant of a process, by default this one, until none is left; it reaches stopped ones too.
 
     Those whose command line has the word `spared` are given `spared_s` seconds to end by themselves; of these, those
-    that call themselves `left` are left alone.
+    that call themselves `left` are left alone. So is the process `but`, with its own descendants.
 
     Returns without success only when one survives `timeout_s` of it, stuck in the kernel: nobody can end those.
     """
@@ -102,7 +104,7 @@ def kill_descendants(
         # Listed anew each round: a process may fork between being seen and being killed.
         living = [
             child
-            for child in psutil.Process(of_pid).children(recursive=True)
+            for child in _descendants(psutil.Process(of_pid), but)
             if _status(child) not in (None, psutil.STATUS_ZOMBIE)
             and not _is_left(child, spared, left)
         ]
@@ -116,6 +118,19 @@ def kill_descendants(
                 continue
         # Not psutil's own wait: it would reap a child whose exit somebody else is waiting for.
         time.sleep(0.02)
+
+
+def _descendants(process: object, but: int | None) -> list[Any]:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    if but is None:
+        return process.children(recursive=True)
+    found = [child for child in process.children() if child.pid != but]
+    for child in list(found):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += child.children(recursive=True)
+    return found
 
 
 def _is_left(process: object, spared: str | None, left: str | None) -> bool:

@@ -3,7 +3,7 @@
 In order, a module each:
 
 1. `spec`: what to run and how to supervise it; `runs`: begin, resume, stop, remove a run
-2. `launch`: one attempt's processes: `guard` → torchrun → `rank_shim` → the user's command
+2. `launch`: the job's processes: `guard` → torchrun → `shim`, one a rank → the user's command, once an attempt
 3. `attach`: what the user's script tells, over `channel`
 4. `attempt`: what is known of an attempt; `hang`: whether it stands still (`stacks`: where its
    ranks stand); `stop_vote`: where it can stop

@@ -145,6 +145,7 @@ class _Link:
 
     def __init__(self, client: ChannelClient) -> None:
         self._client = client
+        self._has_reported_imports = False
         self._outgoing: queue.SimpleQueue[dict[str, Any] | threading.Event] = queue.SimpleQueue()
         self._stop = _StopAgreement()
         self._mark_s = time.monotonic()
@@ -263,6 +264,16 @@ class _Link:
             # The reader sees the same, and ends this process or has it go on without a supervisor.
             with contextlib.suppress(OSError):
                 self._send(item)
+                if not self._has_reported_imports and _is_at_work(item):
+                    self._has_reported_imports = True
+                    self._report_imports()
+
+    def _report_imports(self) -> None:
+        from holdfast.recover.shim.imports import Imports, imports_path
+
+        with contextlib.suppress(OSError, KeyError):
+            Imports.of_this_process().write(imports_path(int(os.environ.get("RANK", "0"))))
+            self._client.send({"kind": "imported"})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -367,6 +378,11 @@ class _StopAgreement:
 def _reset_sigterm() -> None:
     # By the C library: Python changes handlers in the main thread alone, which a collective may hold up.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+
+
+def _is_at_work(message: Mapping[str, Any]) -> bool:
+    """Return whether a message shows that the loop has gone round once."""
+    return message["kind"] == "step" or message.get("event") == "checkpoint"
 
 
 def _detached(value: _N) -> _N:

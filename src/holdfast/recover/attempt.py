@@ -49,6 +49,10 @@ class AttemptView:
     restored: dict[str, Any] | None = None
     """The data of the `restored` event, once a rank sent it."""
     dropped_log_bytes: int = 0
+    swept: set[int] = field(default_factory=set)
+    """The ranks of which no process is left."""
+    starts_again: set[int] = field(default_factory=set)
+    """The ranks whose shims can start the next attempt's trainer."""
 
     @classmethod
     def begin(cls, number: int, limits: HangLimits) -> "AttemptView":
@@ -64,12 +68,11 @@ class AttemptView:
                 self.watched.discard(rank)  # it may be a second program of the rank's command
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
+        elif peer.role == "shim":
+            self._heard_shim(peer, message, now_s)
         elif kind == "watch" and rank in self.attached:
             self._watch(rank, now_s)
-        elif kind == "started":
-            self.rank_pids.setdefault(rank, int(message["pid"]))
-            self.launcher = parent_of(peer.pid)
-        elif kind == "stacks" and peer.role == "rank":
+        elif kind == "stacks":
             self.answers[rank] = stand_of(message["threads"])
         elif kind == "step" and rank in self.attached:
             self._watch(rank, now_s)
@@ -79,30 +82,49 @@ class AttemptView:
         elif kind == "section" and rank in self.watched:
             limit_s = None if message["limit_s"] is None else float(message["limit_s"])
             self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
-        elif kind == "exited":
-            self.dropped_log_bytes += int(message["log_dropped_bytes"])
-            self._exited(
-                rank,
-                int(message["pid"]),
-                int(message["returncode"]),
-                float(message["at_monotonic_s"]),
-            )
-        elif kind == "gone" and peer.role == "rank":
+        elif kind == "gone":
             # The process that reported steps ended; what the rank's command does after it has no steps.
             self.detector.finished(rank)
-        elif kind == "gone" and peer.role == "shim" and all(end.rank != rank for end in self.exits):
-            # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
-            # gone as well, the kernel killed the shim too.
-            unexplained = self.culprit is None and not self.killed
-            gone = self.launcher is not None and process_state(self.launcher) in (
-                None,
-                "zombie",
-                "dead",
-            )
-            self.launcher_ended_first |= unexplained and gone
-            self._exited(rank, self.rank_pids.get(rank, peer.pid), -signal.SIGKILL, now_s)
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
+
+    def _heard_shim(self, shim: Peer, message: dict[str, Any], now_s: float) -> None:
+        kind, rank = message["kind"], shim.rank
+        if kind == "started":
+            self.world_size = self.detector.world_size = shim.world_size
+            self.rank_pids.setdefault(rank, int(message["pid"]))
+            self.launcher = parent_of(shim.pid)
+            if message["starts_again"] is True:
+                self.starts_again.add(rank)
+        elif kind == "exited":
+            pid, returncode = int(message["pid"]), int(message["returncode"])
+            self._exited(rank, pid, returncode, float(message["at_monotonic_s"]))
+        elif kind == "swept":
+            self.dropped_log_bytes += int(message["log_dropped_bytes"])
+            self.swept.add(rank)
+        elif kind == "gone":
+            self._shim_gone(shim, now_s)
+
+    def _shim_gone(self, shim: Peer, now_s: float) -> None:
+        self.starts_again.discard(shim.rank)
+        self.swept.add(shim.rank)
+        if any(end.rank == shim.rank for end in self.exits):
+            return
+        # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
+        # gone as well, the kernel killed the shim too.
+        unexplained = self.culprit is None and not self.killed
+        self.launcher_ended_first |= (
+            unexplained and self.launcher is not None and not self._launcher_lives
+        )
+        self._exited(shim.rank, self.rank_pids.get(shim.rank, shim.pid), -signal.SIGKILL, now_s)
+
+    @property
+    def _launcher_lives(self) -> bool:
+        return self.launcher is not None and process_state(self.launcher) not in (
+            None,
+            "zombie",
+            "dead",
+        )
 
     def launcher_ended(self, returncode: int) -> None:
         """Take in how the launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
@@ -157,6 +179,20 @@ class AttemptView:
         states = {rank: process_state(self.rank_pids[rank]) for rank in self.attached}
         self.frozen = self.detector.check(now_s, states)
         return self.frozen
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether of no rank a process is left."""
+        return self.world_size is not None and len(self.swept) == self.world_size
+
+    @property
+    def can_start_again(self) -> bool:
+        """Whether each rank has a shim that can start the next attempt's trainer, below a living launcher."""
+        return (
+            self.world_size is not None
+            and len(self.starts_again) == self.world_size
+            and self._launcher_lives
+        )
 
     @property
     def last_step(self) -> int | None:

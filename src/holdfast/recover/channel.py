@@ -6,8 +6,9 @@ The first frame of a connection must carry the run's token; anything else is clo
 | from | `kind` | fields |
 |---|---|---|
 | rank, shim | `hello` | `token`, and the fields of `Peer`; `role` is "rank" or "shim" |
-| shim | `started` | `pid` |
-| shim | `exited` | `pid`, `returncode` (negative: the signal), `at_monotonic_s`, `log_bytes`, `log_dropped_bytes` |
+| shim | `started` | `attempt`, `pid`, `starts_again`: whether it can start the next attempt's trainer |
+| shim | `exited` | `attempt`, `pid`, `returncode` (negative: the signal), `at_monotonic_s` |
+| shim | `swept` | `attempt`, `log_dropped_bytes`: nothing that its trainer started is left |
 | rank | `watch` | : it will report steps, so that its silence means something |
 | rank | `sigterm` | : it got that signal, and does not act on it yet |
 | rank | `step` | `step`, `step_s`, `at_s`, `loss`, `metrics` |
@@ -15,10 +16,15 @@ The first frame of a connection must carry the run's token; anything else is clo
 | rank | `event` | `event`, `data`: for the ledger |
 | rank | `vote` | `proposal`, `yes`, `saves`, `step`: of the last save, or null |
 | rank | `stopped` | `step` |
+| rank | `imported` | : it has written what it has imported, see `shim.imports` |
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
 | supervisor | `welcome` | |
 | supervisor | `displaced` | : the rank is another process, which attached; this one goes on without a supervisor |
 | supervisor | `terminate` | : end by SIGTERM; a shim sends that to its rank |
+| supervisor | `kill` | : to a shim: send SIGKILL to its rank |
+| supervisor | `warm` | : to a shim: import what its rank has imported, for the next start |
+| supervisor | `start` | `attempt`, `logs`, `environment`: to a shim: start the next attempt's trainer |
+| supervisor | `leave` | : to a shim: end in the way its trainer has ended |
 | supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
 | supervisor | `decide` | `proposal`, `commit` |
 | supervisor | `look` | : answer with `stacks` |
@@ -134,14 +140,26 @@ class ChannelServer:
         return f"{host}:{port}"
 
     def send(
-        self, message: dict[str, Any], *, to: str | None = None, only: Peer | None = None
+        self,
+        message: dict[str, Any],
+        *,
+        to: str | None = None,
+        rank: int | None = None,
+        only: Peer | None = None,
     ) -> int:
-        """Send to every peer of the role `to`, by default of each, or to `only` one; return to how many."""
+        """Send to every peer of the role `to` and of a `rank`, by default of each, or to `only` one.
+
+        Returns:
+            To how many.
+        """
         encoded = encode(message)
         writers = [
             writer
             for peer, writer in self._writers.items()
-            if to in (None, peer.role) and only in (None, peer) and not writer.is_closing()
+            if to in (None, peer.role)
+            and rank in (None, peer.rank)
+            and only in (None, peer)
+            and not writer.is_closing()
         ]
         for writer in writers:
             writer.write(encoded)

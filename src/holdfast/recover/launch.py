@@ -1,7 +1,8 @@
-"""Starts one attempt of a job: guard → torchrun → a shim a rank → the user's command.
+"""Starts a job's processes: guard → torchrun → a shim a rank → the user's command.
 
-Every attempt has a torchrun of its own and so a store of its own: torchrun's own in-place restarts reuse the
-workers' store and hang in up to half the cases. No rendezvous of ours.
+torchrun's own restarts reuse the workers' store and hang in up to half the cases. So torchrun restarts nothing: the
+shims start the next attempt's trainers with keys of their own in its store, or the next attempt has a torchrun of its
+own. No rendezvous of ours.
 """
 
 import asyncio
@@ -9,13 +10,15 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from holdfast.checkpoint import ENV_SUPERVISOR_PID
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
-from holdfast.recover import channel, rank_shim
+from holdfast.recover import channel
+from holdfast.recover.shim import imports, rank_shim
 from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
@@ -47,6 +50,20 @@ class Job:
         return await self.guard.wait()
 
 
+def make_log_folder(paths: RunPaths, attempt: int) -> Path:
+    """Make the folder of an attempt's logs and return it; delete the logs of attempts long ago."""
+    logs = paths.attempt_logs(attempt)
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in sorted(paths.logs.glob("attempt-*"))[:-ATTEMPTS_WITH_LOGS]:
+        shutil.rmtree(old)
+    return logs
+
+
+def attempt_environment(attempt: int, history: FailureHistory) -> dict[str, str]:
+    """Return the variables of the ranks' environment that differ between attempts."""
+    return {**history.as_environment(), ENV_ATTEMPT: str(attempt)}
+
+
 async def launch(
     spec: RunSpec,
     paths: RunPaths,
@@ -59,20 +76,18 @@ async def launch(
     history: FailureHistory,
 ) -> Job:
     """Start the job's processes. The ranks will report to the channel at `address`, and are told their `history`."""
-    logs = paths.attempt_logs(attempt)
-    logs.mkdir(parents=True, exist_ok=True)
-    for old in sorted(paths.logs.glob("attempt-*"))[:-ATTEMPTS_WITH_LOGS]:
-        shutil.rmtree(old)
+    logs = make_log_folder(paths, attempt)
+    (paths.root / "imports").mkdir(exist_ok=True)
     environment = {
         **os.environ,
-        **history.as_environment(),
+        **attempt_environment(attempt, history),
         ENV_SUPERVISOR_PID: str(os.getpid()),
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
         ENV_CONNECT: "holdfast.recover.attach:connect_quietly",
         ENV_RUN: paths.run_id,
-        ENV_ATTEMPT: str(attempt),
         ENV_FRESH: "1" if spec.fresh else "",
+        imports.ENV_FOLDER: str(paths.root / "imports"),
         rank_shim.ENV_LOGS: str(logs),
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
         rank_shim.ENV_PYTHON: spec.rank_python(),

@@ -86,9 +86,10 @@ class JobFrozen:
 
 @dataclass(frozen=True)
 class JobExited:
-    """The launcher and everything below it ended."""
+    """Every trainer ended, with all that it had started."""
 
     returncode: int
+    """0: each one's was 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,9 @@ Event = (
 class Launch:
     """Start the job's processes."""
 
+    in_place: bool = False
+    """Whether the launcher that is there is kept, and only the trainers below it are started again."""
+
 
 @dataclass(frozen=True)
 class Kill:
@@ -222,6 +226,8 @@ class State:
     """The older checkpoint that an attempt began from when newer ones were lost last."""
     stop_by: str | None = None
     """Who asked to stop, once somebody did."""
+    has_stepped: bool = False
+    """Whether the last attempt that failed completed a step."""
 
 
 Decision = tuple[State, tuple[Action, ...]]
@@ -234,7 +240,9 @@ def decide(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
 
 
 def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
-    return replace(state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s), (Launch(),)
+    running = replace(state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s)
+    # What fails before its first step may fail by what was kept of the attempt before.
+    return running, (Launch(in_place=state.has_stepped),)
 
 
 def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -322,6 +330,7 @@ def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s
         else (*state.roots_since_gain, _place(failure)),
         best_step=_higher(state.best_step, failure.step),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
+        has_stepped=failure.has_stepped,
     )
 
 

@@ -15,7 +15,7 @@ from holdfast.recover.policy import RestartLimits
 
 MIB = 1024 * 1024
 SHIM = Path(sys.executable).with_name("holdfast-rank")
-"""The console script of `rank_shim`, installed beside this interpreter."""
+"""The console script of `shim.rank_shim`, installed beside this interpreter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class RunSpec:
         if self.is_torchrun:
             return [program, *self.command[1:]]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        shim = [sys.executable, "-m", "holdfast.recover.rank_shim"]
+        shim = [sys.executable, "-m", "holdfast.recover.shim.rank_shim"]
         return [
             *torchrun,
             f"--nproc-per-node={self.nproc}",

@@ -24,7 +24,7 @@ from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.follower import LogFollower
 from holdfast.recover.kept_memory import end_kept_memory
-from holdfast.recover.launch import Job, launch
+from holdfast.recover.launch import Job, attempt_environment, launch, make_log_folder
 from holdfast.recover.recorder import Recorder
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import MIB, RunSpec
@@ -33,6 +33,10 @@ from holdfast.recover.stop_vote import StopVote
 TICK_S = 0.1
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
+WARM_AFTER_S = 5.0
+"""How long after a rank's first step a warm process imports the rank's modules: not while the job still starts."""
+KILL_TIMEOUT_S = 5.0
+"""How long the shims may take to end their trainers by SIGKILL, before every process of the job is ended."""
 SIGTERM_HOLD_S = 5.0
 """How long after a rank's SIGTERM the supervisor's own may come."""
 NO_STEP = (
@@ -99,6 +103,9 @@ class Supervisor:
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._logs = self._follower()
         self._job: Job | None = None
+        self._launched_attempt = 0
+        """The attempt for which the launcher was started."""
+        self._all_ended = asyncio.Event()
         self._kill_asked = False
         self._vote: StopVote | None = None
         self._detected = (0.0, 0.0)
@@ -134,12 +141,10 @@ class Supervisor:
                 ) from error
             raise
         finally:
-            if self._job is not None:
-                self._job.kill()
-            else:
-                await asyncio.to_thread(end_kept_memory)
             for task in self._tasks:
                 task.cancel()
+            await self._end_job()
+            await asyncio.to_thread(end_kept_memory)
             self._logs.close()
             await self._channel.close()
             self._recorder.close()
@@ -153,14 +158,16 @@ class Supervisor:
     # What happens
 
     def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
-        if peer.attempt != self._view.number:
+        if not self._is_present(peer, message):
             return  # the last words of an attempt that is over
         began, ended = self._view.world_size is None, len(self._view.exits)
         try:
             self._view.heard(peer, message, self._clock.monotonic_s())
             match message["kind"]:
-                case "hello" if began:
+                case "hello" | "started" if began:
                     self._recorder.event("started", {"world_size": peer.world_size})
+                case "imported":
+                    self._warm_later(peer)
                 case "step" if peer.rank == min(self._view.watched, default=None):
                     self._stepped(peer, message)
                 case "event":
@@ -175,11 +182,26 @@ class Supervisor:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
             self._recorder.event("malformed_message", wrong, peer.rank)
+        if self._view.all_ended:
+            self._all_ended.set()
         for end in self._view.exits[ended:]:
             if end.exit_code != 0:
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
+
+    def _is_present(self, peer: Peer, message: Mapping[str, Any]) -> bool:
+        """Return whether a message is of the present attempt; a shim takes part in several."""
+        if peer.role == "shim" and peer.attempt >= self._launched_attempt:
+            return bool(message.get("attempt", self._view.number) == self._view.number)
+        return peer.attempt == self._view.number
+
+    def _warm_later(self, peer: Peer) -> None:
+        def warm() -> None:
+            if peer.attempt == self._view.number:
+                self._channel.send({"kind": "warm"}, to="shim", rank=peer.rank)
+
+        asyncio.get_running_loop().call_later(WARM_AFTER_S, warm)
 
     def _stepped(self, peer: Peer, message: dict[str, Any]) -> None:
         record = StepRecord(
@@ -286,16 +308,14 @@ class Supervisor:
         match action:
             case policy.Launch():
                 self._kill_asked = False
-                self._spawn(self._attempt())
+                self._spawn(self._attempt(in_place=action.in_place))
             case policy.Terminate():
                 if self._job is None:  # still being started: there is no rank to ask
                     self._kill_asked = True
                 elif not self._channel.send({"kind": "terminate"}):
                     self._job.kill()
             case policy.Kill():
-                self._kill_asked = self._view.killed = True
-                if self._job is not None:
-                    self._job.kill()
+                self._kill()
             case policy.Diagnose():
                 self._spawn(self._diagnose())
             case policy.AskRanksToSave():
@@ -316,30 +336,62 @@ class Supervisor:
         if error is not None and self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
-    async def _attempt(self) -> None:
+    def _kill(self) -> None:
+        self._kill_asked = self._view.killed = True
+        job, number = self._job, self._view.number
+        if job is None:
+            return
+        if self._state.stop_by is not None or not self._view.can_start_again:
+            job.kill()
+            return
+
+        def kill_all() -> None:
+            if self._view.number == number and not self._all_ended.is_set():
+                job.kill()
+
+        self._channel.send({"kind": "kill"}, to="shim")
+        asyncio.get_running_loop().call_later(KILL_TIMEOUT_S, kill_all)
+
+    async def _end_job(self) -> None:
+        """End every process of the job, and wait until they are gone."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.kill()
+            await job.wait()
+
+    async def _attempt(self, *, in_place: bool) -> None:
+        former = self._view
         self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
+        self._all_ended.clear()
         self._vote = None
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()
         self._spawn(self._logs.follow())
         self._recorder.attempt_began(number)
-        self._observe("launch", {"attempt": number})
-        self._job = await launch(
-            self._spec,
-            self._paths,
-            number,
-            address=self._channel.address,
-            token=self._channel.token,
-            lock_fd=self._lock.fd,
-            echo=self._echo,
-            history=self._recorder.failures() or FailureHistory(),
-        )
+        in_place = in_place and self._job is not None and former.can_start_again
+        self._observe("launch", {"attempt": number, "in_place": in_place})
+        history = self._recorder.failures() or FailureHistory()
+        if in_place:
+            self._start_again(number, history)
+        else:
+            self._launched_attempt = (
+                number  # from here on, what the shims of the former launcher say is past
+            )
+            await self._end_job()
+            self._job = await launch(
+                self._spec,
+                self._paths,
+                number,
+                address=self._channel.address,
+                token=self._channel.token,
+                lock_fd=self._lock.fd,
+                echo=self._echo,
+                history=history,
+            )
         if self._kill_asked:  # while it was being started
-            self._job.kill()
-        returncode = await self._job.wait()
-        self._job = None
-        self._view.launcher_ended(returncode)
+            self._kill()
+        returncode = await self._end_of_attempt()
         self._recorder.observed(self._view.observations(self._clock.now_s()))
         if self._view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self._view.dropped_log_bytes})
@@ -347,6 +399,39 @@ class Supervisor:
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self._view.last_step)
         self._tell(policy.JobExited(returncode))
+
+    def _start_again(self, number: int, history: FailureHistory) -> None:
+        environment = attempt_environment(number, history)
+        environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
+        logs = str(make_log_folder(self._paths, number))
+        order = {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
+        self._channel.send(order, to="shim")
+
+    async def _end_of_attempt(self) -> int:
+        """Wait until no trainer is left; return 0 where all of them ended well.
+
+        The launcher and the shims stay where the next attempt can start below them.
+        """
+        job = self._job
+        assert job is not None
+        ended = asyncio.create_task(self._all_ended.wait())
+        over = asyncio.create_task(job.wait())
+        await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        failure = self._view.first_failure
+        if (
+            not over.done()
+            and failure is not None
+            and self._state.stop_by is None
+            and self._view.can_start_again
+        ):
+            return failure.exit_code or -(failure.signal or 0)
+        if not over.done():
+            self._channel.send({"kind": "leave"}, to="shim")
+        returncode = await over
+        self._job = None
+        self._view.launcher_ended(returncode)
+        return returncode
 
     def _begin_incident(self, monotonic_s: float) -> None:
         now_s = self._clock.now_s()

@@ -1,0 +1,384 @@
+"""Stands between PyTorch's launcher and one rank's trainer, and starts the trainer again where the supervisor says so.
+
+torchrun starts this in place of Python (`PYTHON_EXEC`, or `--no-python` in front of any command). The shim starts the
+rank's real command as its child, keeps what that prints in a bounded log, and reports exactly how it ended. Then the
+supervisor sends `start`: the shim starts the trainer of the next attempt, and the launcher notices nothing. Or it
+sends `leave`: the shim ends in the way the trainer ended. The shim sends its trainer SIGTERM or SIGKILL where the
+supervisor asks for that; the launcher's own SIGTERM is blocked (see `guard`).
+
+The first trainer is a new interpreter with the user's own command. Later ones are forked from a warm process that has
+imported what the first one had imported (`warm`), or else are new interpreters that run `trainer`.
+
+The shim adopts every orphan below it, and kills what a trainer leaves before it reports `swept`. It does not import
+torch.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Protocol
+
+from holdfast.checkpoint import SNAPSHOT_SERVER_PROCESS_NAME, WRITER_MODULE
+from holdfast.core.errors import ChannelError
+from holdfast.core.processes import (
+    become_subreaper,
+    die_with_parent,
+    exit_as,
+    kill_descendants,
+    module_command,
+)
+from holdfast.core.rotating_log import RotatingLog
+from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
+from holdfast.recover.shim import trainer
+from holdfast.recover.shim.imports import imports_path
+from holdfast.recover.shim.script import Script
+
+ENV_LOGS = "HOLDFAST_LOGS"
+ENV_LOG_MAX_BYTES = "HOLDFAST_LOG_MAX_BYTES"
+ENV_ECHO = "HOLDFAST_ECHO"
+ENV_PYTHON = "HOLDFAST_PYTHON"
+ENV_PYTHON_EXEC = "PYTHON_EXEC"
+"""torchrun's own variable: the program it starts in place of its Python."""
+
+CHUNK_BYTES = 256 * 1024
+DRAIN_S = 1.0
+"""How long to go on reading after the rank ended, when a child of its own still holds the pipe."""
+ECHO_BYTES = 8 * 1024 * 1024
+"""So much may wait for the terminal; a blocked terminal must not block training."""
+WRITING_S = 10.0
+"""How long a dead trainer's writing process may go on; storage that hangs must not keep the job from starting again."""
+
+
+def main() -> None:
+    """Run the command in `sys.argv`; torchrun's own form is `-u script …` or `-u -m module …`."""
+    die_with_parent()
+    become_subreaper()
+    arguments = sys.argv[1:]
+    # Python's own options come first only where torchrun takes this program for its Python.
+    python = [os.environ.get(ENV_PYTHON, sys.executable)] if arguments[0].startswith("-") else []
+    command = [*python, *arguments]
+    peer = Peer.of_this_process("shim")
+    try:
+        client = ChannelClient(os.environ[ENV_ADDRESS], os.environ[ENV_TOKEN], peer)
+    except (KeyError, ChannelError) as error:
+        sys.exit(f"holdfast: this process is started by `holdfast run` only ({error}).")
+    exit_as(RankShim(command, peer, client).run())
+
+
+class Trainer(Protocol):
+    """The process that trains."""
+
+    pid: int
+
+    def wait(self) -> tuple[int, float]:
+        """Wait for the end: the return code (negative: the signal), and when, in monotonic seconds."""
+        ...
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        ...
+
+
+class Child:
+    """A trainer that is a child of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+        self.send_signal = process.send_signal
+
+    def wait(self) -> tuple[int, float]:
+        """See `Trainer.wait`."""
+        return self._process.wait(), time.monotonic()
+
+
+class Forked:
+    """A trainer that a warm process has forked."""
+
+    def __init__(self, warm: "Warm", pid: int) -> None:
+        self._warm = warm
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def wait(self) -> tuple[int, float]:
+        """See `Trainer.wait`. The kernel kills the trainer where the warm process is killed."""
+        ended = self._warm.receive()
+        os.close(self._pidfd)
+        if ended is None:
+            return -signal.SIGKILL, time.monotonic()
+        return int(ended["returncode"]), float(ended["at_monotonic_s"])
+
+    def send_signal(self, number: int) -> None:
+        """See `Trainer.send_signal`."""
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+
+class Warm:
+    """A process of `trainer`, with or without modules to import first.
+
+    The rank's command is among its arguments, so that lists of processes show what it is for.
+    """
+
+    def __init__(self, command: Sequence[str], imports: Path | None = None) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        module, environment = module_command("holdfast.recover.shim.trainer")
+        with theirs:
+            self.process = subprocess.Popen(
+                [*module, str(theirs.fileno()), str(imports or ""), *command],
+                env=_rank_environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        self._forks: bool | None = None
+
+    def receive(self) -> dict[str, Any] | None:
+        """Receive the next message; None where the process is gone."""
+        received = trainer.receive(self._control)
+        return None if received is None else received[0]
+
+    def start(
+        self, script: Script, environment: dict[str, str], prefix: str, output: int
+    ) -> Trainer | None:
+        """Start the trainer, after the imports; None where the process is gone."""
+        if self._forks is None and (ready := self.receive()) is not None:
+            self._forks = bool(ready["forks"])
+        order = {
+            "kind": "start",
+            "script": script.to_json(),
+            "environment": environment,
+            "prefix": prefix,
+        }
+        with contextlib.suppress(OSError):
+            trainer.send(self._control, order, output)
+        started = self.receive()
+        if started is not None and self._forks:
+            return Forked(self, int(started["pid"]))
+        self._control.close()
+        return None if started is None else Child(self.process)
+
+    def end(self) -> None:
+        """End the process, and the kernel ends the trainer that it has forked."""
+        self.process.kill()
+        self.process.wait()
+        self._control.close()
+
+    @property
+    def starts_again(self) -> bool:
+        """Whether another trainer can be started from here."""
+        return bool(self._forks) and self.process.poll() is None
+
+
+@dataclass
+class Attempt:
+    """One attempt of the job, as this rank takes part in it."""
+
+    number: int
+    logs: Path
+
+
+class RankShim:
+    """One rank: its trainers, one after the other."""
+
+    def __init__(self, command: list[str], peer: Peer, client: ChannelClient) -> None:
+        self._command = command
+        self._script = Script.of_command(command)
+        self._peer = peer
+        self._client = client
+        self._orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._attempt = Attempt(peer.attempt, Path(os.environ[ENV_LOGS]))
+        self._trainer: Trainer | None = None
+        self._warm: Warm | None = None
+        self._warming = threading.Lock()
+
+    def run(self) -> int:
+        """Run trainers until the supervisor sends `leave` or is gone; return the last one's return code."""
+        log = self._open_log()
+        output, theirs = os.pipe()
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdout=theirs,
+                stderr=subprocess.STDOUT,
+                env=_rank_environment(dict(os.environ)),
+                preexec_fn=_begin_rank,  # noqa: PLW1509 - no thread runs yet
+            )
+        except OSError as error:
+            log.write(f"holdfast: cannot start {self._command[0]}: {error}\n".encode())
+            log.close()
+            return 127
+        os.close(theirs)
+        signal.signal(signal.SIGINT, self._pass_on)
+        threading.Thread(target=self._obey, daemon=True).start()
+        returncode = self._watch(Child(process), output, log)
+        while (order := self._orders.get()) is not None and order["kind"] == "start":
+            self._attempt = Attempt(int(order["attempt"]), Path(order["logs"]))
+            log = self._open_log()
+            output, theirs = os.pipe()
+            began = self._start(order, theirs)
+            os.close(theirs)
+            returncode = self._watch(began, output, log)
+        return returncode
+
+    def _open_log(self) -> RotatingLog:
+        return RotatingLog(
+            self._attempt.logs / f"rank-{self._peer.rank}.log",
+            max_bytes=int(os.environ[ENV_LOG_MAX_BYTES]),
+        )
+
+    def _start(self, order: dict[str, Any], output: int) -> Trainer:
+        assert self._script is not None, "the supervisor starts again what said that it can"
+        prefix = f"holdfast/{self._attempt.number}"
+        environment = {str(name): str(value) for name, value in order["environment"].items()}
+        with self._warming:
+            warm, self._warm = self._warm, None
+            if warm is not None:
+                began = warm.start(self._script, environment, prefix, output)
+                if began is not None:
+                    self._warm = warm if warm.starts_again else None
+                    return began
+            began = Warm(self._command).start(self._script, environment, prefix, output)
+        if began is None:
+            raise RuntimeError("an interpreter for the trainer does not start")
+        return began
+
+    def _watch(self, began: Trainer, output: int, log: RotatingLog) -> int:
+        """Report a trainer from its start to its end, and end what it leaves."""
+        self._trainer = began
+        self._send("started", pid=began.pid, starts_again=self._script is not None)
+        echo = _Echo(self._peer) if os.environ.get(ENV_ECHO) == "1" else None
+        stream = os.fdopen(output, "rb", buffering=0)
+        reader = threading.Thread(target=_keep, args=(stream, log, echo), daemon=True)
+        reader.start()
+        returncode, ended_at_s = began.wait()
+        with (
+            self._warming
+        ):  # from here on nothing is started that the sweep would take for left over
+            self._trainer = None
+        self._send("exited", pid=began.pid, returncode=returncode, at_monotonic_s=ended_at_s)
+        # A snapshot that a dead trainer has left is written to its end: what was copied is not lost with it.
+        kill_descendants(
+            spared=WRITER_MODULE,
+            spared_s=WRITING_S,
+            left=SNAPSHOT_SERVER_PROCESS_NAME,
+            but=None if self._warm is None else self._warm.process.pid,
+        )
+        reader.join(DRAIN_S)
+        if echo is not None:
+            echo.finish()
+        self._send("swept", log_dropped_bytes=log.dropped_bytes)
+        return returncode
+
+    def _pass_on(self, number: int, _frame: FrameType | None) -> None:
+        if (began := self._trainer) is not None:
+            began.send_signal(number)
+
+    def _obey(self) -> None:
+        with contextlib.suppress(OSError):
+            while (message := self._client.receive()) is not None:
+                kind, began = message["kind"], self._trainer
+                if kind == "terminate" and began is not None:
+                    began.send_signal(signal.SIGTERM)
+                elif kind == "kill" and began is not None:
+                    began.send_signal(signal.SIGKILL)
+                elif kind == "warm":
+                    self._warm_up()
+                elif kind in ("start", "leave"):
+                    self._orders.put(message)
+        self._orders.put(None)
+
+    def _warm_up(self) -> None:
+        with self._warming:
+            if self._warm is not None and self._warm.process.poll() is not None:
+                self._warm.end()
+                self._warm = None
+            if self._trainer is not None and self._warm is None:
+                self._warm = Warm(self._command, imports_path(self._peer.rank))
+
+    def _send(self, kind: str, **fields: object) -> None:
+        # Where the supervisor is gone, the guard ends this process next.
+        with contextlib.suppress(OSError):
+            self._client.send({"kind": kind, "attempt": self._attempt.number, **fields})
+
+
+def _rank_environment(base: dict[str, str]) -> dict[str, str]:
+    environment = {**base, "PYTHONUNBUFFERED": "1"}
+    environment.pop(ENV_PYTHON_EXEC, None)  # a torchrun that the rank itself may start is not ours
+    return environment
+
+
+def _begin_rank() -> None:
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
+
+
+def _keep(stream: IO[bytes], log: RotatingLog, echo: "_Echo | None") -> None:
+    with stream:
+        while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+            log.write(chunk)
+            if echo is not None:
+                echo.put(chunk)
+    log.close()
+
+
+class _Echo:
+    """Shows a rank's lines on the launcher's standard output, dropping what the terminal does not take."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._prefix = f"[rank{peer.rank}] ".encode() if peer.world_size > 1 else b""
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._put_bytes = self._shown_bytes = 0
+        self._rest = b""
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._thread.start()
+
+    def put(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > CHUNK_BYTES:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            if self._put_bytes - self._shown_bytes > ECHO_BYTES:
+                self._dropped += 1
+                continue
+            shown = self._prefix + line + b"\n"
+            self._put_bytes += len(shown)
+            self._waiting.put(shown)
+
+    def finish(self) -> None:
+        if self._rest:
+            self.put(b"\n")
+        self._waiting.put(None)
+        self._thread.join(DRAIN_S)
+
+    def _show(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            self._shown_bytes += len(line)
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                line = (
+                    self._prefix
+                    + b"holdfast: %d lines not shown; see `holdfast logs`\n" % dropped
+                    + line
+                )
+            try:
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+            except OSError:
+                return  # the terminal was closed; the log goes on
+
+
+if __name__ == "__main__":
+    main()

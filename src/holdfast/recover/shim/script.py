@@ -1,0 +1,169 @@
+"""Run a Python script in this process as the interpreter would, with keys of its own in the launcher's store."""
+
+import builtins
+import functools
+import importlib.abc
+import importlib.machinery
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+RENDEZVOUS = "torch.distributed.rendezvous"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a Python command runs."""
+
+    target: str
+    """A path, or the name of a module."""
+    is_module: bool
+    arguments: tuple[str, ...]
+
+    @classmethod
+    def of_command(cls, command: Sequence[str]) -> Self | None:
+        """Return the script of a command whose program is this interpreter.
+
+        Args:
+            command: the program and its arguments.
+
+        Returns:
+            None where the program is another one, where the command has options of Python other than `-u`, or where
+            files beside the script have names of the standard library: this process has imported the library's.
+        """
+        program, *words = command
+        if not _is_this_interpreter(program):
+            return None
+        while words[:1] == ["-u"]:
+            del words[0]
+        is_module = words[:1] == ["-m"]
+        if is_module:
+            del words[0]
+        if not words or words[0].startswith("-"):
+            return None
+        if _has_names_of_the_library(Path.cwd() if is_module else Path(words[0]).resolve().parent):
+            return None
+        return cls(target=words[0], is_module=is_module, arguments=tuple(words[1:]))
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> Self:
+        """Return the script that `to_json` wrote."""
+        return cls(
+            target=plain["target"],
+            is_module=plain["is_module"],
+            arguments=tuple(plain["arguments"]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    def run(self) -> None:
+        """Run the script as `__main__`. What the script raises passes through."""
+        sys.argv = [self.target, *self.arguments]
+        sys.excepthook = functools.partial(_show_without_own_frames, sys.excepthook)
+        if self.is_module:
+            sys.path.insert(0, str(Path.cwd()))
+            runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            return
+        path = Path(self.target)
+        if not path.is_file() or path.suffix in (".pyc", ".zip", ".pyz"):
+            runpy.run_path(self.target, run_name="__main__")
+            return
+        sys.path.insert(0, str(path.resolve().parent))
+        main = ModuleType("__main__")
+        main.__file__ = str(path.absolute())
+        main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
+        main.__dict__.update({"__builtins__": builtins, "__cached__": None})
+        sys.modules["__main__"] = main
+        exec(
+            compile(path.read_bytes(), main.__file__, "exec"), main.__dict__
+        )  # the user's own script
+
+
+def _is_this_interpreter(program: str) -> bool:
+    # Two environments may share one binary, so the folders must be the same too.
+    here = Path(sys.executable)
+    try:
+        return Path(program).samefile(here) and Path(program).parent.samefile(here.parent)
+    except OSError:
+        return False
+
+
+def _has_names_of_the_library(folder: Path) -> bool:
+    try:
+        return any(
+            one.stem in sys.stdlib_module_names
+            and (one.suffix == ".py" or (one / "__init__.py").exists())
+            for one in folder.iterdir()
+        )
+    except OSError:
+        return True
+
+
+def _show_without_own_frames(
+    show: Callable[..., Any],
+    kind: type[BaseException],
+    error: BaseException,
+    traceback: TracebackType | None,
+) -> None:
+    """Show an exception as the interpreter shows it, from the user's first frame on."""
+    shown = traceback
+    for is_before in (True, False):  # what called this module, and its own frames
+        while shown is not None and _is_own(shown.tb_frame.f_code.co_filename) is not is_before:
+            shown = shown.tb_next
+    show(kind, error.with_traceback(shown), shown)
+
+
+def _is_own(file: str) -> bool:
+    return Path(file).parent == Path(__file__).parent or file.startswith("<frozen runpy")
+
+
+def give_store_prefix(prefix: str) -> None:
+    """Give the process group that this process begins keys of its own in the launcher's store.
+
+    The launcher's store lives as long as the launcher, so it holds the addresses of dead ranks of earlier attempts.
+    """
+    if RENDEZVOUS in sys.modules:
+        _prefix_stores(sys.modules[RENDEZVOUS], prefix)
+    else:
+        sys.meta_path.insert(0, _RendezvousFinder(prefix))
+
+
+class _RendezvousFinder(importlib.abc.MetaPathFinder):
+    """Changes torch's rendezvous once the script imports torch: importing torch sooner could miss its settings."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != RENDEZVOUS:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_prefix(module: ModuleType) -> None:
+                load(module)
+                _prefix_stores(module, self._prefix)
+
+            spec.loader.exec_module = load_and_prefix  # type: ignore[method-assign]
+        return spec
+
+
+def _prefix_stores(rendezvous: ModuleType, prefix: str) -> None:
+    # torch has no public place for a prefix: `env://` and `tcp://` both make their store here.
+    create = rendezvous._create_c10d_store
+
+    @functools.wraps(create)
+    def create_prefixed(*arguments: Any, **options: Any) -> Any:
+        return sys.modules["torch.distributed"].PrefixStore(prefix, create(*arguments, **options))
+
+    rendezvous._create_c10d_store = create_prefixed  # type: ignore[attr-defined]

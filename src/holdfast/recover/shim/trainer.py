@@ -1,0 +1,140 @@
+"""A process that waits for an order and then becomes a rank's trainer, or forks it.
+
+`trainer FD IMPORTS COMMAND …`: FD is a socket to the shim, IMPORTS a file of modules to import first, or nothing. Where
+the imports left one thread and no open device, the process forks the trainer at each order, so that the next trainer
+finds the modules imported again. Else, and without imports, the process becomes the trainer itself. The command is for
+those who list processes; what is run comes with the order.
+
+| from | `kind` | fields |
+|---|---|---|
+| trainer | `ready` | `forks`: whether an order forks |
+| shim | `start` | `script`; `environment`: added to its own; `prefix`: in the launcher's store; and the output's pipe |
+| trainer | `started` | `pid` |
+| trainer | `exited` | `returncode` (negative: the signal), `at_monotonic_s`; only from a process that forks |
+"""
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.processes import die_with_parent
+from holdfast.recover.shim.imports import Imports, can_fork
+from holdfast.recover.shim.script import Script, give_store_prefix
+
+MAX_MESSAGE_BYTES = 64 * 1024
+"""A message is one datagram."""
+
+
+def send(control: socket.socket, message: dict[str, Any], *descriptors: int) -> None:
+    """Send a message and descriptors with it.
+
+    Raises:
+        OSError: the other side is gone, or the message is too long.
+    """
+    socket.send_fds(control, [json.dumps(message).encode()], descriptors)
+
+
+def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Receive a message and its descriptors; None where the other side is gone."""
+    with contextlib.suppress(ConnectionError):
+        body, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
+        if body:
+            return json.loads(body), descriptors
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What to run, and where its output goes."""
+
+    script: Script
+    environment: dict[str, str]
+    """Added to the environment that this process began with."""
+    prefix: str
+    output: int
+
+
+def main() -> None:
+    """Wait for an order, and run the script of it in this process or in a fork."""
+    die_with_parent()
+    control = socket.socket(fileno=int(sys.argv[1]))
+    began = dict(os.environ)
+    imports = sys.argv[2]
+    if imports:
+        # A file that cannot be read makes a slower start, no failure.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            Imports.read(Path(imports)).load()
+    # Without imports a fork saves nothing.
+    order = _await_order(control, forks=bool(imports) and can_fork())
+    if order is not None:
+        _become(order, began)
+        order.script.run()
+
+
+def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
+    """Return the order that this process, or this fork of it, is to run; None where the shim is gone."""
+    send(control, {"kind": "ready", "forks": forks})
+    if forks:
+        gc.freeze()  # so that the collector of a fork does not copy every page of what is imported here
+    while (received := receive(control)) is not None:
+        message, (output,) = received
+        order = Order(
+            script=Script.from_json(message["script"]),
+            environment=message["environment"],
+            prefix=message["prefix"],
+            output=output,
+        )
+        if not forks:
+            send(control, {"kind": "started", "pid": os.getpid()})
+            control.close()
+            return order
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent(parent)
+            control.close()
+            return order
+        os.close(output)
+        send(control, {"kind": "started", "pid": pid})
+        _await_end(control, pid)
+    return None
+
+
+def _await_end(control: socket.socket, pid: int) -> None:
+    watched = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([watched, control.fileno()], [], [])
+    finally:
+        os.close(watched)
+    if watched not in ended:
+        sys.exit(0)  # the shim is gone: the kernel ends the fork with this process
+    _, status = os.waitpid(pid, 0)
+    ended_at_s = time.monotonic()
+    returncode = os.waitstatus_to_exitcode(status)
+    send(control, {"kind": "exited", "returncode": returncode, "at_monotonic_s": ended_at_s})
+
+
+def _become(order: Order, began: dict[str, str]) -> None:
+    """Make this process what a new interpreter would be for the order, in the environment `began` and the order's."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
+    for descriptor in (1, 2):
+        os.dup2(order.output, descriptor)
+    os.close(order.output)
+    os.environ.clear()
+    os.environ.update(began | order.environment)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # Python's own generator is seeded anew by each fork
+    give_store_prefix(order.prefix)
+
+
+if __name__ == "__main__":
+    main()
