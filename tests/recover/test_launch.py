@@ -4,7 +4,7 @@ import asyncio
 
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.paths import RunPaths
-from holdfast.recover.launch import ATTEMPTS_WITH_LOGS, launch
+from holdfast.recover.launch import ATTEMPTS_WITH_LOGS, launch, make_log_folder
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 
@@ -29,3 +29,17 @@ def test_the_logs_of_old_attempts_are_deleted(tmp_path):
     lock.release()
     kept = sorted(int(folder.name[-3:]) for folder in paths.logs.iterdir())
     assert kept == list(range(32 - ATTEMPTS_WITH_LOGS, 32))
+
+
+def test_logs_of_old_attempts_go_but_not_those_that_the_launcher_writes(tmp_path):
+    paths = RunPaths(tmp_path, "r")
+    launched = 3
+    for attempt in range(1, 1100):
+        if attempt == launched:
+            make_log_folder(paths, attempt, launched=attempt)
+            paths.launcher_log(attempt).write_text("of the launcher\n")
+        else:
+            make_log_folder(paths, attempt, launched=min(attempt, launched))
+    kept = sorted(int(folder.name.split("-")[1]) for folder in paths.logs.iterdir())
+    assert kept == [launched, *range(1100 - ATTEMPTS_WITH_LOGS, 1100)]
+    assert paths.launcher_log(1099).read_text() == "of the launcher\n"

@@ -139,6 +139,7 @@ def test_a_root_may_strike_once_in_the_loop_and_once_in_the_start_that_follows()
         [
             (0, Begin()),
             *crash(5, step=13, checkpoint=10),
+            *crash(6, step=10, checkpoint=10, has_stepped=False),  # a new launcher follows
             *crash(7, step=10, checkpoint=10, has_stepped=False),
         ]
     )
@@ -266,14 +267,20 @@ def test_another_root_at_the_same_step_is_restarted_after_a_wait():
 
 
 def test_what_failed_before_its_first_step_gets_a_new_launcher():
-    """Something of the attempt before may be why."""
-    state, actions = play([(0, Begin()), *crash(5), *crash(8, has_stepped=False)])
-    assert [action for action in actions if isinstance(action, Launch)] == [
-        Launch(),
-        Launch(in_place=True),
-    ]
-    _, actions = play([(60, Tick())], state)
-    assert actions == [Launch()]
+    """What was kept of the attempt before may be why, so that not even an error of the script ends the run."""
+    early = crash(8, has_stepped=False, helps=False)
+    state, actions = play([(0, Begin()), *crash(5), *early])
+    launches = [action for action in actions if isinstance(action, Launch)]
+    assert launches == [Launch(), Launch(in_place=True), Launch()]
+    assert actions[-2].explanation.startswith("It failed before its first step below a launcher")
+    state, actions = play(crash(9, has_stepped=False, helps=False), state)
+    assert isinstance(actions[-1], End), "but once"
+
+
+def test_a_stop_that_comes_while_a_launcher_is_kept_is_a_stop():
+    events = [(8, RankFailed()), (8, StopAsked("Ctrl-C")), (8, JobExited(1))]
+    state, actions = play([(0, Begin()), *crash(5), *events, (9, diagnosed(has_stepped=False))])
+    assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
 def test_waits_double_without_progress_up_to_a_bound_and_start_over_with_it():

@@ -92,10 +92,15 @@ def kill_descendants(
 ) -> None:
     """SIGKILL every descendant of a process, by default this one, until none is left; it reaches stopped ones too.
 
-    Those whose command line has the word `spared` are given `spared_s` seconds to end by themselves; of these, those
-    that call themselves `left` are left alone. So is the process `but`, with its own descendants.
+    Args:
+        of_pid: the process; None: this one.
+        timeout_s: the longest wait for those that SIGKILL does not end at once.
+        spared: a word of the command lines of processes that may end by themselves.
+        spared_s: the time that these have for it.
+        left: the name of those among the spared ones that are left alone.
+        but: a process that is left alone with its own descendants.
 
-    Returns without success only when one survives `timeout_s` of it, stuck in the kernel: nobody can end those.
+    A process that is stuck in the kernel may survive: nobody can end it.
     """
     import psutil
 
@@ -104,7 +109,7 @@ def kill_descendants(
         # Listed anew each round: a process may fork between being seen and being killed.
         living = [
             child
-            for child in _descendants(psutil.Process(of_pid), but)
+            for child in _descendants(of_pid, but)
             if _status(child) not in (None, psutil.STATUS_ZOMBIE)
             and not _is_left(child, spared, left)
         ]
@@ -114,23 +119,31 @@ def kill_descendants(
             try:
                 if passed_s > spared_s or spared not in child.cmdline():
                     child.kill()
-            except psutil.NoSuchProcess:
+            except psutil.Error:  # it has ended, or belongs to another user
                 continue
         # Not psutil's own wait: it would reap a child whose exit somebody else is waiting for.
         time.sleep(0.02)
 
 
-def _descendants(process: object, but: int | None) -> list[Any]:
+def reap_orphans(*, but: int | None = None) -> None:
+    """Wait for the children of this process that have ended, which are orphans that it has adopted; not for `but`."""
     import psutil
 
-    assert isinstance(process, psutil.Process)
-    if but is None:
-        return process.children(recursive=True)
-    found = [child for child in process.children() if child.pid != but]
-    for child in list(found):
+    for child in psutil.Process().children():
+        if child.pid != but and _status(child) in (None, psutil.STATUS_ZOMBIE):
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def _descendants(of_pid: int | None, but: int | None) -> list[Any]:
+    import psutil
+
+    found = psutil.Process(of_pid).children(recursive=True)
+    left: set[int] = set()
+    if but is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += child.children(recursive=True)
-    return found
+            left = {one.pid for one in psutil.Process(but).children(recursive=True)}
+    return [one for one in found if one.pid != but and one.pid not in left]
 
 
 def _is_left(process: object, spared: str | None, left: str | None) -> bool:

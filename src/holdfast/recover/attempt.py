@@ -49,6 +49,8 @@ class AttemptView:
     restored: dict[str, Any] | None = None
     """The data of the `restored` event, once a rank sent it."""
     dropped_log_bytes: int = 0
+    shim_count: int | None = None
+    """None before the first shim reported. Ranks may report another world size than their shims."""
     swept: set[int] = field(default_factory=set)
     """The ranks of which no process is left."""
     starts_again: set[int] = field(default_factory=set)
@@ -91,7 +93,9 @@ class AttemptView:
     def _heard_shim(self, shim: Peer, message: dict[str, Any], now_s: float) -> None:
         kind, rank = message["kind"], shim.rank
         if kind == "started":
-            self.world_size = self.detector.world_size = shim.world_size
+            self.shim_count = shim.world_size
+            if self.world_size is None:
+                self.world_size = self.detector.world_size = shim.world_size
             self.rank_pids.setdefault(rank, int(message["pid"]))
             self.launcher = parent_of(shim.pid)
             if message["starts_again"] is True:
@@ -182,15 +186,20 @@ class AttemptView:
 
     @property
     def all_ended(self) -> bool:
-        """Whether of no rank a process is left."""
-        return self.world_size is not None and len(self.swept) == self.world_size
+        """Whether no process of any rank is left."""
+        return self.shim_count is not None and len(self.swept) == self.shim_count
+
+    @property
+    def all_exited(self) -> bool:
+        """Whether every rank's trainer has ended; processes that a trainer has started may be left."""
+        return self.shim_count is not None and len(self.exits) >= self.shim_count
 
     @property
     def can_start_again(self) -> bool:
         """Whether each rank has a shim that can start the next attempt's trainer, below a living launcher."""
         return (
-            self.world_size is not None
-            and len(self.starts_again) == self.world_size
+            self.shim_count is not None
+            and self.shim_count == self.world_size == len(self.starts_again)
             and self._launcher_lives
         )
 

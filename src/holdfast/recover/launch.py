@@ -29,7 +29,7 @@ ATTEMPTS_WITH_LOGS = 20
 
 @dataclass(frozen=True)
 class Job:
-    """The processes of one attempt."""
+    """The processes of one attempt, or of several below one launcher."""
 
     guard: asyncio.subprocess.Process
 
@@ -50,12 +50,23 @@ class Job:
         return await self.guard.wait()
 
 
-def make_log_folder(paths: RunPaths, attempt: int) -> Path:
-    """Make the folder of an attempt's logs and return it; delete the logs of attempts long ago."""
+def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
+    """Make the folder of an attempt's logs and return it; delete the logs of attempts long ago.
+
+    Args:
+        paths: of the run.
+        attempt: the number of the attempt.
+        launched: the attempt that started the launcher: the launcher goes on writing into that one's folder.
+    """
     logs = paths.attempt_logs(attempt)
     logs.mkdir(parents=True, exist_ok=True)
-    for old in sorted(paths.logs.glob("attempt-*"))[:-ATTEMPTS_WITH_LOGS]:
-        shutil.rmtree(old)
+    if attempt != launched:
+        log = paths.launcher_log(attempt)
+        log.unlink(missing_ok=True)
+        log.symlink_to(paths.launcher_log(launched))
+    for number in range(1, attempt - ATTEMPTS_WITH_LOGS + 1):
+        if number != launched:
+            shutil.rmtree(paths.attempt_logs(number), ignore_errors=True)
     return logs
 
 
@@ -76,7 +87,7 @@ async def launch(
     history: FailureHistory,
 ) -> Job:
     """Start the job's processes. The ranks will report to the channel at `address`, and are told their `history`."""
-    logs = make_log_folder(paths, attempt)
+    logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
     environment = {
         **os.environ,
@@ -92,7 +103,6 @@ async def launch(
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
         rank_shim.ENV_PYTHON: spec.rank_python(),
         rank_shim.ENV_ECHO: "1" if echo else "0",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PET_MAX_RESTARTS": "0",  # torchrun reads its options from PET_ variables too
     }
     if spec.is_torchrun:

@@ -45,6 +45,7 @@ class RestartLimits:
     """How long a stop may take to save state first."""
 
 
+KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
 MAX_DOUBLINGS = 30
 """A wait is not doubled more often; it is at its bound long before."""
 
@@ -89,7 +90,7 @@ class JobExited:
     """Every trainer ended, with all that it had started."""
 
     returncode: int
-    """0: each one's was 0."""
+    """0 if every trainer returned 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +229,8 @@ class State:
     """Who asked to stop, once somebody did."""
     has_stepped: bool = False
     """Whether the last attempt that failed completed a step."""
+    in_place: bool = False
+    """Whether the present attempt began below the launcher of the one before."""
 
 
 Decision = tuple[State, tuple[Action, ...]]
@@ -240,9 +243,11 @@ def decide(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
 
 
 def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
-    running = replace(state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s)
-    # What fails before its first step may fail by what was kept of the attempt before.
-    return running, (Launch(in_place=state.has_stepped),)
+    in_place = state.has_stepped
+    running = replace(
+        state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s, in_place=in_place
+    )
+    return running, (Launch(in_place=in_place),)
 
 
 def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -273,6 +278,9 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         return _resolved(
             state, _stopped(state), f"{state.stop_by} asked to stop, so it was not restarted."
         )
+    if state.in_place and not event.has_stepped:
+        fresh, actions = _launch(limits, replace(state, has_stepped=False), event, now_s)
+        return fresh, (Resolve(action="restart", explanation=f"{KEPT} {event.summary}"), *actions)
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)

@@ -5,6 +5,7 @@ from whoever asks to stop; what to do about it is decided by `policy.decide` alo
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,9 +35,11 @@ TICK_S = 0.1
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 WARM_AFTER_S = 5.0
-"""How long after a rank's first step a warm process imports the rank's modules: not while the job still starts."""
+"""How long after a rank's first step a warm process imports the rank's modules, so as not to slow the start."""
 KILL_TIMEOUT_S = 5.0
 """How long the shims may take to end their trainers by SIGKILL, before every process of the job is ended."""
+SWEEP_TIMEOUT_S = 30.0
+"""How long, likewise, they may take to end all that the trainers have started."""
 SIGTERM_HOLD_S = 5.0
 """How long after a rank's SIGTERM the supervisor's own may come."""
 NO_STEP = (
@@ -308,10 +311,14 @@ class Supervisor:
         match action:
             case policy.Launch():
                 self._kill_asked = False
-                self._spawn(self._attempt(in_place=action.in_place))
+                in_place = action.in_place and self._job is not None and self._view.can_start_again
+                self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
+                if not in_place:  # what the shims of the former launcher say is past
+                    self._launched_attempt = self._view.number
+                self._spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
-                if self._job is None:  # still being started: there is no rank to ask
-                    self._kill_asked = True
+                if self._job is None or not self._view.rank_pids:  # there is no rank to ask yet
+                    self._kill()
                 elif not self._channel.send({"kind": "terminate"}):
                     self._job.kill()
             case policy.Kill():
@@ -345,12 +352,15 @@ class Supervisor:
             job.kill()
             return
 
-        def kill_all() -> None:
-            if self._view.number == number and not self._all_ended.is_set():
+        def kill_all(*, swept: bool) -> None:
+            ended = self._view.all_ended if swept else self._view.all_exited
+            if self._view.number == number and not ended:
                 job.kill()
 
         self._channel.send({"kind": "kill"}, to="shim")
-        asyncio.get_running_loop().call_later(KILL_TIMEOUT_S, kill_all)
+        loop = asyncio.get_running_loop()
+        loop.call_later(KILL_TIMEOUT_S, functools.partial(kill_all, swept=False))
+        loop.call_later(SWEEP_TIMEOUT_S, functools.partial(kill_all, swept=True))
 
     async def _end_job(self) -> None:
         """End every process of the job, and wait until they are gone."""
@@ -360,8 +370,6 @@ class Supervisor:
             await job.wait()
 
     async def _attempt(self, *, in_place: bool) -> None:
-        former = self._view
-        self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
         self._all_ended.clear()
         self._vote = None
         number = self._view.number
@@ -369,15 +377,11 @@ class Supervisor:
         self._logs = self._follower()
         self._spawn(self._logs.follow())
         self._recorder.attempt_began(number)
-        in_place = in_place and self._job is not None and former.can_start_again
         self._observe("launch", {"attempt": number, "in_place": in_place})
         history = self._recorder.failures() or FailureHistory()
         if in_place:
             self._start_again(number, history)
         else:
-            self._launched_attempt = (
-                number  # from here on, what the shims of the former launcher say is past
-            )
             await self._end_job()
             self._job = await launch(
                 self._spec,
@@ -403,7 +407,7 @@ class Supervisor:
     def _start_again(self, number: int, history: FailureHistory) -> None:
         environment = attempt_environment(number, history)
         environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
-        logs = str(make_log_folder(self._paths, number))
+        logs = str(make_log_folder(self._paths, number, launched=self._launched_attempt))
         order = {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
         self._channel.send(order, to="shim")
 
@@ -425,6 +429,7 @@ class Supervisor:
             and self._state.stop_by is None
             and self._view.can_start_again
         ):
+            over.cancel()
             return failure.exit_code or -(failure.signal or 0)
         if not over.done():
             self._channel.send({"kind": "leave"}, to="shim")

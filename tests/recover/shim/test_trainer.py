@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from holdfast.recover.shim import rank_shim
 from holdfast.recover.shim.imports import Imports
 from holdfast.recover.shim.rank_shim import Child, Forked, Warm
 from holdfast.recover.shim.script import Script
@@ -56,6 +59,14 @@ def warm(tmp_path):
         one.end()
 
 
+@pytest.fixture
+def install(tmp_path_factory, monkeypatch):
+    """A function that makes a module which every process can import."""
+    folder = tmp_path_factory.mktemp("installed")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+    return lambda name, text: (folder / f"{name}.py").write_text(text)
+
+
 def test_a_warm_process_forks_one_trainer_after_the_other(warm, started):
     process = warm("decimal", "a_module_that_is_not_there")
     assert process.process.args[-2:] == ["python", "job.py"]
@@ -75,16 +86,33 @@ def test_a_warm_process_forks_one_trainer_after_the_other(warm, started):
 
 
 def test_imports_see_the_variables_that_the_script_had_set_and_the_trainer_does_not(
-    warm, started, tmp_path, monkeypatch
+    warm, started, install
 ):
-    (tmp_path / "reads_it.py").write_text("import os; SEEN = os.environ.get('CHANGED')")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    install("reads_it", "import os; SEEN = os.environ.get('CHANGED')")
     process = warm("reads_it", environment={"CHANGED": "here"})
     trainer, output = started(
         process, "import os, reads_it; print(reads_it.SEEN, os.environ.get('CHANGED'))"
     )
     assert trainer.wait()[0] == 0
     assert output.read() == "here None\n"
+
+
+@pytest.mark.parametrize("path", ["", ":/libraries", "/libraries:"])
+def test_modules_are_found_where_a_new_interpreter_finds_them(
+    warm, started, tmp_path, monkeypatch, path
+):
+    """An empty word of PYTHONPATH is the working directory."""
+    source = str(Path(rank_shim.__file__).parents[3])
+    monkeypatch.setenv("PYTHONPATH", f"{source}:{path}")
+    text = "import os, sys; print(sys.path, os.environ['PYTHONPATH'])"
+    forked, output = started(warm("decimal"), text)
+    assert forked.wait()[0] == 0
+    again, new_output = started(Warm(["python", "job.py"]), text)
+    assert again.wait()[0] == 0
+    plain = subprocess.run(
+        [sys.executable, str(tmp_path / "job.py")], capture_output=True, text=True, check=True
+    )
+    assert output.read() == new_output.read() == plain.stdout
 
 
 def test_without_imports_the_process_becomes_the_trainer(started):
@@ -96,10 +124,11 @@ def test_without_imports_the_process_becomes_the_trainer(started):
     assert not process.starts_again
 
 
-def test_what_has_threads_is_not_forked(warm, started, tmp_path, monkeypatch):
-    text = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (tmp_path / "threaded.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+THREADED = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+
+
+def test_what_has_threads_is_not_forked(warm, started, install):
+    install("threaded", THREADED)
     process = warm("threaded")
     trainer, output = started(process, "import sys; print('threaded' in sys.modules); sys.exit(5)")
     assert isinstance(trainer, Child)
@@ -154,13 +183,63 @@ def test_a_process_that_is_gone_starts_nothing(warm, started):
     assert trainer is None
 
 
-def test_imports_that_cannot_be_read_make_a_slower_start(tmp_path, started):
-    (tmp_path / "imports.json").write_text("{")
-    process = Warm(["python", "job.py"], tmp_path / "imports.json")
-    trainer, output = started(process, "print('here')")
+FAILS = "import sys, types; sys.modules['fails.part'] = types.ModuleType('part'); 1 / 0"
+OPENS = "DEVICE = open('/dev/full')"
+
+
+@pytest.mark.parametrize("text", [FAILS, OPENS, "raise SystemExit(0)"])
+def test_imports_that_go_wrong_leave_the_start_to_a_new_interpreter(warm, started, install, text):
+    """A package that is there in part, or a device that is open, would be the trainer's."""
+    install("goes_wrong", text)
+    process = warm("goes_wrong")
+    assert started(process, FACTS)[0] is None
+    assert process.process.returncode is not None
+
+
+def test_what_a_file_beside_the_script_hides_is_left_to_a_new_interpreter(warm, started, tmp_path):
+    (tmp_path / "psutil.py").write_text("HIDDEN = True")
+    assert started(warm("psutil"), FACTS)[0] is None
+    trainer, output = started(Warm(["python", "job.py"]), "import psutil; print(psutil.HIDDEN)")
     assert trainer.wait()[0] == 0
-    assert output.read() == "here\n"
-    process.end()
+    assert output.read() == "True\n"
+
+
+def test_imports_that_cannot_be_read_leave_the_start_to_a_new_interpreter(tmp_path, started):
+    (tmp_path / "imports.json").write_text("{")
+    assert started(Warm(["python", "job.py"], tmp_path / "imports.json"), FACTS)[0] is None
+
+
+def test_an_import_that_does_not_end_is_given_up(warm, started, install, monkeypatch):
+    install("waits", "import time; time.sleep(1000)")
+    monkeypatch.setattr(rank_shim, "READY_TIMEOUT_S", 0.5)
+    process = warm("waits")
+    assert started(process, FACTS)[0] is None
+    assert process.process.returncode == -signal.SIGKILL
+
+
+def test_threads_that_end_before_a_fork_do_not_keep_from_it(warm, started, monkeypatch):
+    """numpy's OpenBLAS has a pool of threads, and ends the pool before a fork."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    text = "import numpy; print((numpy.ones((500, 500)) @ numpy.ones((500, 500)))[0, 0])"
+    trainer, output = started(warm("numpy"), text)
+    assert isinstance(trainer, Forked)
+    assert trainer.wait()[0] == 0
+    assert output.read() == "500.0\n"
+
+
+def test_a_signal_to_the_waiting_process_is_not_the_trainers(warm, started, install):
+    """As of `pkill -f train.py`: SIGTERM is blocked below the guard."""
+    install("threaded", THREADED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        processes = [warm("threaded"), warm("decimal")]
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    for process in processes:
+        process.process.send_signal(signal.SIGTERM)
+        trainer, _ = started(process, "print('here')")
+        assert trainer.wait()[0] == 0
 
 
 def test_installed_modules_and_changed_variables_are_learnt(tmp_path, monkeypatch):
@@ -170,8 +249,7 @@ def test_installed_modules_and_changed_variables_are_learnt(tmp_path, monkeypatc
     import of_the_user  # type: ignore[import-not-found] # noqa: F401 - it is there to be found
 
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.setenv("HOLDFAST_TOKEN", "a word of no one else")
-    monkeypatch.delenv("HOME")
+    monkeypatch.setenv("WANDB_API_KEY", "a word of no one else")
     learnt = Imports.of_this_process()
     learnt.write(tmp_path / "imports.json")
     assert Imports.read(tmp_path / "imports.json") == learnt
@@ -179,5 +257,4 @@ def test_installed_modules_and_changed_variables_are_learnt(tmp_path, monkeypatc
     assert {"json", "psutil", "holdfast.recover.shim.script"} <= set(learnt.modules)
     assert not {"of_the_user", "__main__"} & set(learnt.modules)
     assert learnt.environment["OMP_NUM_THREADS"] == "7"
-    assert learnt.environment["HOME"] is None
     assert json.loads((tmp_path / "imports.json").read_text())["modules"] == list(learnt.modules)

@@ -10,36 +10,62 @@ import sysconfig
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 ENV_FOLDER = "HOLDFAST_IMPORTS"
 """The folder in which each rank writes what it has imported."""
-DEVICE_FILES = "/dev/nvidia"
+LIBRARY_VARIABLES: Final = (
+    "CUBLAS_",
+    "CUDA_",
+    "GLOO_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "NCCL_",
+    "NUMEXPR_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "TORCH_",
+    "TRITON_",
+)
+"""How the variables begin that libraries read when they are imported."""
+HARMLESS_DEVICES: Final = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/pts/",
+    "/dev/shm/",
+    "/dev/tty",
+)
+"""Devices that a fork may share with its parent; a GPU is none of them."""
 LATER_IMPORTS = ("torch._dynamo",)
 """Modules that torch imports at the first backward pass or step of an optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imports:
-    """What a trainer had imported, and the environment variables that its script had changed."""
+    """What a trainer had imported, and what its script had changed of the libraries' environment variables."""
 
     modules: tuple[str, ...]
     """In the order of their import; of installed packages alone, since the user's own files may change."""
     environment: dict[str, str | None]
-    """None: the variable was removed. Libraries read some variables when they are imported."""
+    """None: the variable was removed."""
 
     @classmethod
     def of_this_process(cls) -> Self:
-        """Return those of this process."""
+        """Return the imports and the changed variables of this process."""
         began = _first_environment()
         now = dict(os.environ)
         changed = {name: now.get(name) for name in began.keys() | now.keys()}
+        folders = _installed_in()
         return cls(
-            modules=tuple(name for name in list(sys.modules) if _is_installed(name)),
+            modules=tuple(name for name in list(sys.modules) if _is_installed(name, folders)),
             environment={
                 name: value
                 for name, value in changed.items()
-                if value != began.get(name) and not name.startswith("HOLDFAST_")
+                if value != began.get(name) and name.startswith(LIBRARY_VARIABLES)
             },
         )
 
@@ -66,7 +92,10 @@ class Imports:
     def load(self) -> None:
         """Set the environment variables and import the modules.
 
-        Modules that cannot be imported are left out: the trainer itself meets the error again.
+        Modules that are not there are left out: the trainer itself meets the error again.
+
+        Raises:
+            Exception: an import failed half-way, so that this process has a part of a package.
         """
         for variable, value in self.environment.items():
             if value is None:
@@ -74,8 +103,7 @@ class Imports:
             else:
                 os.environ[variable] = value
         for name in (*self.modules, *(LATER_IMPORTS if "torch" in self.modules else ())):
-            # An import runs the code of a package, which may end in any way.
-            with contextlib.suppress(BaseException):
+            with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
 
 
@@ -89,17 +117,25 @@ def imports_path(rank: int) -> Path:
 
 
 def can_fork() -> bool:
-    """Return whether a fork of this process can do all that a new process can.
-
-    A fork has one thread, and no device that its parent has opened.
-    """
-    if threading.active_count() > 1 or len([*Path("/proc/self/task").iterdir()]) > 1:
+    """Return whether a fork of this process can do all that a new process can: no other thread would be missing."""
+    if threading.active_count() > 1:
         return False
+    # Libraries such as OpenBLAS end their threads before a fork, and start them again when they need them.
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return len([*Path("/proc/self/task").iterdir()]) == 1
+
+
+def has_device() -> bool:
+    """Return whether this process has opened a device, such as a GPU, which a fork cannot use."""
     for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the descriptor of this very listing is closed by now
-            if str(descriptor.readlink()).startswith(DEVICE_FILES):
-                return False
-    return True
+            file = str(descriptor.readlink())
+            if file.startswith("/dev/") and not file.startswith(HARMLESS_DEVICES):
+                return True
+    return False
 
 
 def _first_environment() -> dict[str, str]:
@@ -112,18 +148,18 @@ def _first_environment() -> dict[str, str]:
     return began
 
 
-def _is_installed(name: str) -> bool:
+def _is_installed(name: str, folders: tuple[str, ...]) -> bool:
     spec = getattr(sys.modules.get(name), "__spec__", None)
-    if name == "__main__" or spec is None or spec.name != name:
+    if name == "__main__" or getattr(spec, "name", None) != name:
         return False
-    origin = spec.origin or ""
-    return origin in ("built-in", "frozen") or origin.startswith(_installed_in())
+    origin = getattr(spec, "origin", None)
+    return isinstance(origin, str) and (
+        origin in ("built-in", "frozen") or origin.startswith(folders)
+    )
 
 
 def _installed_in() -> tuple[str, ...]:
-    folders = [
-        *sysconfig.get_paths().values(),
-        *site.getsitepackages(),
-        str(Path(__file__).parents[3]),
-    ]
+    paths = sysconfig.get_paths()
+    folders = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[3])]
     return tuple(f"{folder}{os.sep}" for folder in folders)

@@ -1,10 +1,10 @@
-"""Stands between PyTorch's launcher and one rank's trainer, and starts the trainer again where the supervisor says so.
+"""Run one rank's trainers, one after the other, below PyTorch's launcher.
 
 torchrun starts this in place of Python (`PYTHON_EXEC`, or `--no-python` in front of any command). The shim starts the
 rank's real command as its child, keeps what that prints in a bounded log, and reports exactly how it ended. Then the
-supervisor sends `start`: the shim starts the trainer of the next attempt, and the launcher notices nothing. Or it
-sends `leave`: the shim ends in the way the trainer ended. The shim sends its trainer SIGTERM or SIGKILL where the
-supervisor asks for that; the launcher's own SIGTERM is blocked (see `guard`).
+supervisor sends `start`: the shim starts the trainer of the next attempt, and the launcher notices nothing. Or the
+supervisor sends `leave`: the shim ends in the way the trainer ended. The shim also sends its trainer the SIGTERM or
+SIGKILL that the supervisor asks for; the launcher's own SIGTERM is blocked (see `guard`).
 
 The first trainer is a new interpreter with the user's own command. Later ones are forked from a warm process that has
 imported what the first one had imported (`warm`), or else are new interpreters that run `trainer`.
@@ -35,7 +35,7 @@ from holdfast.core.processes import (
     die_with_parent,
     exit_as,
     kill_descendants,
-    module_command,
+    reap_orphans,
 )
 from holdfast.core.rotating_log import RotatingLog
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
@@ -55,6 +55,8 @@ DRAIN_S = 1.0
 """How long to go on reading after the rank ended, when a child of its own still holds the pipe."""
 ECHO_BYTES = 8 * 1024 * 1024
 """So much may wait for the terminal; a blocked terminal must not block training."""
+READY_TIMEOUT_S = 60.0
+"""How long the imports of a warm process may take after they are needed; an import may wait for ever."""
 WRITING_S = 10.0
 """How long a dead trainer's writing process may go on; storage that hangs must not keep the job from starting again."""
 
@@ -81,7 +83,11 @@ class Trainer(Protocol):
     pid: int
 
     def wait(self) -> tuple[int, float]:
-        """Wait for the end: the return code (negative: the signal), and when, in monotonic seconds."""
+        """Wait until the process ends.
+
+        Returns:
+            The return code (negative: the signal), and the moment of the end in monotonic seconds.
+        """
         ...
 
     def send_signal(self, number: int) -> None:
@@ -105,23 +111,28 @@ class Child:
 class Forked:
     """A trainer that a warm process has forked."""
 
-    def __init__(self, warm: "Warm", pid: int) -> None:
+    def __init__(self, warm: "Warm", pid: int, pidfd: int) -> None:
         self._warm = warm
         self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd: int | None = pidfd
+        self._closing = threading.Lock()
 
     def wait(self) -> tuple[int, float]:
-        """See `Trainer.wait`. The kernel kills the trainer where the warm process is killed."""
+        """See `Trainer.wait`. The kernel kills the trainer when the warm process is killed."""
         ended = self._warm.receive()
-        os.close(self._pidfd)
+        with self._closing:
+            assert self._pidfd is not None
+            os.close(self._pidfd)
+            self._pidfd = None
         if ended is None:
             return -signal.SIGKILL, time.monotonic()
         return int(ended["returncode"]), float(ended["at_monotonic_s"])
 
     def send_signal(self, number: int) -> None:
         """See `Trainer.send_signal`."""
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, number)
+        with self._closing, contextlib.suppress(OSError):
+            if self._pidfd is not None:
+                signal.pidfd_send_signal(self._pidfd, number)
 
 
 class Warm:
@@ -132,11 +143,12 @@ class Warm:
 
     def __init__(self, command: Sequence[str], imports: Path | None = None) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module, environment = module_command("holdfast.recover.shim.trainer")
+        # -P: files of the working directory are not imported in place of packages.
+        module = [sys.executable, "-P", "-m", "holdfast.recover.shim.trainer"]
         with theirs:
             self.process = subprocess.Popen(
                 [*module, str(theirs.fileno()), str(imports or ""), *command],
-                env=_rank_environment(environment),
+                env=_rank_environment(dict(os.environ)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -145,14 +157,15 @@ class Warm:
         self._forks: bool | None = None
 
     def receive(self) -> dict[str, Any] | None:
-        """Receive the next message; None where the process is gone."""
+        """Receive the next message; None if the process is gone."""
         received = trainer.receive(self._control)
         return None if received is None else received[0]
 
     def start(
         self, script: Script, environment: dict[str, str], prefix: str, output: int
     ) -> Trainer | None:
-        """Start the trainer, after the imports; None where the process is gone."""
+        """Start the trainer, after the imports; None if the process does not start one, and then it is ended."""
+        self._control.settimeout(READY_TIMEOUT_S)
         if self._forks is None and (ready := self.receive()) is not None:
             self._forks = bool(ready["forks"])
         order = {
@@ -163,14 +176,18 @@ class Warm:
         }
         with contextlib.suppress(OSError):
             trainer.send(self._control, order, output)
-        started = self.receive()
-        if started is not None and self._forks:
-            return Forked(self, int(started["pid"]))
+        started = trainer.receive(self._control) if self._forks is not None else None
+        self._control.settimeout(None)
+        if started is None:
+            self.end()
+            return None
+        if self._forks:
+            return Forked(self, int(started[0]["pid"]), *started[1])
         self._control.close()
-        return None if started is None else Child(self.process)
+        return Child(self.process)
 
     def end(self) -> None:
-        """End the process, and the kernel ends the trainer that it has forked."""
+        """Kill the process. The kernel then kills the trainer that the process has forked."""
         self.process.kill()
         self.process.wait()
         self._control.close()
@@ -202,9 +219,11 @@ class RankShim:
         self._trainer: Trainer | None = None
         self._warm: Warm | None = None
         self._warming = threading.Lock()
+        self._asked_before_start: int | None = None
+        """The last signal that the supervisor asked for since its last `start`."""
 
     def run(self) -> int:
-        """Run trainers until the supervisor sends `leave` or is gone; return the last one's return code."""
+        """Run trainers until the supervisor sends `leave` or is gone; return the last trainer's return code."""
         log = self._open_log()
         output, theirs = os.pipe()
         try:
@@ -229,6 +248,10 @@ class RankShim:
             output, theirs = os.pipe()
             began = self._start(order, theirs)
             os.close(theirs)
+            if began is None:
+                log.write(b"holdfast: no interpreter for the trainer starts\n")
+                os.close(output)
+                return 127
             returncode = self._watch(began, output, log)
         return returncode
 
@@ -238,7 +261,7 @@ class RankShim:
             max_bytes=int(os.environ[ENV_LOG_MAX_BYTES]),
         )
 
-    def _start(self, order: dict[str, Any], output: int) -> Trainer:
+    def _start(self, order: dict[str, Any], output: int) -> Trainer | None:
         assert self._script is not None, "the supervisor starts again what said that it can"
         prefix = f"holdfast/{self._attempt.number}"
         environment = {str(name): str(value) for name, value in order["environment"].items()}
@@ -249,14 +272,13 @@ class RankShim:
                 if began is not None:
                     self._warm = warm if warm.starts_again else None
                     return began
-            began = Warm(self._command).start(self._script, environment, prefix, output)
-        if began is None:
-            raise RuntimeError("an interpreter for the trainer does not start")
-        return began
+            return Warm(self._command).start(self._script, environment, prefix, output)
 
     def _watch(self, began: Trainer, output: int, log: RotatingLog) -> int:
-        """Report a trainer from its start to its end, and end what it leaves."""
+        """Report the trainer's start and end; kill the processes that the trainer leaves."""
         self._trainer = began
+        if (number := self._asked_before_start) is not None:
+            began.send_signal(number)
         self._send("started", pid=began.pid, starts_again=self._script is not None)
         echo = _Echo(self._peer) if os.environ.get(ENV_ECHO) == "1" else None
         stream = os.fdopen(output, "rb", buffering=0)
@@ -275,6 +297,7 @@ class RankShim:
             left=SNAPSHOT_SERVER_PROCESS_NAME,
             but=None if self._warm is None else self._warm.process.pid,
         )
+        reap_orphans(but=None if self._warm is None else self._warm.process.pid)
         reader.join(DRAIN_S)
         if echo is not None:
             echo.finish()
@@ -289,13 +312,16 @@ class RankShim:
         with contextlib.suppress(OSError):
             while (message := self._client.receive()) is not None:
                 kind, began = message["kind"], self._trainer
-                if kind == "terminate" and began is not None:
-                    began.send_signal(signal.SIGTERM)
-                elif kind == "kill" and began is not None:
-                    began.send_signal(signal.SIGKILL)
+                if kind in ("terminate", "kill"):
+                    number = signal.SIGKILL if kind == "kill" else signal.SIGTERM
+                    self._asked_before_start = number
+                    if began is not None:
+                        began.send_signal(number)
                 elif kind == "warm":
-                    self._warm_up()
+                    with contextlib.suppress(OSError):  # no process or memory is left for it
+                        self._warm_up()
                 elif kind in ("start", "leave"):
+                    self._asked_before_start = None
                     self._orders.put(message)
         self._orders.put(None)
 

@@ -1,4 +1,7 @@
-"""Run a Python script in this process as the interpreter would, with keys of its own in the launcher's store."""
+"""Run a Python script in this process as the interpreter would.
+
+The script's process groups get a prefix of their own in the launcher's store.
+"""
 
 import builtins
 import functools
@@ -6,13 +9,15 @@ import importlib.abc
 import importlib.machinery
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 RENDEZVOUS = "torch.distributed.rendezvous"
+MOST_CHARACTERS = 16_384
+"""Of a command that is passed to a waiting process in one message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +37,8 @@ class Script:
             command: the program and its arguments.
 
         Returns:
-            None where the program is another one, where the command has options of Python other than `-u`, or where
-            files beside the script have names of the standard library: this process has imported the library's.
+            None if the program is another one, if the command is very long or has options of Python other than `-u`,
+            or if a file beside the script hides a module of the standard library, which this process has imported.
         """
         program, *words = command
         if not _is_this_interpreter(program):
@@ -43,11 +48,10 @@ class Script:
         is_module = words[:1] == ["-m"]
         if is_module:
             del words[0]
-        if not words or words[0].startswith("-"):
+        if not words or words[0].startswith("-") or sum(map(len, words)) > MOST_CHARACTERS:
             return None
-        if _has_names_of_the_library(Path.cwd() if is_module else Path(words[0]).resolve().parent):
-            return None
-        return cls(target=words[0], is_module=is_module, arguments=tuple(words[1:]))
+        script = cls(target=words[0], is_module=is_module, arguments=tuple(words[1:]))
+        return None if script.hides(sys.stdlib_module_names) else script
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:
@@ -57,6 +61,17 @@ class Script:
             is_module=plain["is_module"],
             arguments=tuple(plain["arguments"]),
         )
+
+    def hides(self, modules: Collection[str]) -> bool:
+        """Return whether a file beside the script would be imported in place of one of the modules."""
+        folder = Path.cwd() if self.is_module else Path(self.target).resolve().parent
+        try:
+            return any(
+                one.stem in modules and (one.suffix == ".py" or (one / "__init__.py").exists())
+                for one in folder.iterdir()
+            )
+        except OSError:
+            return True
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -94,17 +109,6 @@ def _is_this_interpreter(program: str) -> bool:
         return False
 
 
-def _has_names_of_the_library(folder: Path) -> bool:
-    try:
-        return any(
-            one.stem in sys.stdlib_module_names
-            and (one.suffix == ".py" or (one / "__init__.py").exists())
-            for one in folder.iterdir()
-        )
-    except OSError:
-        return True
-
-
 def _show_without_own_frames(
     show: Callable[..., Any],
     kind: type[BaseException],
@@ -124,9 +128,9 @@ def _is_own(file: str) -> bool:
 
 
 def give_store_prefix(prefix: str) -> None:
-    """Give the process group that this process begins keys of its own in the launcher's store.
+    """Put a prefix before the keys of this process's process groups in the launcher's store.
 
-    The launcher's store lives as long as the launcher, so it holds the addresses of dead ranks of earlier attempts.
+    The store lives as long as the launcher, so it still holds the addresses of ranks of earlier attempts.
     """
     if RENDEZVOUS in sys.modules:
         _prefix_stores(sys.modules[RENDEZVOUS], prefix)
@@ -135,7 +139,10 @@ def give_store_prefix(prefix: str) -> None:
 
 
 class _RendezvousFinder(importlib.abc.MetaPathFinder):
-    """Changes torch's rendezvous once the script imports torch: importing torch sooner could miss its settings."""
+    """Change torch's rendezvous when the script imports torch.
+
+    The script may set variables that torch reads when torch is imported, so torch must not be imported sooner.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -145,12 +152,12 @@ class _RendezvousFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != RENDEZVOUS:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_prefix(module: ModuleType) -> None:
+                sys.meta_path.remove(self)
                 load(module)
                 _prefix_stores(module, self._prefix)
 

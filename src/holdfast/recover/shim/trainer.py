@@ -1,15 +1,16 @@
-"""A process that waits for an order and then becomes a rank's trainer, or forks it.
+"""Wait for an order, and then become a rank's trainer or fork the trainer.
 
 `trainer FD IMPORTS COMMAND …`: FD is a socket to the shim, IMPORTS a file of modules to import first, or nothing. Where
-the imports left one thread and no open device, the process forks the trainer at each order, so that the next trainer
-finds the modules imported again. Else, and without imports, the process becomes the trainer itself. The command is for
-those who list processes; what is run comes with the order.
+the imports left one thread, the process forks the trainer at each order, so that the next trainer finds the modules
+imported again. Without imports, or with several threads, the process becomes the trainer itself. Where the imports
+failed half-way, opened a GPU, or imported what a file beside the script hides, the process ends: the shim then starts a
+new one without imports. The command is for lists of processes; the order names the script.
 
 | from | `kind` | fields |
 |---|---|---|
 | trainer | `ready` | `forks`: whether an order forks |
 | shim | `start` | `script`; `environment`: added to its own; `prefix`: in the launcher's store; and the output's pipe |
-| trainer | `started` | `pid` |
+| trainer | `started` | `pid`; and, of a fork, a descriptor of the process |
 | trainer | `exited` | `returncode` (negative: the signal), `at_monotonic_s`; only from a process that forks |
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.processes import die_with_parent
-from holdfast.recover.shim.imports import Imports, can_fork
+from holdfast.recover.shim.imports import Imports, can_fork, has_device
 from holdfast.recover.shim.script import Script, give_store_prefix
 
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -44,8 +45,8 @@ def send(control: socket.socket, message: dict[str, Any], *descriptors: int) -> 
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive a message and its descriptors; None where the other side is gone."""
-    with contextlib.suppress(ConnectionError):
+    """Receive a message and its descriptors; None if the other side is gone, or silent for the socket's timeout."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
         body, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
         if body:
             return json.loads(body), descriptors
@@ -58,21 +59,25 @@ class Order:
 
     script: Script
     environment: dict[str, str]
-    """Added to the environment that this process began with."""
+    """Variables that are added to those that this process began with."""
     prefix: str
     output: int
 
 
 def main() -> None:
-    """Wait for an order, and run the script of it in this process or in a fork."""
+    """Wait for an order, and run its script in this process or in a fork."""
     die_with_parent()
     control = socket.socket(fileno=int(sys.argv[1]))
     began = dict(os.environ)
     imports = sys.argv[2]
     if imports:
-        # A file that cannot be read makes a slower start, no failure.
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        # Whatever an import does, the next start is then a slower one, and no failure.
+        try:
             Imports.read(Path(imports)).load()
+        except BaseException:
+            os._exit(1)
+        if has_device():
+            os._exit(1)
     # Without imports a fork saves nothing.
     order = _await_order(control, forks=bool(imports) and can_fork())
     if order is not None:
@@ -81,7 +86,7 @@ def main() -> None:
 
 
 def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
-    """Return the order that this process, or this fork of it, is to run; None where the shim is gone."""
+    """Return the order that this process, or this fork of it, is to run; None if the shim is gone."""
     send(control, {"kind": "ready", "forks": forks})
     if forks:
         gc.freeze()  # so that the collector of a fork does not copy every page of what is imported here
@@ -93,6 +98,8 @@ def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
             prefix=message["prefix"],
             output=output,
         )
+        if order.script.hides({name.partition(".")[0] for name in sys.modules}):
+            return None
         if not forks:
             send(control, {"kind": "started", "pid": os.getpid()})
             control.close()
@@ -104,17 +111,16 @@ def _await_order(control: socket.socket, *, forks: bool) -> Order | None:
             control.close()
             return order
         os.close(output)
-        send(control, {"kind": "started", "pid": pid})
-        _await_end(control, pid)
+        # Opened before the fork is waited for, so that it stays the fork's.
+        watched = os.pidfd_open(pid)
+        send(control, {"kind": "started", "pid": pid}, watched)
+        _report_end(control, pid, watched)
     return None
 
 
-def _await_end(control: socket.socket, pid: int) -> None:
-    watched = os.pidfd_open(pid)
-    try:
-        ended, _, _ = select.select([watched, control.fileno()], [], [])
-    finally:
-        os.close(watched)
+def _report_end(control: socket.socket, pid: int, watched: int) -> None:
+    ended, _, _ = select.select([watched, control.fileno()], [], [])
+    os.close(watched)
     if watched not in ended:
         sys.exit(0)  # the shim is gone: the kernel ends the fork with this process
     _, status = os.waitpid(pid, 0)
@@ -124,7 +130,15 @@ def _await_end(control: socket.socket, pid: int) -> None:
 
 
 def _become(order: Order, began: dict[str, str]) -> None:
-    """Make this process what a new interpreter would be for the order, in the environment `began` and the order's."""
+    """Set output, environment, signals and seeds as a new interpreter would have them.
+
+    Args:
+        order: what the process becomes.
+        began: the environment that this process began with.
+    """
+    # What was sent to the waiting process was not for the trainer: ignoring the signal discards it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
     for descriptor in (1, 2):
         os.dup2(order.output, descriptor)
