@@ -266,14 +266,16 @@ class _Link:
                 self._send(item)
                 if not self._has_reported_imports and _is_at_work(item):
                     self._has_reported_imports = True
-                    self._report_imports()
+                    # In a thread of its own: a disk that hangs must not hold up the reports.
+                    threading.Thread(target=self._report_imports, daemon=True).start()
 
     def _report_imports(self) -> None:
         from holdfast.recover.shim.imports import Imports, imports_path
 
-        with contextlib.suppress(OSError, KeyError):
+        # Other threads import meanwhile, and modules may be of any kind: without a list the next start is slower.
+        with contextlib.suppress(Exception):
             Imports.of_this_process().write(imports_path(int(os.environ.get("RANK", "0"))))
-            self._client.send({"kind": "imported"})
+            self._outgoing.put({"kind": "imported"})
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
