@@ -7,7 +7,7 @@ import pytest
 from holdfast.diagnose import diagnose
 from holdfast.recover.attempt import TOGETHER_S, AttemptView
 from holdfast.recover.channel import Peer
-from holdfast.recover.hang import Frozen, HangLimits
+from holdfast.recover.detectors.hang import Frozen, HangLimits
 
 
 def peer(role, rank, pid):

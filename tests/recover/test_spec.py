@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import NotFound
-from holdfast.recover.hang import HangLimits
+from holdfast.recover.detectors.hang import HangLimits
 from holdfast.recover.spec import RunSpec
 
 

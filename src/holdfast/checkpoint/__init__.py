@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from holdfast.checkpoint.catalog.pruning import PruneResult, prune
     from holdfast.checkpoint.catalog.retention import Best, Retention
+    from holdfast.checkpoint.catalog.rollback import roll_back
     from holdfast.checkpoint.checkpointer import Checkpointer
     from holdfast.checkpoint.config import CheckpointerConfig
     from holdfast.checkpoint.convert.consolidate import consolidate_checkpoint
@@ -148,6 +149,7 @@ __all__ = [
     "read_manifest",
     "read_name_map",
     "release",
+    "roll_back",
     "scan",
     "settle_conversion",
     "take_inventory",
@@ -205,6 +207,7 @@ _HOMES = {
     "outlive_sigterm": "schedule.data_workers",
     "pin": "catalog.annotations",
     "prune": "catalog.pruning",
+    "roll_back": "catalog.rollback",
     "read_dcp_metadata": "format.dcp_metadata",
     "read_manifest": "format.manifest",
     "read_name_map": "state.name_map",

@@ -43,6 +43,11 @@ SETTINGS = (
         "A hang in a save, restore or evaluation, where silence has no more.",
     ),
     ("--stop-grace-s", "restarts.stop_grace_s", "How long a stop may take to save first."),
+    (
+        "--healthy-after",
+        "healthy_after",
+        "After so many steps with an ordinary loss a checkpoint is healthy: a broken loss goes back to such a one.",
+    ),
     ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
 )
 """Each option of supervision, the field of `RunSpec` that it sets, and its help."""

@@ -31,7 +31,13 @@ from holdfast.diagnose.explain.answer import conclude
 from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine
 from holdfast.diagnose.explain.scan import scan, scan_texts
 from holdfast.diagnose.logs.files import Found, Reading, find_files
-from holdfast.diagnose.logs.job_context import Hang, JobContext, RankExit, observed_lines
+from holdfast.diagnose.logs.job_context import (
+    BrokenLoss,
+    Hang,
+    JobContext,
+    RankExit,
+    observed_lines,
+)
 from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.watch import LogWatcher
 
@@ -39,6 +45,7 @@ __all__ = [
     "CATEGORIES",
     "Action",
     "Alternative",
+    "BrokenLoss",
     "Cluster",
     "Compressed",
     "Diagnosis",

@@ -5,8 +5,8 @@ In order, a module each:
 1. `spec`: what to run and how to supervise it; `runs`: begin, resume, stop, remove a run
 2. `launch`: the job's processes: `guard` → torchrun → `shim`, one a rank → the user's command, once an attempt
 3. `attach`: what the user's script tells, over `channel`
-4. `attempt`: what is known of an attempt; `hang`: whether it stands still (`stacks`: where its
-   ranks stand); `stop_vote`: where it can stop
+4. `attempt`: what is known of an attempt; `detectors`: what is wrong with it (`stacks`: where its
+   ranks stand); `gate`: which checkpoints are healthy; `stop_vote`: where it can stop
 5. `policy`: what to do next, a pure function
 6. `supervisor`: carries it out and writes it down
 """
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.recover.attach import Run, attach
 
 if TYPE_CHECKING:
-    from holdfast.recover.hang import HangLimits
+    from holdfast.recover.detectors.hang import HangLimits
+    from holdfast.recover.outcome import Outcome
     from holdfast.recover.runs import (
         begin_run,
         change_options,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         supervise,
     )
     from holdfast.recover.spec import RunSpec
-    from holdfast.recover.supervisor import Outcome, Supervisor
+    from holdfast.recover.supervisor import Supervisor
 
 __all__ = [
     "HangLimits",
@@ -46,8 +47,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "HangLimits": "hang",
-    "Outcome": "supervisor",
+    "HangLimits": "detectors.hang",
+    "Outcome": "outcome",
     "RunSpec": "spec",
     "Supervisor": "supervisor",
     "begin_run": "runs",

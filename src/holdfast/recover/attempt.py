@@ -4,12 +4,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.core.processes import parent_of, process_state
-from holdfast.diagnose import Hang, JobContext, RankExit, observed_lines
+from holdfast.diagnose import BrokenLoss, Hang, JobContext, RankExit, observed_lines
 from holdfast.recover.channel import Peer
-from holdfast.recover.hang import Frozen, HangDetector, HangLimits, Look
+from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
 from holdfast.recover.stacks import Stand, stand_of
 
 TOGETHER_S = 5.0
@@ -35,6 +36,7 @@ class AttemptView:
     """The last step each rank reported."""
     exits: list[RankExit] = field(default_factory=list)
     frozen: Frozen | None = None
+    anomaly: Anomaly | None = None
     left: RankExit | None = None
     """The rank that ended with code 0 while the others went on, once that is sure."""
     launcher: int | None = None
@@ -231,7 +233,16 @@ class AttemptView:
         """The rank at which it began, where one is known."""
         if self.frozen is not None:
             return self.frozen.rank
+        if self.anomaly is not None:
+            return None  # the gradients of all ranks are summed: the loss of each one shows it
         return None if self.culprit is None or self.launcher_ended_first else self.culprit.rank
+
+    @property
+    def kind_of_failure(self) -> Literal["exit", "hang", "anomaly"]:
+        """What was seen, in the ledger's word."""
+        if self.anomaly is not None:
+            return "anomaly"
+        return "hang" if self.frozen is not None else "exit"
 
     @property
     def in_doubt(self) -> bool:
@@ -263,16 +274,26 @@ class AttemptView:
                 option=frozen.option,
                 why=frozen.why,
             )
-        # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of a frozen job, was ended.
+        broken_loss = None
+        if (anomaly := self.anomaly) is not None:
+            broken_loss = BrokenLoss(
+                value=anomaly.value,
+                step=anomaly.step,
+                first_step=anomaly.first_step,
+                usual=anomaly.usual,
+            )
+        # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of the job, was ended.
+        was_killed = self.frozen is not None or anomaly is not None
         first = None if self.launcher_ended_first or self.left is not None else self.first_failure
         ended = tuple(
             end.rank
             for end in self.exits
-            if end.signal is not None and (self.frozen is not None or end is not first)
+            if end.signal is not None and (was_killed or end is not first)
         )
         return JobContext(
             exits=tuple(self.exits),
             hang=hang,
+            broken_loss=broken_loss,
             last_step=self.last_step,
             stopped_ranks=ended,
             left_rank=None if self.left is None else self.left.rank,

@@ -9,6 +9,10 @@ became durable. Where it began from an older checkpoint than the newest known on
 from the older one. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has
 gained.
 
+A broken loss ends the attempt: the next one goes on from a healthy checkpoint. A spike of the loss that comes again at
+the same step comes from the data or the settings, and the training goes on from there; a loss that is not finite at the
+same step again ends the run.
+
 A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
 since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
 restarts in a row that gained nothing; a run that gains goes on for ever. The first restart after a gain is immediate;
@@ -86,6 +90,16 @@ class JobFrozen:
 
 
 @dataclass(frozen=True)
+class LossBroken:
+    """The loss shows that the state of the training is broken."""
+
+    step: int
+    """The step at which that was certain."""
+    is_spike: bool
+    """Whether the loss is a number, so that the training may go on from there."""
+
+
+@dataclass(frozen=True)
 class JobExited:
     """Every trainer ended, with all that it had started."""
 
@@ -145,6 +159,7 @@ Event = (
     Begin
     | RankFailed
     | JobFrozen
+    | LossBroken
     | JobExited
     | Diagnosed
     | StopAsked
@@ -231,6 +246,8 @@ class State:
     """Whether the last attempt that failed completed a step."""
     in_place: bool = False
     """Whether the present attempt began below the launcher of the one before."""
+    spike_step: int | None = None
+    """The step of the last spike of the loss that ended an attempt."""
 
 
 Decision = tuple[State, tuple[Action, ...]]
@@ -257,6 +274,17 @@ def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: f
 
 def _kill_frozen(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
     return replace(state, phase=Phase.FAILING, deadline_s=None), (Kill(),)
+
+
+def _leave_broken_state(
+    _limits: RestartLimits, state: State, event: Event, _now_s: float
+) -> Decision:
+    assert isinstance(event, LossBroken)
+    if event.is_spike and state.spike_step is not None and event.step <= state.spike_step:
+        return state, ()  # it came again with the same data: the training goes on from there
+    spike_step = event.step if event.is_spike else state.spike_step
+    failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
+    return failing, (Kill(),)
 
 
 def _kill_when_due(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -463,6 +491,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.IDLE, Begin): _launch,
     (Phase.RUNNING, RankFailed): _await_teardown,
     (Phase.RUNNING, JobFrozen): _kill_frozen,
+    (Phase.RUNNING, LossBroken): _leave_broken_state,
     (Phase.RUNNING, JobExited): _exited,
     (Phase.RUNNING, StopAsked): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,

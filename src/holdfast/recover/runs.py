@@ -19,9 +19,10 @@ from typing import Any
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Event, Ledger, Run
 from holdfast.core.paths import RUN_ID, RunPaths
+from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import Observer, Outcome, Supervisor
+from holdfast.recover.supervisor import Observer, Supervisor
 
 TEARDOWN_TIMEOUT_S = 5.0
 """How long the guard of a dead supervisor may need to end what it left."""

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.rotating_log import PARTS
-from holdfast.recover.hang import HangLimits
+from holdfast.recover.detectors.anomaly import SPIKE_STEPS
+from holdfast.recover.detectors.hang import HangLimits
 from holdfast.recover.policy import RestartLimits
 
 MIB = 1024 * 1024
@@ -33,6 +34,8 @@ class RunSpec:
     """Ranks on this node; a `torchrun` command says that itself."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
+    healthy_after: int = 20
+    """After so many steps with an ordinary loss a checkpoint is healthy."""
     fresh: bool = False
     """Whether checkpoints of other runs are set aside."""
     log_max_mib: int = 64
@@ -64,6 +67,12 @@ class RunSpec:
         )
         _require(self.hangs.section_s > 0, "--section-limit-s", self.hangs.section_s, "more than 0")
         _require(self.hangs.silence_s > 0, "--silence-limit-s", self.hangs.silence_s, "more than 0")
+        _require(
+            self.healthy_after >= SPIKE_STEPS,
+            "--healthy-after",
+            self.healthy_after,
+            f"at least {SPIKE_STEPS}: so many steps show a spike of the loss",
+        )
         _require(
             self.log_max_mib >= 1,
             "--log-max-mib",
@@ -177,6 +186,7 @@ class RunSpec:
             "nproc": cls.nproc,
             "restarts": asdict(RestartLimits()),
             "hangs": asdict(HangLimits()),
+            "healthy_after": cls.healthy_after,
             "fresh": cls.fresh,
             "log_max_mib": cls.log_max_mib,
         }

@@ -7,9 +7,11 @@ from whoever asks to stop; what to do about it is decided by `policy.decide` alo
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint import roll_back
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failure_history import FailureHistory
@@ -23,15 +25,19 @@ from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
+from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
 from holdfast.recover.follower import LogFollower
+from holdfast.recover.gate import NOT_HEALTHY, CheckpointGate, mark_healthy
 from holdfast.recover.kept_memory import end_kept_memory
 from holdfast.recover.launch import Job, attempt_environment, launch, make_log_folder
+from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.recorder import Recorder
 from holdfast.recover.run_lock import RunLock
-from holdfast.recover.spec import MIB, RunSpec
+from holdfast.recover.spec import RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
+ACCEPTED = "The loss jumped again where it had jumped before: the training goes on from there"
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 WARM_AFTER_S = 5.0
@@ -42,12 +48,6 @@ SWEEP_TIMEOUT_S = 30.0
 """How long, likewise, they may take to end all that the trainers have started."""
 SIGTERM_HOLD_S = 5.0
 """How long after a rank's SIGTERM the supervisor's own may come."""
-NO_STEP = (
-    "It ended without reporting a step, so its progress could not be watched. If it trains, add "
-    "`run = holdfast.attach()` and `run.step(step, loss=loss)` to it; if it should have trained, see "
-    "`holdfast logs {run_id}`."
-)
-
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
 """What ranks tell that the observer hears too; a script's own events are for the record."""
 
@@ -63,15 +63,6 @@ KILLED = (
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, disk_full, incident,
 resolved, resumed, stopping, trouble, ended) and its data. It must return quickly."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a run ended."""
-
-    state: str
-    exit_code: int
-    sentence: str
 
 
 class Supervisor:
@@ -104,6 +95,8 @@ class Supervisor:
         self._channel = ChannelServer(self._heard)
         self._state = policy.State()
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
+        self._anomalies = AnomalyDetector()
+        self._gate = CheckpointGate(healthy_after=spec.healthy_after)
         self._logs = self._follower()
         self._job: Job | None = None
         self._launched_attempt = 0
@@ -119,6 +112,8 @@ class Supervisor:
         """The one being worked on, until the job is training again."""
         self._summary = ""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._marking: set[asyncio.Task[None]] = set()
+        """Those that mark a checkpoint as healthy."""
         self._ended: asyncio.Future[Outcome] | None = None
 
     async def run(self, *, resumed: bool = False) -> Outcome:
@@ -171,16 +166,15 @@ class Supervisor:
                     self._recorder.event("started", {"world_size": peer.world_size})
                 case "imported":
                     self._warm_later(peer)
-                case "step" if peer.rank == min(self._view.watched, default=None):
-                    self._stepped(peer, message)
+                case "step":
+                    leads = peer.rank == min(self._view.watched, default=None)
+                    if leads:
+                        self._stepped(peer, message)
+                    self._look_at_loss(peer, message, leads=leads)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
-                case "vote" if self._vote is not None:
-                    self._voted(self._vote, peer.rank, message)
-                case "sigterm":
-                    self._hold_sigterm(peer)
-                case "stopped" if self._vote is not None and self._vote.left(peer.rank):
-                    self._tell(policy.StateSaved())
+                case "vote" | "sigterm" | "stopped":
+                    self._stopping(peer, message)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
@@ -222,10 +216,35 @@ class Supervisor:
         told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
         self._observe("step", {**told, **record.metrics})
 
+    def _look_at_loss(self, peer: Peer, message: Mapping[str, Any], *, leads: bool) -> None:
+        if self._state.phase is not policy.Phase.RUNNING or message["loss"] is None:
+            return
+        step, loss = int(message["step"]), float(message["loss"])
+        found = self._anomalies.look(peer.rank, step, loss, leads=leads)
+        if found is None:
+            if leads and self._anomalies.is_calm:
+                for path in self._gate.passed(step):
+                    self._marking.add(marking := self._spawn(self._mark_healthy(path, step)))
+                    marking.add_done_callback(self._marking.discard)
+            return
+        self._view.anomaly = found
+        self._tell(policy.LossBroken(step=found.step, is_spike=found.kind == "spike"))
+        if self._state.phase is policy.Phase.RUNNING:
+            self._view.anomaly = None
+            self._anomalies.accept()
+            self._recorder.event("loss_accepted", found.to_json(), peer.rank)
+            self._observe("trouble", {"text": f"{ACCEPTED} (step {found.step})."})
+
+    async def _mark_healthy(self, path: Path, step: int) -> None:
+        error = await asyncio.to_thread(mark_healthy, path, step, self._clock.now_s())
+        if error is not None:
+            self._recorder.event("not_marked", {"path": str(path), "error": error})
+
     def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
         start_step = int(restored["step"]) if restored is not None else record.step - 1
         self._view.start_step = start_step
+        self._anomalies.restarted(start_step)
         self._recorder.first_step(start_step, record.at_s)
         incident, self._incident = self._incident, None
         if incident is None:
@@ -237,12 +256,23 @@ class Supervisor:
         self._observe("resumed", told)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
+        if kind in ("checkpoint", "restored"):
+            self._gate.saved(Path(str(data["path"])), int(data["step"]))
         if kind == "checkpoint":
             self._recorder.checkpoint(data)
         else:
             self._recorder.event(kind, data, peer.rank)
         if kind in RANK_EVENTS:
             self._observe(kind, data)
+
+    def _stopping(self, peer: Peer, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "sigterm":
+                self._hold_sigterm(peer)
+            case "vote" if self._vote is not None:
+                self._voted(self._vote, peer.rank, message)
+            case "stopped" if self._vote is not None and self._vote.left(peer.rank):
+                self._tell(policy.StateSaved())
 
     def _voted(self, vote: StopVote, rank: int, message: dict[str, Any]) -> None:
         decision = vote.voted(rank, message)
@@ -332,10 +362,11 @@ class Supervisor:
             case policy.End():
                 self._end(action)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -447,9 +478,10 @@ class Supervisor:
         elif view.culprit is not None:
             fault_at_s = now_s - monotonic_s + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
-        self._failed_after = view.steps_completed
+        # The ranks go on until they are killed, so that only the step of the anomaly is the same each time.
+        self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
         told = {
-            "kind": "hang" if view.frozen else "exit",
+            "kind": view.kind_of_failure,
             "rank": None if view.in_doubt else view.blamed_rank,
         }
         self._observe("incident", told)
@@ -468,11 +500,16 @@ class Supervisor:
                 "trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."}
             )
             diagnosis = diagnose([], context)
+        checkpoint_step, mitigation = self._recorder.checkpoint_step, diagnosis.mitigation
+        if view.anomaly is not None:
+            checkpoint_step = await self._roll_back(view.anomaly)
+            if checkpoint_step is None:
+                mitigation = f"{NOT_HEALTHY} {mitigation}"
         fault_at_s, detected_at_s = self._detected
         incident = Incident(
             run_id=self._paths.run_id,
             attempt=view.number,
-            kind="hang" if view.frozen is not None else "exit",
+            kind=view.kind_of_failure,
             rank=self._rank_at_fault(diagnosis),
             step=self._failed_after,
             fault_at_s=fault_at_s,
@@ -489,10 +526,11 @@ class Supervisor:
                 fingerprint=diagnosis.fingerprint,
                 step=self._failed_after,
                 has_stepped=view.last_step is not None,
-                checkpoint_step=self._recorder.checkpoint_step,
+                checkpoint_step=checkpoint_step,
                 summary=diagnosis.summary,
-                mitigation=diagnosis.mitigation,
-                restart_helps=diagnosis.restart_helps,
+                mitigation=mitigation,
+                restart_helps=diagnosis.restart_helps
+                and (view.anomaly is None or checkpoint_step is not None),
                 waits_for_outside=diagnosis.action == "wait_and_retry",
                 killed_from_outside=diagnosis.decided_by[:1] in KILLED,
                 # What is to be done about a hang is said although its action is a restart: it may be no hang.
@@ -500,6 +538,22 @@ class Supervisor:
                 restored_step=restored_step if view.start_step is None else view.start_step,
             )
         )
+
+    async def _roll_back(self, anomaly: Anomaly) -> int | None:
+        """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
+        steps: list[int | None] = []
+        if self._marking:
+            await asyncio.wait(self._marking)
+        try:
+            for folder in sorted(self._gate.folders):
+                back = functools.partial(roll_back, folder, before_step=anomaly.first_step)
+                steps.append(await asyncio.to_thread(back))
+        except OSError as error:
+            self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
+            return None
+        self._recorder.event("rolled_back", {**anomaly.to_json(), "to_steps": steps})
+        healthy = [step for step in steps if step is not None]
+        return min(healthy) if healthy and len(healthy) == len(steps) else None
 
     def _rank_at_fault(self, diagnosis: Diagnosis) -> int | None:
         """Whether a rank that ended with code 0 brought the others down shows in the others' logs."""
@@ -526,11 +580,19 @@ class Supervisor:
         self._channel.send(self._vote.propose(self._view.last_step), to="rank")
 
     def _end(self, end: policy.End) -> None:
-        sentence = " ".join([end.outcome, *self._remarks(end)])
-        self._recorder.run_ended(state=end.state, exit_code=end.exit_code, outcome=sentence)
-        self._observe("ended", {"state": end.state, "outcome": sentence})
+        outcome = outcome_of(
+            end,
+            run_id=self._paths.run_id,
+            spec=self._spec,
+            view=self._view,
+            recorder=self._recorder,
+        )
+        self._recorder.run_ended(
+            state=outcome.state, exit_code=outcome.exit_code, outcome=outcome.sentence
+        )
+        self._observe("ended", {"state": outcome.state, "outcome": outcome.sentence})
         assert self._ended is not None
-        self._ended.set_result(Outcome(state=end.state, exit_code=end.exit_code, sentence=sentence))
+        self._ended.set_result(outcome)
 
     def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
         """Tell the observer, for as long as it can be told: a terminal that was closed ends no run."""
@@ -540,32 +602,3 @@ class Supervisor:
             self._observer(kind, data)
         except OSError:
             self._observer = None
-
-    def _remarks(self, end: policy.End) -> list[str]:
-        remarks = []
-        if end.state == "completed" and not self._recorder.any_step:
-            restored = self._view.restored if self._view.watched else None
-            done = (
-                f"It restored step {restored['step']} and had no step left to make."
-                if restored
-                else NO_STEP
-            )
-            remarks.append(done.format(run_id=self._paths.run_id))
-        if end.state == "stopped":
-            remarks.append(self._where_to_go_on())
-        if self._view.dropped_log_bytes:
-            remarks.append(
-                f"Its output was cut: the last {self._spec.log_max_mib} MiB of each rank were kept and "
-                f"{self._view.dropped_log_bytes / MIB:.0f} MiB before them dropped; "
-                "print less, or raise --log-max-mib."
-            )
-        return remarks
-
-    def _where_to_go_on(self) -> str:
-        newest = self._recorder.newest_checkpoint()
-        if newest is None:
-            return "No checkpoint was saved."
-        return (
-            f"State is safe at step {newest.step} in {newest.path}; "
-            f"`holdfast run --resume {self._paths.run_id}` goes on from there."
-        )

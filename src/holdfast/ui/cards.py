@@ -39,11 +39,16 @@ class Card:
     figures: tuple[KeyFigure, ...]
 
 
+_HAPPENED = {"hang": "frozen", "anomaly": "computed a broken loss"}
+_SEEN = {"hang": "stopped making steps", "anomaly": "reported a broken loss"}
+"""What is said of a kind of incident other than an exit."""
+
+
 def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     """One incident of a run; a diagnosis of another version or shape shows what it has."""
     incident, found = cost.incident, cost.incident.diagnosis
     who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
-    what = "frozen" if incident.kind == "hang" else "exited"
+    what = _HAPPENED.get(incident.kind, "exited")
     step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect))]
@@ -78,7 +83,7 @@ def _injected(data: Mapping[str, Any]) -> str:
 def _seen(cost: IncidentSummary, summary: RunSummary) -> str:
     incident = cost.incident
     who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
-    what = f"{who} stopped making steps" if incident.kind == "hang" else f"{who} ended first"
+    what = f"{who} {_SEEN.get(incident.kind, 'ended first')}"
     after = words.duration(max(0.0, incident.detected_at_s - summary.run.started_at_s))
     return f"{what} in attempt {incident.attempt}; seen {after} after the first start."
 

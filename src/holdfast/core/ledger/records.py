@@ -66,7 +66,7 @@ class Incident:
     """None until the ledger gave it one."""
     run_id: str
     attempt: int
-    kind: Literal["exit", "hang"]
+    kind: Literal["exit", "hang", "anomaly"]
     rank: int | None
     """The rank that failed first, where one is known."""
     step: int | None

@@ -57,11 +57,25 @@ class Hang:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BrokenLoss:
+    """A loss that shows that the state of the training is broken."""
+
+    value: float
+    step: int
+    """The step of that loss."""
+    first_step: int
+    """The first step in a row with such a loss."""
+    usual: float | None = None
+    """The median of the losses before; None where too few are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobContext:
     """What the supervisor of one attempt knows besides the logs."""
 
     exits: tuple[RankExit, ...] = ()
     hang: Hang | None = None
+    broken_loss: BrokenLoss | None = None
     last_step: int | None = None
     stopped_ranks: tuple[int, ...] = ()
     """Ranks that the supervisor or the launcher ended itself: their deaths are teardown."""
@@ -74,9 +88,14 @@ class JobContext:
 def observed_lines(context: JobContext) -> tuple[str, ...]:
     """`context` in the words of `observer.log`, so that the same rules read both; time stamps left out."""
     lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
+    if context.broken_loss is not None:
+        lines.append(_loss_line(context.broken_loss))
     in_order = sorted(context.exits, key=lambda one: (one.at_monotonic_s, one.rank))
     first_found = (
-        context.hang is not None or context.left_rank is not None or context.launcher_ended_first
+        context.hang is not None
+        or context.broken_loss is not None
+        or context.left_rank is not None
+        or context.launcher_ended_first
     )
     if context.launcher_ended_first:
         lines.append(
@@ -125,6 +144,12 @@ def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
         why = hang.why or "it is behind the others"
     frozen = zip(hang.ranks, pids, strict=True)
     return [f"{start}; rank {rank} (pid {pid}) is frozen: {why}" for rank, pid in frozen]
+
+
+def _loss_line(loss: BrokenLoss) -> str:
+    usual = "" if loss.usual is None else f", where {loss.usual:.4g} is usual"
+    since = "" if loss.first_step == loss.step else f", as since step {loss.first_step}"
+    return f"holdfast: the loss is {loss.value:.4g} at step {loss.step}{since}{usual}"
 
 
 def _signal_name(number: int | None) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.recover.hang import HangDetector, HangLimits, Look
+from holdfast.recover.detectors.hang import HangDetector, HangLimits, Look
 from holdfast.recover.stacks import Place, Stand
 
 LIMITS = HangLimits(factor=10, floor_s=3, first_step_s=100, section_s=50, silence_s=80)

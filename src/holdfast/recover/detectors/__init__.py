@@ -1,0 +1,4 @@
+"""Find what is wrong with a running job; each detector is pure and receives what happened and when.
+
+`hang`: a job that stands still. `anomaly`: a loss that is not a number, or far above its usual values.
+"""

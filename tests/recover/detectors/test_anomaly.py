@@ -1,0 +1,149 @@
+"""A broken loss is found within a few steps, and noise is not taken for one."""
+
+import math
+import random
+
+import pytest
+
+from holdfast.recover.detectors.anomaly import (
+    LEAST_STEPS,
+    NOT_FINITE_STEPS,
+    SPIKE_STEPS,
+    Anomaly,
+    AnomalyDetector,
+)
+
+NAN, INF = math.nan, math.inf
+
+
+def found_in(losses, detector=None, *, first_step=1):
+    """The first anomaly in the losses of one rank, None where there is none."""
+    detector = detector or AnomalyDetector()
+    for step, loss in enumerate(losses, first_step):
+        found = detector.look(0, step, loss, leads=True)
+        if found is not None:
+            return found
+    return None
+
+
+def ordinary(steps=LEAST_STEPS, *, level=2.0, noise=0.05, seed=0):
+    source = random.Random(seed)
+    return [source.gauss(level, noise) for _ in range(steps)]
+
+
+def test_two_steps_in_a_row_that_are_not_finite_are_an_anomaly():
+    found = found_in([2.5, 2.4, NAN, INF])
+    assert (found.kind, found.first_step, found.step) == ("not finite", 3, 4)
+    assert (found.value, found.usual) == (INF, None)
+    assert NOT_FINITE_STEPS == 2
+
+
+def test_a_single_step_that_is_not_finite_is_none():
+    """A script that leaves out such a step may report its loss."""
+    assert found_in([2.5, NAN, 2.4, INF, 2.3] * 50) is None
+
+
+def test_two_ranks_at_one_step_are_enough():
+    detector = AnomalyDetector()
+    assert detector.look(0, 7, 2.0, leads=True) is None
+    assert detector.look(3, 7, NAN, leads=False) is None
+    assert not detector.is_calm
+    found = detector.look(5, 7, NAN, leads=False)
+    assert (found.kind, found.first_step, found.step) == ("not finite", 7, 7)
+
+
+def test_a_rank_that_does_not_lead_is_enough_where_it_goes_on():
+    detector = AnomalyDetector()
+    for step in (1, 2):
+        assert detector.look(0, step, 2.0, leads=True) is None
+        found = detector.look(1, step, NAN, leads=False)
+    assert (found.first_step, found.step) == (1, 2)
+
+
+def test_ranks_whose_losses_differ_are_no_spike():
+    detector = AnomalyDetector()
+    for step, loss in enumerate(ordinary(500), 1):
+        for rank in range(4):
+            assert detector.look(rank, step, loss + 10 * rank, leads=rank == 0) is None
+
+
+@pytest.mark.parametrize("level", [2.0, 0.01, -3.0, 500.0])
+def test_a_loss_that_jumps_and_stays_is_an_anomaly_at_the_third_step(level):
+    before = ordinary(100, level=level, noise=abs(level) / 40)
+    found = found_in([*before, *(level + abs(level) * rise for rise in (0.8, 1.0, 1.5))])
+    assert (found.kind, found.first_step, found.step) == ("spike", 101, 103)
+    assert SPIKE_STEPS == 3
+    assert found.usual == pytest.approx(level, rel=0.05)
+    assert found.usual < found.limit < found.value
+
+
+def test_single_outliers_are_no_spike_and_do_not_change_what_is_usual():
+    losses = [9.0 if step % 3 else loss for step, loss in enumerate(ordinary(600))]
+    detector = AnomalyDetector()
+    assert found_in(ordinary(), detector) is None
+    assert found_in(losses, detector, first_step=100) is None
+    assert found_in([4.0] * 3, detector, first_step=1000).usual == pytest.approx(2.0, rel=0.05)
+
+
+def curve(kind, steps, seed):
+    """Losses of a training in which nothing happens."""
+    source, drift = random.Random(seed), 0.0
+    for step in range(steps):
+        base = 1.8 + 9.0 * math.exp(-step / 400)
+        drift = 0.98 * drift + source.gauss(0, 0.01)
+        noise = {
+            "even": source.gauss(0, 0.05),
+            "heavy tails": 0.05 * source.gauss(0, 1) / math.sqrt(source.gammavariate(1.5, 1 / 1.5)),
+            "slow": drift + source.gauss(0, 0.02),
+            "sawtooth": 0.3 * (step % 500) / 500 + source.gauss(0, 0.02),
+            "other data": (0.35 if step // 700 % 2 else 0.0) + source.gauss(0, 0.01),
+            "outliers": source.gauss(0, 0.03) + (3.0 if source.random() < 0.02 else 0.0),
+        }[kind]
+        yield base + noise
+
+
+@pytest.mark.parametrize(
+    "kind", ["even", "heavy tails", "slow", "sawtooth", "other data", "outliers"]
+)
+def test_noise_is_no_anomaly(kind):
+    assert found_in(curve(kind, 4_000, seed=1)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_poisoned_training_is_found_three_steps_later(seed):
+    source = random.Random(seed)
+    at = source.randrange(1_000, 2_000)
+    losses = list(curve("heavy tails", at, seed))
+    losses += [loss + source.uniform(1.5, 6.0) for loss in curve("even", 10, seed=at)]
+    found = found_in(losses)
+    assert at < found.first_step <= found.step <= at + 2 + SPIKE_STEPS
+
+
+def test_before_enough_steps_are_known_only_what_is_not_finite_counts():
+    rising = [1.0 + step for step in range(LEAST_STEPS - 1)]
+    assert found_in(rising) is None
+    assert found_in([*rising, NAN, NAN]).kind == "not finite"
+
+
+def test_steps_that_are_made_again_are_learnt_again():
+    detector = AnomalyDetector()
+    assert found_in(ordinary(100), detector) is None
+    assert found_in([9.0] * 3, detector, first_step=101).kind == "spike"
+    detector.restarted(90)
+    assert found_in(ordinary(10), detector, first_step=91) is None
+    found = found_in([9.0] * 3, detector, first_step=101)
+    assert isinstance(found, Anomaly)
+    detector.restarted(10)
+    assert found_in([9.0] * 3, detector, first_step=11) is None, "ten steps tell nothing"
+
+
+def test_a_level_that_is_accepted_is_the_usual_one():
+    detector = AnomalyDetector()
+    assert found_in([*ordinary(100), 9.0, 9.0, 9.0], detector) is not None
+    detector.accept()
+    assert found_in(ordinary(500, level=9.0), detector, first_step=104) is None
+    assert found_in([20.0] * 3, detector, first_step=604).kind == "spike"
+
+
+def test_a_rank_without_a_loss_is_passed_over():
+    assert AnomalyDetector().look(0, 1, None, leads=True) is None

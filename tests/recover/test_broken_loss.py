@@ -1,0 +1,159 @@
+"""Real runs whose loss breaks: they go back to a healthy checkpoint, or say why that does not help."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+TRAIN = """
+import json, os, pathlib, time
+import torch
+import holdfast
+
+fault_at = pathlib.Path("fault-at")
+
+def has_healthy():
+    for marks in pathlib.Path("checkpoints").glob("step-*/holdfast-marks.json"):
+        try:
+            if json.loads(marks.read_text()).get("healthy"):
+                return True
+        except FileNotFoundError:
+            pass  # deleted meanwhile
+
+# The same in each attempt; in the first one, once there is a healthy checkpoint.
+def faulty_step(step):
+    if not fault_at.exists() and step >= 90 and (not HEALTHY or has_healthy()):
+        fault_at.write_text(str(step))
+    return int(fault_at.read_text()) if fault_at.exists() else 1_000_000
+
+run = holdfast.attach()
+attempt = int(os.environ["HOLDFAST_ATTEMPT"])
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+state = {"model": model, "optimizer": optimizer}
+with holdfast.Checkpointer("checkpoints", every=5, keep=2) as ckpt:
+    start = ckpt.restore(state)
+    for step in range(start + 1, 1_000_000):
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(8, 4, generator=generator)
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean() + 1
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        faulty = faulty_step(step)
+        FAULT
+        run.step(step, loss=loss)
+        ckpt.save(step, state)
+        if ENDS:
+            break
+        time.sleep(0.02)
+print("final", step, model.weight.tolist())
+"""
+"""Until it is to end, an attempt goes on: the supervisor may be slow to act."""
+
+
+def outcome(place, fault, ends, *, healthy=True, healthy_after=20):
+    text = TRAIN.replace("FAULT", fault).replace("ENDS", ends).replace("HEALTHY", str(healthy))
+    script = place.job(text)
+    options = ["--name", "r", "--healthy-after", str(healthy_after)]
+    code, out, err = place.holdfast("run", *options, "--", "python", script)
+    with place.ledger() as ledger:
+        return code, out, err, ledger.run("r"), ledger.attempts("r"), ledger.incidents("r")
+
+
+def of_the_line(place):
+    checkpoints = place.json("checkpoint", "ls", "checkpoints")["checkpoints"]
+    return [one["step"] for one in checkpoints if not one["abandoned"]]
+
+
+NAN_ONCE = """
+        if step == faulty and attempt == 1:
+            with torch.no_grad():
+                model.weight.fill_(float("nan"))
+"""
+
+
+def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
+    code, out, err, _, attempts, incidents = outcome(
+        place, NAN_ONCE, "step == faulty + 20 and attempt > 1"
+    )
+    assert code == 0, err
+    (incident,) = incidents
+    assert (incident.kind, incident.rank, incident.action) == ("anomaly", None, "restart")
+    assert incident.diagnosis["decided_by"][0] == "observer-not-finite"
+    assert "the loss is nan at step" in incident.diagnosis["evidence"][0]["text"]
+    faulty = int((place.folder / "fault-at").read_text())
+    assert incident.restored_step <= faulty - 20
+    assert [one.start_step for one in attempts] == [0, incident.restored_step]
+    assert max(of_the_line(place)) <= faulty + 20
+    (place.folder / "clean").mkdir()
+    (place.folder / "clean" / "fault-at").write_text(str(faulty))
+    clean = subprocess.run(
+        [sys.executable, "../job.py"],
+        cwd=place.folder / "clean",
+        env={**os.environ, "HOLDFAST_ATTEMPT": "2"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    (final,) = [line for line in out.splitlines() if line.startswith("final")]
+    assert final in clean.stdout.splitlines()
+
+
+def test_a_loss_that_breaks_at_the_same_step_again_ends_the_run(place):
+    code, _, _, run, _, incidents = outcome(
+        place, NAN_ONCE.replace(" and attempt == 1", ""), "False"
+    )
+    assert code == 1
+    # One more where a checkpoint was durable so late that it became healthy in the second attempt alone.
+    assert [incident.action for incident in incidents][-2:] == ["restart", "stop"]
+    assert len(incidents) <= 3
+    faulty = int((place.folder / "fault-at").read_text())
+    assert f"came back at step {faulty + 2}" in run.outcome
+    assert "look at the data of that step" in run.outcome
+    assert max(of_the_line(place)) <= faulty - 20, "what is left to go on from is healthy"
+
+
+def test_without_a_healthy_checkpoint_a_broken_loss_ends_the_run(place):
+    code, _, _, run, _, incidents = outcome(
+        place, NAN_ONCE, "False", healthy=False, healthy_after=1_000
+    )
+    assert code == 1
+    assert [incident.action for incident in incidents] == ["stop"]
+    assert "no healthy checkpoint to go back to" in run.outcome
+
+
+SPIKE = """
+        if step >= faulty:
+            loss = loss + 20
+"""
+
+
+def test_a_spike_that_comes_again_is_lived_with(place):
+    code, _, err, _, attempts, incidents = outcome(
+        place, SPIKE, "step == faulty + 40 and attempt > 1"
+    )
+    assert code == 0, err
+    (incident,) = incidents
+    assert incident.diagnosis["decided_by"][0] == "observer-spike"
+    faulty = int((place.folder / "fault-at").read_text())
+    assert incident.restored_step <= faulty - 20
+    assert "the training goes on from there" in err
+    with place.ledger() as ledger:
+        (accepted,) = ledger.events("r", kind="loss_accepted")
+    assert accepted.data["first_step"] == faulty
+    assert attempts[-1].last_step == faulty + 40
+
+
+@pytest.mark.parametrize("number", ["float('nan')", "float('inf')"])
+def test_single_steps_without_a_number_end_nothing(place, number):
+    fault = f"""
+        if step % 10 == 0:
+            loss = loss * {number}
+"""
+    code, _, err, _, attempts, incidents = outcome(place, fault, "step == 60")
+    assert code == 0, err
+    assert (len(attempts), incidents) == (1, [])
