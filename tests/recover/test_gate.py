@@ -1,8 +1,13 @@
 """A checkpoint is healthy once the training has gone well for some steps after it."""
 
+import time
 from pathlib import Path
 
-from holdfast.recover.gate import CheckpointGate
+import pytest
+import torch
+
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.recover.gate import CheckpointGate, hold, let_go, mark_healthy
 
 FOLDER = Path("/checkpoints")
 
@@ -11,28 +16,58 @@ def path(step):
     return FOLDER / f"step-{step}"
 
 
-def test_a_checkpoint_is_healthy_so_many_steps_later():
-    gate = CheckpointGate(healthy_after=20)
-    gate.saved(path(10), 10)
-    gate.saved(path(15), 15)
-    assert gate.passed(29) == []
-    assert gate.passed(30) == [path(10)]
-    assert gate.passed(31) == [], "once"
-    assert gate.passed(60) == [path(15)]
+@pytest.fixture
+def gate():
+    return CheckpointGate(healthy_after=20)
+
+
+def test_one_checkpoint_after_the_other_becomes_healthy(gate):
+    assert gate.saved(path(10), 10), "to be held"
+    assert not gate.saved(path(15), 15)
+    assert gate.passed(29) is None
+    assert gate.passed(30) == path(10)
+    assert gate.passed(31) is None, "once"
+    assert gate.saved(path(35), 35)
+    assert gate.passed(55) == path(35)
     assert gate.folders == {FOLDER}
 
 
-def test_what_becomes_durable_late_is_healthy_at_the_next_step():
-    gate = CheckpointGate(healthy_after=20)
-    assert gate.passed(50) == []
-    gate.saved(path(10), 10)
-    assert gate.passed(51) == [path(10)]
+def test_a_checkpoint_that_becomes_durable_late_is_healthy_at_the_next_step(gate):
+    assert gate.passed(50) is None
+    assert gate.saved(path(10), 10)
+    assert gate.passed(51) == path(10)
 
 
-def test_an_attempt_that_ends_takes_what_waits_with_it():
-    gate = CheckpointGate(healthy_after=20)
-    gate.saved(path(10), 10)
-    gate.restarted()
-    gate.saved(path(5), 5)
-    assert gate.passed(100) == [path(5)]
-    assert gate.folders == {FOLDER}
+def test_where_the_training_goes_back_the_checkpoint_that_it_goes_on_from_is_the_next(gate):
+    assert gate.saved(path(10), 10)
+    assert gate.restored(path(5), 5) == path(10), "to be released"
+    assert gate.passed(25) == path(5)
+
+
+def test_a_restart_keeps_the_candidate_that_its_state_descends_from(gate):
+    assert gate.saved(path(10), 10)
+    assert gate.restored(path(25), 25) is None
+    assert gate.passed(30) == path(10)
+
+
+def test_a_candidate_that_is_gone_makes_room_for_the_next(gate):
+    assert gate.saved(path(10), 10)
+    gate.lost(path(5))
+    assert not gate.saved(path(15), 15)
+    gate.lost(path(10))
+    assert gate.saved(path(20), 20)
+
+
+def test_a_held_checkpoint_is_not_deleted_and_a_healthy_one_neither(tmp_path):
+    held = tmp_path / "step-0000000001"
+    with Checkpointer(tmp_path, keep=1) as ckpt:
+        for step in range(1, 6):
+            ckpt.save(step, {"w": torch.ones(4)}).result()
+            assert step > 1 or hold(held, time.time()) is None
+        assert [info.step for info in scan(tmp_path)] == [5, 1]
+        assert mark_healthy(held, 5, time.time()) is None
+        ckpt.save(6, {"w": torch.ones(4)}).result()
+    (_, healthy) = scan(tmp_path)
+    assert healthy.marks.healthy is not None
+    assert healthy.marks.wanted == {}
+    assert let_go(tmp_path / "step-0000000003", 0.0) is not None, "deleted"

@@ -7,7 +7,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from holdfast.core.processes import parent_of, process_state
-from holdfast.diagnose import BrokenLoss, Hang, JobContext, RankExit, observed_lines
+from holdfast.core.whole import whole_number
+from holdfast.diagnose import BrokenLoss, Diagnosis, Hang, JobContext, RankExit, observed_lines
+from holdfast.recover import policy
 from holdfast.recover.channel import Peer
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
@@ -18,6 +20,14 @@ TOGETHER_S = 5.0
 LEFT_S = 10.0
 """At least so long the others wait in collectives for a rank that ended with code 0, before that is its failure."""
 CITED_FRAMES = 8
+KILLED = (
+    ("observer-killed",),
+    ("observer-terminated",),
+    ("observer-launcher",),
+    ("launcher-killed",),
+    ("task-killed",),
+)
+"""The rules that decide where a signal from outside ended a rank or the launcher, and the logs state no other root."""
 
 
 @dataclass(kw_only=True)
@@ -298,6 +308,39 @@ class AttemptView:
             stopped_ranks=ended,
             left_rank=None if self.left is None else self.left.rank,
             launcher_ended_first=self.launcher_ended_first,
+        )
+
+    def failure(
+        self,
+        diagnosis: Diagnosis,
+        *,
+        step: int | None,
+        checkpoint_step: int | None,
+        mitigation: str,
+    ) -> policy.Diagnosed:
+        """Return what the policy decides by.
+
+        Args:
+            diagnosis: why the attempt failed.
+            step: steps completed by then.
+            checkpoint_step: the newest checkpoint that the attempt leaves; for a broken loss, the one to go back to.
+            mitigation: the advice for the user.
+        """
+        restored_step = None if self.restored is None else whole_number(self.restored.get("step"))
+        can_go_back = self.anomaly is None or checkpoint_step is not None
+        return policy.Diagnosed(
+            fingerprint=diagnosis.fingerprint,
+            step=step,
+            has_stepped=self.last_step is not None,
+            checkpoint_step=checkpoint_step,
+            summary=diagnosis.summary,
+            mitigation=mitigation,
+            restart_helps=diagnosis.restart_helps and can_go_back,
+            waits_for_outside=diagnosis.action == "wait_and_retry",
+            killed_from_outside=diagnosis.decided_by[:1] in KILLED,
+            # What is to be done about a hang or a loss is said although its action is a restart.
+            advises_only_restart=diagnosis.action == "restart" and self.kind_of_failure == "exit",
+            restored_step=restored_step if self.start_step is None else self.start_step,
         )
 
     def observations(self, at_s: float) -> list[str]:

@@ -19,7 +19,6 @@ from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import activity
 from holdfast.core.telemetry import StepRecord
-from holdfast.core.whole import whole_number
 from holdfast.diagnose import Diagnosis, diagnose
 from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
@@ -27,7 +26,7 @@ from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
 from holdfast.recover.follower import LogFollower
-from holdfast.recover.gate import NOT_HEALTHY, CheckpointGate, mark_healthy
+from holdfast.recover.gate import NOT_HEALTHY, CheckpointGate, hold, let_go, mark_healthy
 from holdfast.recover.kept_memory import end_kept_memory
 from holdfast.recover.launch import Job, attempt_environment, launch, make_log_folder
 from holdfast.recover.outcome import Outcome, outcome_of
@@ -50,15 +49,6 @@ SIGTERM_HOLD_S = 5.0
 """How long after a rank's SIGTERM the supervisor's own may come."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
 """What ranks tell that the observer hears too; a script's own events are for the record."""
-
-KILLED = (
-    ("observer-killed",),
-    ("observer-terminated",),
-    ("observer-launcher",),
-    ("launcher-killed",),
-    ("task-killed",),
-)
-"""The rules that decide where a signal from outside ended a rank or the launcher, and the logs state no other root."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, disk_full, incident,
@@ -113,7 +103,7 @@ class Supervisor:
         self._summary = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._marking: set[asyncio.Task[None]] = set()
-        """Those that mark a checkpoint as healthy."""
+        """Those that change the marks of a checkpoint."""
         self._ended: asyncio.Future[Outcome] | None = None
 
     async def run(self, *, resumed: bool = False) -> Outcome:
@@ -222,10 +212,8 @@ class Supervisor:
         step, loss = int(message["step"]), float(message["loss"])
         found = self._anomalies.look(peer.rank, step, loss, leads=leads)
         if found is None:
-            if leads and self._anomalies.is_calm:
-                for path in self._gate.passed(step):
-                    self._marking.add(marking := self._spawn(self._mark_healthy(path, step)))
-                    marking.add_done_callback(self._marking.discard)
+            if leads and self._anomalies.is_calm and (path := self._gate.passed(step)) is not None:
+                self._mark(path, functools.partial(mark_healthy, path, step))
             return
         self._view.anomaly = found
         self._tell(policy.LossBroken(step=found.step, is_spike=found.kind == "spike"))
@@ -235,10 +223,24 @@ class Supervisor:
             self._recorder.event("loss_accepted", found.to_json(), peer.rank)
             self._observe("trouble", {"text": f"{ACCEPTED} (step {found.step})."})
 
-    async def _mark_healthy(self, path: Path, step: int) -> None:
-        error = await asyncio.to_thread(mark_healthy, path, step, self._clock.now_s())
-        if error is not None:
-            self._recorder.event("not_marked", {"path": str(path), "error": error})
+    def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
+        async def mark() -> None:
+            error = await asyncio.to_thread(change, self._clock.now_s())
+            if error is not None:
+                self._gate.lost(path)
+                self._recorder.event("not_marked", {"path": str(path), "error": error})
+
+        self._marking.add(marking := self._spawn(mark()))
+        marking.add_done_callback(self._marking.discard)
+
+    def _take_in_checkpoint(self, kind: str, path: Path, step: int) -> None:
+        if kind == "checkpoint" and self._gate.saved(path, step):
+            self._mark(path, functools.partial(hold, path))
+        elif kind == "restored":
+            left = self._gate.restored(path, step)
+            self._mark(path, functools.partial(hold, path))
+            if left is not None:
+                self._mark(left, functools.partial(let_go, left))
 
     def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
@@ -257,7 +259,7 @@ class Supervisor:
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
         if kind in ("checkpoint", "restored"):
-            self._gate.saved(Path(str(data["path"])), int(data["step"]))
+            self._take_in_checkpoint(kind, Path(str(data["path"])), int(data["step"]))
         if kind == "checkpoint":
             self._recorder.checkpoint(data)
         else:
@@ -520,22 +522,12 @@ class Supervisor:
         self._summary = diagnosis.summary
         if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
             self._summary += f" {diagnosis.mitigation}"
-        restored_step = None if view.restored is None else whole_number(view.restored.get("step"))
         self._tell(
-            policy.Diagnosed(
-                fingerprint=diagnosis.fingerprint,
+            view.failure(
+                diagnosis,
                 step=self._failed_after,
-                has_stepped=view.last_step is not None,
                 checkpoint_step=checkpoint_step,
-                summary=diagnosis.summary,
                 mitigation=mitigation,
-                restart_helps=diagnosis.restart_helps
-                and (view.anomaly is None or checkpoint_step is not None),
-                waits_for_outside=diagnosis.action == "wait_and_retry",
-                killed_from_outside=diagnosis.decided_by[:1] in KILLED,
-                # What is to be done about a hang is said although its action is a restart: it may be no hang.
-                advises_only_restart=diagnosis.action == "restart" and view.frozen is None,
-                restored_step=restored_step if view.start_step is None else view.start_step,
             )
         )
 
