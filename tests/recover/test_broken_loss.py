@@ -5,6 +5,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from holdfast.checkpoint import Checkpointer
 
 TRAIN = """
 import json, os, pathlib, time
@@ -33,6 +36,9 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 state = {"model": model, "optimizer": optimizer}
+if pathlib.Path("pretrained").exists():
+    with holdfast.Checkpointer("pretrained", read_only=True) as other:
+        other.restore({"model": torch.nn.Linear(4, 1)})
 with holdfast.Checkpointer("checkpoints", every=5, keep=2) as ckpt:
     start = ckpt.restore(state)
     for step in range(start + 1, 1_000_000):
@@ -76,6 +82,12 @@ NAN_ONCE = """
 
 
 def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
+    """And what belongs to another run is left as it is, though the script restores from there."""
+    pretrained = place.folder / "pretrained"
+    with Checkpointer(pretrained, keep=None) as other:
+        for step in (500, 600):
+            other.save(step, {"model": torch.nn.Linear(4, 1)}).result()
+    before = {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()}
     code, out, err, _, attempts, incidents = outcome(
         place, NAN_ONCE, "step == faulty + 20 and attempt > 1"
     )
@@ -88,6 +100,7 @@ def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
     assert incident.restored_step <= faulty - 20
     assert [one.start_step for one in attempts] == [0, incident.restored_step]
     assert max(of_the_line(place)) <= faulty + 20
+    assert before == {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()}
     (place.folder / "clean").mkdir()
     (place.folder / "clean" / "fault-at").write_text(str(faulty))
     clean = subprocess.run(

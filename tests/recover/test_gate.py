@@ -24,30 +24,38 @@ def gate():
 def test_one_checkpoint_after_the_other_becomes_healthy(gate):
     assert gate.saved(path(10), 10), "to be held"
     assert not gate.saved(path(15), 15)
-    assert gate.passed(29) is None
-    assert gate.passed(30) == path(10)
-    assert gate.passed(31) is None, "once"
+    assert gate.passed(29) == []
+    assert gate.passed(30) == [path(10)]
+    assert gate.passed(31) == [], "once"
     assert gate.saved(path(35), 35)
-    assert gate.passed(55) == path(35)
+    assert gate.passed(55) == [path(35)]
     assert gate.folders == {FOLDER}
 
 
+def test_each_folder_has_a_candidate_of_its_own(gate):
+    other = Path("/averaged/step-12")
+    assert gate.saved(path(10), 10)
+    assert gate.saved(other, 12)
+    assert gate.passed(32) == [path(10), other]
+    assert gate.folders == {FOLDER, other.parent}
+
+
 def test_a_checkpoint_that_becomes_durable_late_is_healthy_at_the_next_step(gate):
-    assert gate.passed(50) is None
+    assert gate.passed(50) == []
     assert gate.saved(path(10), 10)
-    assert gate.passed(51) == path(10)
+    assert gate.passed(51) == [path(10)]
 
 
-def test_where_the_training_goes_back_the_checkpoint_that_it_goes_on_from_is_the_next(gate):
+def test_where_the_training_goes_back_the_candidate_is_left_behind(gate):
     assert gate.saved(path(10), 10)
-    assert gate.restored(path(5), 5) == path(10), "to be released"
-    assert gate.passed(25) == path(5)
+    assert gate.restored(5) == [path(10)], "to be released"
+    assert gate.passed(100) == []
 
 
 def test_a_restart_keeps_the_candidate_that_its_state_descends_from(gate):
     assert gate.saved(path(10), 10)
-    assert gate.restored(path(25), 25) is None
-    assert gate.passed(30) == path(10)
+    assert gate.restored(25) == []
+    assert gate.passed(30) == [path(10)]
 
 
 def test_a_candidate_that_is_gone_makes_room_for_the_next(gate):

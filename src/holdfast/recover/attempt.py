@@ -47,6 +47,8 @@ class AttemptView:
     exits: list[RankExit] = field(default_factory=list)
     frozen: Frozen | None = None
     anomaly: Anomaly | None = None
+    loss_leader: int | None = None
+    """The lowest rank that has reported a loss: of pipelines, only the last ranks have one."""
     left: RankExit | None = None
     """The rank that ended with code 0 while the others went on, once that is sure."""
     launcher: int | None = None
@@ -214,6 +216,12 @@ class AttemptView:
             and self.shim_count == self.world_size == len(self.starts_again)
             and self._launcher_lives
         )
+
+    def leads_losses(self, rank: int) -> bool:
+        """Take in that a rank reports losses; return whether spikes are looked for in its losses."""
+        if self.loss_leader is None or rank < self.loss_leader:
+            self.loss_leader = rank
+        return rank == self.loss_leader
 
     @property
     def last_step(self) -> int | None:

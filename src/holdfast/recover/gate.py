@@ -25,46 +25,40 @@ HELD_FOR_S = 24 * 3600.0
 
 @dataclass(kw_only=True)
 class CheckpointGate:
-    """The checkpoint of one run that is to become healthy next."""
+    """The checkpoints of one run that are to become healthy next, one a folder."""
 
     healthy_after: int
     """So many steps with an ordinary loss after a checkpoint make the checkpoint healthy."""
     folders: set[Path] = field(default_factory=set)
-    """The folders of all checkpoints."""
-    _candidate: tuple[Path, int] | None = None
+    """The folders into which the run has saved; others, such as that of a pretrained model, are not the run's."""
+    _candidates: dict[Path, tuple[Path, int]] = field(default_factory=dict)
 
     def saved(self, path: Path, step: int) -> bool:
-        """Take in a checkpoint that is durable; return whether it is the candidate from now on, to be held."""
+        """Take in a checkpoint that is durable; return whether it is a candidate from now on, to be held."""
         self.folders.add(path.parent)
-        if self._candidate is not None:
+        if path.parent in self._candidates:
             return False
-        self._candidate = path, step
+        self._candidates[path.parent] = path, step
         return True
 
-    def restored(self, path: Path, step: int) -> Path | None:
-        """Take in the checkpoint that an attempt goes on from.
-
-        Returns:
-            The former candidate, to be released, if the training has left it behind.
-        """
-        self.folders.add(path.parent)
-        former = self._candidate
-        if former is not None and former[1] <= step:
-            return None
-        self._candidate = path, step
-        return None if former is None else former[0]
+    def restored(self, step: int) -> list[Path]:
+        """Take in the step that an attempt goes on from; return the candidates that the training has left behind."""
+        return self._take(lambda candidate: candidate > step)
 
     def lost(self, path: Path) -> None:
         """Take in that a candidate could not be held: the next checkpoint takes its place."""
-        if self._candidate is not None and self._candidate[0] == path:
-            self._candidate = None
+        if self._candidates.get(path.parent, (None, 0))[0] == path:
+            del self._candidates[path.parent]
 
-    def passed(self, step: int) -> Path | None:
-        """Take in a step with an ordinary loss; return the checkpoint that is healthy with this step."""
-        if self._candidate is None or step - self._candidate[1] < self.healthy_after:
-            return None
-        (path, _), self._candidate = self._candidate, None
-        return path
+    def passed(self, step: int) -> list[Path]:
+        """Take in a step with an ordinary loss; return the checkpoints that are healthy with this step."""
+        return self._take(lambda candidate: step - candidate >= self.healthy_after)
+
+    def _take(self, is_due: Callable[[int], bool]) -> list[Path]:
+        due = [path for path, step in self._candidates.values() if is_due(step)]
+        for path in due:
+            del self._candidates[path.parent]
+        return due
 
 
 def hold(path: Path, now_s: float) -> str | None:

@@ -7,6 +7,7 @@ end because its history has a gap. Everything else about the run goes on as if i
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.core.clock import Clock
@@ -158,6 +159,11 @@ class Recorder:
         """The last one that became durable."""
         checkpoints = self._ledger.checkpoints(self._run_id)
         return checkpoints[-1] if checkpoints else None
+
+    @_or_complain
+    def checkpoint_folders(self) -> set[Path]:
+        """Return the folders into which the run has saved."""
+        return {Path(one.path).parent for one in self._ledger.checkpoints(self._run_id)}
 
     @_or_complain
     def failures(self) -> FailureHistory:

@@ -86,7 +86,10 @@ class Supervisor:
         self._state = policy.State()
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._anomalies = AnomalyDetector()
-        self._gate = CheckpointGate(healthy_after=spec.healthy_after)
+        self._gate = CheckpointGate(
+            healthy_after=spec.healthy_after,
+            folders=self._recorder.checkpoint_folders() or set(),
+        )
         self._logs = self._follower()
         self._job: Job | None = None
         self._launched_attempt = 0
@@ -157,10 +160,9 @@ class Supervisor:
                 case "imported":
                     self._warm_later(peer)
                 case "step":
-                    leads = peer.rank == min(self._view.watched, default=None)
-                    if leads:
+                    if peer.rank == min(self._view.watched, default=None):
                         self._stepped(peer, message)
-                    self._look_at_loss(peer, message, leads=leads)
+                    self._look_at_loss(peer, message)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
                 case "vote" | "sigterm" | "stopped":
@@ -206,13 +208,14 @@ class Supervisor:
         told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
         self._observe("step", {**told, **record.metrics})
 
-    def _look_at_loss(self, peer: Peer, message: Mapping[str, Any], *, leads: bool) -> None:
+    def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
         if self._state.phase is not policy.Phase.RUNNING or message["loss"] is None:
             return
         step, loss = int(message["step"]), float(message["loss"])
+        leads = self._view.leads_losses(peer.rank)
         found = self._anomalies.look(peer.rank, step, loss, leads=leads)
         if found is None:
-            if leads and self._anomalies.is_calm and (path := self._gate.passed(step)) is not None:
+            for path in self._gate.passed(step) if leads and self._anomalies.is_calm else ():
                 self._mark(path, functools.partial(mark_healthy, path, step))
             return
         self._view.anomaly = found
@@ -236,10 +239,8 @@ class Supervisor:
     def _take_in_checkpoint(self, kind: str, path: Path, step: int) -> None:
         if kind == "checkpoint" and self._gate.saved(path, step):
             self._mark(path, functools.partial(hold, path))
-        elif kind == "restored":
-            left = self._gate.restored(path, step)
-            self._mark(path, functools.partial(hold, path))
-            if left is not None:
+        elif kind == "restored" and self._view.start_step is None:
+            for left in self._gate.restored(step):
                 self._mark(left, functools.partial(let_go, left))
 
     def _first_step(self, record: StepRecord) -> None:
@@ -540,7 +541,7 @@ class Supervisor:
             for folder in sorted(self._gate.folders):
                 back = functools.partial(roll_back, folder, before_step=anomaly.first_step)
                 steps.append(await asyncio.to_thread(back))
-        except OSError as error:
+        except (HoldfastError, OSError) as error:
             self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
             return None
         self._recorder.event("rolled_back", {**anomaly.to_json(), "to_steps": steps})
