@@ -284,11 +284,13 @@ class RankShim:
         stream = os.fdopen(output, "rb", buffering=0)
         reader = threading.Thread(target=_keep, args=(stream, log, echo), daemon=True)
         reader.start()
+        import psutil  # noqa: F401 - for the sweep, before a restart waits for it
+
         returncode, ended_at_s = began.wait()
-        with (
-            self._warming
-        ):  # from here on nothing is started that the sweep would take for left over
-            self._trainer = None
+        with self._warming:
+            self._trainer = (
+                None  # from here on, nothing is started that the sweep would take for left over
+            )
         self._send("exited", pid=began.pid, returncode=returncode, at_monotonic_s=ended_at_s)
         # A snapshot that a dead trainer has left is written to its end: what was copied is not lost with it.
         kill_descendants(
