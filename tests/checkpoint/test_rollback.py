@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from holdfast.checkpoint import Checkpointer, note_healthy, roll_back, scan
+from holdfast.checkpoint import Checkpointer, newest_healthy, note_healthy, roll_back, scan
+from holdfast.core.errors import NotFound
 
 
 @pytest.fixture
@@ -26,26 +27,41 @@ def restored(folder):
 @pytest.mark.parametrize(
     ("before_step", "to"), [(60, 40), (41, 40), (40, 20), (21, 20), (20, None), (5, None)]
 )
-def test_the_newest_healthy_checkpoint_before_the_step_is_restored_next(folder, before_step, to):
-    assert roll_back(folder, before_step=before_step) == to
-    assert restored(folder) == ((to, to) if to is not None else (50, 50))
+def test_the_newest_healthy_checkpoint_before_a_step_is_found(folder, before_step, to):
+    assert newest_healthy(folder, before_step=before_step) == to
+
+
+@pytest.mark.parametrize("to", [40, 20])
+def test_the_checkpoint_that_was_gone_back_to_is_restored_next(folder, to):
+    roll_back(folder, to_step=to)
+    assert restored(folder) == (to, to)
     abandoned = [info.step for info in scan(folder) if info.abandoned]
-    assert abandoned == [step for step in (50, 40, 30) if to is not None and step > to]
+    assert abandoned == [step for step in (50, 40, 30) if step > to]
 
 
 def test_the_next_saves_are_of_the_line_and_a_second_rollback_goes_further_back(folder):
-    assert roll_back(folder, before_step=45) == 40
+    roll_back(folder, to_step=40)
     with Checkpointer(folder, keep=None) as ckpt:
         state = {"w": torch.zeros(4)}
         assert ckpt.restore(state) == 40
         ckpt.save(50, {"w": torch.full((4,), -50.0)}).result()
     assert restored(folder) == (50, -50)
-    assert roll_back(folder, before_step=40) == 20
+    assert newest_healthy(folder, before_step=60) == 40
+    roll_back(folder, to_step=20)
     assert restored(folder) == (20, 20)
+    assert newest_healthy(folder, before_step=60) == 20
 
 
 def test_a_healthy_checkpoint_that_is_not_whole_is_passed_over(folder):
     (whole,) = [info for info in scan(folder) if info.step == 40]
     next(whole.path.glob("*.distcp")).unlink()
-    assert roll_back(folder, before_step=60) == 20
-    assert restored(folder) == (20, 20)
+    assert newest_healthy(folder, before_step=60) == 20
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    for call in (
+        lambda: newest_healthy(tmp_path / "gone", before_step=1),
+        lambda: roll_back(tmp_path / "gone", to_step=1),
+    ):
+        with pytest.raises(NotFound, match="gone"):
+            call()

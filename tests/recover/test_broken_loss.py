@@ -95,7 +95,7 @@ def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
     (incident,) = incidents
     assert (incident.kind, incident.rank, incident.action) == ("anomaly", None, "restart")
     assert incident.diagnosis["decided_by"][0] == "observer-not-finite"
-    assert "the loss is nan at step" in incident.diagnosis["evidence"][0]["text"]
+    assert "the loss is not finite at step" in incident.diagnosis["evidence"][0]["text"]
     faulty = int((place.folder / "fault-at").read_text())
     assert incident.restored_step <= faulty - 20
     assert [one.start_step for one in attempts] == [0, incident.restored_step]
@@ -125,7 +125,7 @@ def test_a_loss_that_breaks_at_the_same_step_again_ends_the_run(place):
     assert [incident.action for incident in incidents][-2:] == ["restart", "stop"]
     assert len(incidents) <= 3
     faulty = int((place.folder / "fault-at").read_text())
-    assert f"came back at step {faulty + 2}" in run.outcome
+    assert f"the loss is not finite at step {faulty + 2}" in run.outcome
     assert "look at the data of that step" in run.outcome
     assert max(of_the_line(place)) <= faulty - 20, "what is left to go on from is healthy"
 

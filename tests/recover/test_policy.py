@@ -18,6 +18,7 @@ from holdfast.recover.policy import (
     JobFrozen,
     Kill,
     Launch,
+    LossBroken,
     Phase,
     RankFailed,
     Resolve,
@@ -275,6 +276,37 @@ def test_what_failed_before_its_first_step_gets_a_new_launcher():
     assert actions[-2].explanation.startswith("It failed before its first step below a launcher")
     state, actions = play(crash(9, has_stepped=False, helps=False), state)
     assert isinstance(actions[-1], End), "but once"
+
+
+def broken(at_s, step, *, healthy=None, spike=False):
+    event = LossBroken(step=step, is_spike=spike, can_go_back=healthy is not None)
+    cause = diagnosed("loss", step, helps=healthy is not None, healthy_step=healthy)
+    return [(at_s, event), (at_s, JobExited(-9)), (at_s, cause)]
+
+
+def test_a_broken_loss_ends_the_attempt_at_once_and_then_the_run_where_nothing_newer_is_healthy():
+    state, actions = play([(0, Begin()), *broken(5, 171, healthy=100)])
+    assert actions[1:3] == [Kill(), Diagnose()]
+    assert state.phase is Phase.RUNNING
+    assert play(broken(9, 175, healthy=100), state)[0].phase is Phase.ENDED
+    assert play(broken(9, 400, healthy=350), state)[0].phase is Phase.RUNNING
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_where_nothing_is_healthy():
+    state, actions = play([(0, Begin()), *broken(5, 171)])
+    assert (state.phase, actions[-1].state) == (Phase.ENDED, "failed")
+
+
+def test_a_spike_is_left_once_and_lived_with_where_it_comes_again_or_nothing_is_healthy():
+    state, _ = play([(0, Begin()), *broken(5, 171, healthy=100, spike=True)])
+    assert state.phase is Phase.RUNNING
+    for step in (171, 173):
+        again = LossBroken(step=step, is_spike=True)
+        assert decide(LIMITS, state, again, 9.0) == (state, ())
+    later = LossBroken(step=500, is_spike=True)
+    assert decide(LIMITS, state, later, 9.0)[1] == (Kill(),)
+    unsafe = LossBroken(step=500, is_spike=True, can_go_back=False)
+    assert decide(LIMITS, state, unsafe, 9.0) == (state, ())
 
 
 def test_a_stop_that_comes_while_a_launcher_is_kept_is_a_stop():

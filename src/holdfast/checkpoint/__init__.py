@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     )
     from holdfast.checkpoint.catalog.pruning import PruneResult, prune
     from holdfast.checkpoint.catalog.retention import Best, Retention
-    from holdfast.checkpoint.catalog.rollback import roll_back
+    from holdfast.checkpoint.catalog.rollback import newest_healthy, roll_back
     from holdfast.checkpoint.checkpointer import Checkpointer
     from holdfast.checkpoint.config import CheckpointerConfig
     from holdfast.checkpoint.convert.consolidate import consolidate_checkpoint
@@ -139,6 +139,7 @@ __all__ = [
     "inspect_checkpoint",
     "is_hf_small_file",
     "is_plain_dcp",
+    "newest_healthy",
     "note_healthy",
     "note_metrics",
     "open_for_reading",
@@ -207,6 +208,7 @@ _HOMES = {
     "outlive_sigterm": "schedule.data_workers",
     "pin": "catalog.annotations",
     "prune": "catalog.pruning",
+    "newest_healthy": "catalog.rollback",
     "roll_back": "catalog.rollback",
     "read_dcp_metadata": "format.dcp_metadata",
     "read_manifest": "format.manifest",

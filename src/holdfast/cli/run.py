@@ -46,7 +46,7 @@ SETTINGS = (
     (
         "--healthy-after",
         "healthy_after",
-        "After so many steps with an ordinary loss a checkpoint is healthy: a broken loss goes back to such a one.",
+        "A broken loss goes back to a checkpoint after which so many steps had an ordinary loss; 0: no loss does.",
     ),
     ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
 )

@@ -267,7 +267,8 @@ class _Link:
                 if not self._has_reported_imports and _is_at_work(item):
                     self._has_reported_imports = True
                     # In a thread of its own: a disk that hangs must not hold up the reports.
-                    threading.Thread(target=self._report_imports, daemon=True).start()
+                    with contextlib.suppress(RuntimeError):  # no thread is to be had
+                        threading.Thread(target=self._report_imports, daemon=True).start()
 
     def _report_imports(self) -> None:
         from holdfast.recover.shim.imports import Imports, imports_path

@@ -335,7 +335,7 @@ class AttemptView:
             mitigation: the advice for the user.
         """
         restored_step = None if self.restored is None else whole_number(self.restored.get("step"))
-        can_go_back = self.anomaly is None or checkpoint_step is not None
+        can_go_back = checkpoint_step is not None
         return policy.Diagnosed(
             fingerprint=diagnosis.fingerprint,
             step=step,
@@ -343,12 +343,13 @@ class AttemptView:
             checkpoint_step=checkpoint_step,
             summary=diagnosis.summary,
             mitigation=mitigation,
-            restart_helps=diagnosis.restart_helps and can_go_back,
+            restart_helps=diagnosis.restart_helps if self.anomaly is None else can_go_back,
             waits_for_outside=diagnosis.action == "wait_and_retry",
             killed_from_outside=diagnosis.decided_by[:1] in KILLED,
             # What is to be done about a hang or a loss is said although its action is a restart.
             advises_only_restart=diagnosis.action == "restart" and self.kind_of_failure == "exit",
             restored_step=restored_step if self.start_step is None else self.start_step,
+            healthy_step=None if self.anomaly is None else checkpoint_step,
         )
 
     def observations(self, at_s: float) -> list[str]:

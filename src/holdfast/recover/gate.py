@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.checkpoint import note_healthy, release, want
+from holdfast.checkpoint import newest_healthy, note_healthy, release, roll_back, want
 from holdfast.core.errors import HoldfastError
 
 NOT_HEALTHY = (
@@ -20,7 +20,7 @@ NOT_HEALTHY = (
 
 HOLDER = "holdfast run"
 HELD_FOR_S = 24 * 3600.0
-"""A run that ends without releasing a checkpoint keeps it no longer."""
+"""A hold that nobody releases, since the run has ended, is over after this time."""
 
 
 @dataclass(kw_only=True)
@@ -31,6 +31,8 @@ class CheckpointGate:
     """So many steps with an ordinary loss after a checkpoint make the checkpoint healthy."""
     folders: set[Path] = field(default_factory=set)
     """The folders into which the run has saved; others, such as that of a pretrained model, are not the run's."""
+    healthy: dict[Path, int] = field(default_factory=dict)
+    """The newest checkpoint that was marked healthy in each folder, by its step."""
     _candidates: dict[Path, tuple[Path, int]] = field(default_factory=dict)
 
     def saved(self, path: Path, step: int) -> bool:
@@ -52,7 +54,35 @@ class CheckpointGate:
 
     def passed(self, step: int) -> list[Path]:
         """Take in a step with an ordinary loss; return the checkpoints that are healthy with this step."""
+        healthy = {
+            path: candidate
+            for path, candidate in self._candidates.values()
+            if step - candidate >= self.healthy_after
+        }
+        self.healthy |= {path.parent: candidate for path, candidate in healthy.items()}
         return self._take(lambda candidate: step - candidate >= self.healthy_after)
+
+    def can_go_back(self, before_step: int) -> bool:
+        """Return whether each folder has a healthy checkpoint below a step."""
+        found = [self.healthy.get(folder) for folder in self.folders]
+        return bool(found) and all(step is not None and step < before_step for step in found)
+
+    def go_back(self, before_step: int) -> int | None:
+        """Abandon the checkpoints of each folder that are newer than a healthy one below a step.
+
+        Returns:
+            The step to go on from; None, and nothing is changed, if not every folder has a healthy checkpoint.
+
+        Raises:
+            NotFound, OSError: see `checkpoint.roll_back`.
+        """
+        found = [newest_healthy(folder, before_step=before_step) for folder in self.folders]
+        healthy = [step for step in found if step is not None]
+        if not healthy or len(healthy) < len(found):
+            return None
+        for folder in self.folders:
+            roll_back(folder, to_step=min(healthy))
+        return min(healthy)
 
     def _take(self, is_due: Callable[[int], bool]) -> list[Path]:
         due = [path for path, step in self._candidates.values() if is_due(step)]

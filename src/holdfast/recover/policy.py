@@ -9,9 +9,9 @@ became durable. Where it began from an older checkpoint than the newest known on
 from the older one. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has
 gained.
 
-A broken loss ends the attempt: the next one goes on from a healthy checkpoint. A spike of the loss that comes again at
-the same step comes from the data or the settings, and the training goes on from there; a loss that is not finite at the
-same step again ends the run.
+A broken loss ends the attempt: the next one goes on from a healthy checkpoint. A spike of the loss that comes again
+about the same step comes from the data or the settings: the training goes on from there, as where there is no healthy
+checkpoint. A loss that is not finite again, before a newer checkpoint was healthy, ends the run.
 
 A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
 since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
@@ -50,6 +50,8 @@ class RestartLimits:
 
 
 KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
+SPIKE_SLACK = 3
+"""A spike that comes again may be certain so many steps later than before."""
 MAX_DOUBLINGS = 30
 """A wait is not doubled more often; it is at its bound long before."""
 
@@ -96,7 +98,9 @@ class LossBroken:
     step: int
     """The step at which that was certain."""
     is_spike: bool
-    """Whether the loss is a number, so that the training may go on from there."""
+    """Whether the loss is a finite number; the training can go on from there."""
+    can_go_back: bool = True
+    """Whether there is a healthy checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,13 @@ class Diagnosed:
     """Whether `mitigation` is advice for a run that is restarted, and so is left out where the run ends."""
     restored_step: int | None = None
     """Steps completed in the state that the attempt went on from; None where unknown."""
+    healthy_step: int | None = None
+    """For a broken loss, the step of the checkpoint to go back to: only what is healthy is a gain."""
+
+    @property
+    def reached(self) -> int | None:
+        """Return the step by which gains are counted."""
+        return self.step if self.healthy_step is None else self.healthy_step
 
 
 @dataclass(frozen=True)
@@ -280,8 +291,9 @@ def _leave_broken_state(
     _limits: RestartLimits, state: State, event: Event, _now_s: float
 ) -> Decision:
     assert isinstance(event, LossBroken)
-    if event.is_spike and state.spike_step is not None and event.step <= state.spike_step:
-        return state, ()  # it came again with the same data: the training goes on from there
+    known = state.spike_step is not None and event.step <= state.spike_step + SPIKE_SLACK
+    if event.is_spike and (known or not event.can_go_back):
+        return state, ()  # the same data bring it again: the training goes on from there
     spike_step = event.step if event.is_spike else state.spike_step
     failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
     return failing, (Kill(),)
@@ -364,7 +376,7 @@ def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s
         roots_since_gain=(_place(failure),)
         if gained
         else (*state.roots_since_gain, _place(failure)),
-        best_step=_higher(state.best_step, failure.step),
+        best_step=_higher(state.best_step, failure.reached),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
         has_stepped=failure.has_stepped,
     )
@@ -376,7 +388,7 @@ def _rolled_back(state: State, failure: Diagnosed) -> State:
     # A second loss down to the same step shows that what was gained since the first one did not last.
     if restored is None or newest is None or restored >= newest or restored == state.rolled_back_to:
         return state
-    if failure.step is not None and failure.step + 1 >= (state.best_step or 0):
+    if failure.reached is not None and failure.reached + 1 >= (state.best_step or 0):
         return state  # it came back to the best place, and is compared with that
     return replace(
         state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored
@@ -396,7 +408,7 @@ def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: 
     ):
         return True
     # One step more is the same step: a rank's last report may die with it.
-    return failure.step is not None and failure.step > (state.best_step or 0) + 1
+    return failure.reached is not None and failure.reached > (state.best_step or 0) + 1
 
 
 def _is_blind(state: State, failure: Diagnosed) -> bool:

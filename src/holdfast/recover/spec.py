@@ -35,7 +35,7 @@ class RunSpec:
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
     healthy_after: int = 20
-    """After so many steps with an ordinary loss a checkpoint is healthy."""
+    """After so many steps with an ordinary loss a checkpoint is healthy; 0: losses are not looked at."""
     fresh: bool = False
     """Whether checkpoints of other runs are set aside."""
     log_max_mib: int = 64
@@ -68,10 +68,10 @@ class RunSpec:
         _require(self.hangs.section_s > 0, "--section-limit-s", self.hangs.section_s, "more than 0")
         _require(self.hangs.silence_s > 0, "--silence-limit-s", self.hangs.silence_s, "more than 0")
         _require(
-            self.healthy_after >= SPIKE_STEPS,
+            self.healthy_after == 0 or self.healthy_after >= SPIKE_STEPS,
             "--healthy-after",
             self.healthy_after,
-            f"at least {SPIKE_STEPS}: so many steps show a spike of the loss",
+            f"at least {SPIKE_STEPS}, since so many steps show a spike of the loss, or 0 not to look at losses",
         )
         _require(
             self.log_max_mib >= 1,

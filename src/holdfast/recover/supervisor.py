@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import roll_back
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failure_history import FailureHistory
@@ -36,7 +35,7 @@ from holdfast.recover.spec import RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
-ACCEPTED = "The loss jumped again where it had jumped before: the training goes on from there"
+ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 WARM_AFTER_S = 5.0
@@ -106,7 +105,8 @@ class Supervisor:
         self._summary = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._marking: set[asyncio.Task[None]] = set()
-        """Those that change the marks of a checkpoint."""
+        """Tasks that change the marks of a checkpoint."""
+        self._marks_lock = asyncio.Lock()
         self._ended: asyncio.Future[Outcome] | None = None
 
     async def run(self, *, resumed: bool = False) -> Outcome:
@@ -209,7 +209,8 @@ class Supervisor:
         self._observe("step", {**told, **record.metrics})
 
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        if self._state.phase is not policy.Phase.RUNNING or message["loss"] is None:
+        is_watched = self._spec.healthy_after > 0 and message["loss"] is not None
+        if self._state.phase is not policy.Phase.RUNNING or not is_watched:
             return
         step, loss = int(message["step"]), float(message["loss"])
         leads = self._view.leads_losses(peer.rank)
@@ -219,7 +220,9 @@ class Supervisor:
                 self._mark(path, functools.partial(mark_healthy, path, step))
             return
         self._view.anomaly = found
-        self._tell(policy.LossBroken(step=found.step, is_spike=found.kind == "spike"))
+        can_go_back = self._gate.can_go_back(found.first_step)
+        is_spike = found.kind == "spike"
+        self._tell(policy.LossBroken(step=found.step, is_spike=is_spike, can_go_back=can_go_back))
         if self._state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
             self._anomalies.accept()
@@ -228,7 +231,8 @@ class Supervisor:
 
     def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
         async def mark() -> None:
-            error = await asyncio.to_thread(change, self._clock.now_s())
+            async with self._marks_lock:  # a hold must not come after the release
+                error = await asyncio.to_thread(change, self._clock.now_s())
             if error is not None:
                 self._gate.lost(path)
                 self._recorder.event("not_marked", {"path": str(path), "error": error})
@@ -237,7 +241,9 @@ class Supervisor:
         marking.add_done_callback(self._marking.discard)
 
     def _take_in_checkpoint(self, kind: str, path: Path, step: int) -> None:
-        if kind == "checkpoint" and self._gate.saved(path, step):
+        if kind == "checkpoint" and self._view.loss_leader is None:
+            self._gate.folders.add(path.parent)  # without losses nothing becomes healthy
+        elif kind == "checkpoint" and self._gate.saved(path, step):
             self._mark(path, functools.partial(hold, path))
         elif kind == "restored" and self._view.start_step is None:
             for left in self._gate.restored(step):
@@ -534,19 +540,15 @@ class Supervisor:
 
     async def _roll_back(self, anomaly: Anomaly) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
-        steps: list[int | None] = []
         if self._marking:
             await asyncio.wait(self._marking)
         try:
-            for folder in sorted(self._gate.folders):
-                back = functools.partial(roll_back, folder, before_step=anomaly.first_step)
-                steps.append(await asyncio.to_thread(back))
+            step = await asyncio.to_thread(self._gate.go_back, anomaly.first_step)
         except (HoldfastError, OSError) as error:
             self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
             return None
-        self._recorder.event("rolled_back", {**anomaly.to_json(), "to_steps": steps})
-        healthy = [step for step in steps if step is not None]
-        return min(healthy) if healthy and len(healthy) == len(steps) else None
+        self._recorder.event("rolled_back", {**anomaly.to_json(), "to_step": step})
+        return step
 
     def _rank_at_fault(self, diagnosis: Diagnosis) -> int | None:
         """Whether a rank that ended with code 0 brought the others down shows in the others' logs."""

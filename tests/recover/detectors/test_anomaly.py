@@ -43,21 +43,47 @@ def test_a_single_step_that_is_not_finite_is_none():
     assert found_in([2.5, NAN, 2.4, INF, 2.3] * 50) is None
 
 
-def test_two_ranks_at_one_step_are_enough():
+def test_all_ranks_at_one_step_are_one_step():
+    """The loss may be the mean of all ranks: then each one reports that the script left out the step."""
     detector = AnomalyDetector()
-    assert detector.look(0, 7, 2.0, leads=True) is None
-    assert detector.look(3, 7, NAN, leads=False) is None
-    assert not detector.is_calm
-    found = detector.look(5, 7, NAN, leads=False)
-    assert (found.kind, found.first_step, found.step) == ("not finite", 7, 7)
+    for step, loss in enumerate([2.0, NAN, 2.0, NAN, 2.0], 1):
+        for rank in range(4):
+            assert detector.look(rank, step, loss, leads=rank == 0) is None
 
 
 def test_a_rank_that_does_not_lead_is_enough_where_it_goes_on():
     detector = AnomalyDetector()
-    for step in (1, 2):
+    for step, loss in enumerate([2.0, NAN, NAN], 1):
         assert detector.look(0, step, 2.0, leads=True) is None
-        found = detector.look(1, step, NAN, leads=False)
-    assert (found.first_step, found.step) == (1, 2)
+        found = detector.look(1, step, loss, leads=False)
+    assert (found.first_step, found.step) == (2, 3)
+
+
+def test_a_stage_of_a_pipeline_without_a_loss_may_report_nan():
+    detector = AnomalyDetector()
+    for step in range(1, 10):
+        assert detector.look(0, step, NAN, leads=True) is None
+        assert detector.look(3, step, 2.0, leads=False) is None
+
+
+def test_several_reports_of_a_step_are_one():
+    detector = AnomalyDetector()
+    assert found_in(ordinary(100), detector) is None
+    assert [detector.look(0, 101, loss, leads=True) for loss in (NAN, NAN, 9.0)] == [None] * 3
+    assert detector.look(0, 102, NAN, leads=True).kind == "not finite"
+
+
+def test_a_script_that_counts_its_steps_anew_learns_anew():
+    """As one that trains one model after the other."""
+    detector = AnomalyDetector()
+    assert found_in(ordinary(200, level=0.1, noise=0.01), detector) is None
+    assert found_in(ordinary(200, level=2.0), detector) is None
+
+
+def test_losses_of_which_most_are_zero_are_no_spike():
+    source = random.Random(0)
+    losses = [0.0 if source.random() < 0.9 else source.random() for _ in range(1000)]
+    assert found_in([*losses, 0.5, 0.6, 0.7]) is None
 
 
 def test_ranks_whose_losses_differ_are_no_spike():
@@ -141,6 +167,7 @@ def test_a_level_that_is_accepted_is_the_usual_one():
     detector = AnomalyDetector()
     assert found_in([*ordinary(100), 9.0, 9.0, 9.0], detector) is not None
     detector.accept()
+    assert not detector.is_calm, "nothing would be seen"
     assert found_in(ordinary(500, level=9.0), detector, first_step=104) is None
     assert found_in([20.0] * 3, detector, first_step=604).kind == "spike"
 

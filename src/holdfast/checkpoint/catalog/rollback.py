@@ -7,32 +7,36 @@ from holdfast.checkpoint.catalog.lineage import note_abandoned, read_abandoned
 from holdfast.checkpoint.format.manifest import Save
 
 
-def roll_back(folder: Path, *, before_step: int) -> int | None:
-    """Abandon every checkpoint that is newer than the newest healthy one below a step.
-
-    The next restore takes the healthy checkpoint. The abandoned ones stay where they are. No job may save into the
-    folder meanwhile.
-
-    Args:
-        folder: of the checkpoints.
-        before_step: the first step whose state may be broken.
-
-    Returns:
-        The step of the healthy checkpoint; None where there is none, and then nothing is changed.
+def newest_healthy(folder: Path, *, before_step: int) -> int | None:
+    """Return the step of the newest healthy checkpoint below `before_step`; None if there is none.
 
     Raises:
-        OSError: the list of abandoned checkpoints could not be written.
+        NotFound: there is no such folder.
     """
-    line = [info for info in scan(folder) if not info.abandoned and info.save]
-    healthy = [
+    healthy = (
         info.step
-        for info in line
+        for info in scan(folder)
         if info.marks.healthy is not None
         and info.state in ("written", "verified")
         and info.step < before_step
-    ]
-    if not healthy:
-        return None
-    newer = {Save(step=info.step, save=info.save) for info in line if info.step > max(healthy)}
+        and not info.abandoned
+    )
+    return max(healthy, default=None)
+
+
+def roll_back(folder: Path, *, to_step: int) -> None:
+    """Abandon every checkpoint that is newer than `to_step`, so that the next restore passes them over.
+
+    The abandoned checkpoints stay where they are, until retention deletes them. No job may save into the folder
+    meanwhile.
+
+    Raises:
+        NotFound: there is no such folder.
+        OSError: the list of abandoned checkpoints could not be written.
+    """
+    newer = {
+        Save(step=info.step, save=info.save)
+        for info in scan(folder)
+        if info.save and info.step > to_step
+    }
     note_abandoned(folder, read_abandoned(folder) | newer)
-    return max(healthy)

@@ -1,5 +1,6 @@
 """What a supervisor saw of the ranks, for those who have one; `diagnose` also works without."""
 
+import math
 import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class BrokenLoss:
     step: int
     """The step of that loss."""
     first_step: int
-    """The first step in a row with such a loss."""
+    """The first of the steps in a row whose loss was broken."""
     usual: float | None = None
     """The median of the losses before; None where too few are known."""
 
@@ -89,7 +90,7 @@ def observed_lines(context: JobContext) -> tuple[str, ...]:
     """`context` in the words of `observer.log`, so that the same rules read both; time stamps left out."""
     lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
     if context.broken_loss is not None:
-        lines.append(_loss_line(context.broken_loss))
+        lines += _loss_lines(context.broken_loss)
     in_order = sorted(context.exits, key=lambda one: (one.at_monotonic_s, one.rank))
     first_found = (
         context.hang is not None
@@ -146,10 +147,14 @@ def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
     return [f"{start}; rank {rank} (pid {pid}) is frozen: {why}" for rank, pid in frozen]
 
 
-def _loss_line(loss: BrokenLoss) -> str:
-    usual = "" if loss.usual is None else f", where {loss.usual:.4g} is usual"
-    since = "" if loss.first_step == loss.step else f", as since step {loss.first_step}"
-    return f"holdfast: the loss is {loss.value:.4g} at step {loss.step}{since}{usual}"
+def _loss_lines(loss: BrokenLoss) -> list[str]:
+    """The first line alone is the root: what comes back has the same words, whatever its values are."""
+    what = "has jumped" if math.isfinite(loss.value) else "is not finite"
+    usual = "" if loss.usual is None else f"; usual was {loss.usual:.4g}"
+    return [
+        f"holdfast: the loss {what} at step {loss.step}",
+        f"holdfast: the loss was {loss.value:.4g} since step {loss.first_step}{usual}",
+    ]
 
 
 def _signal_name(number: int | None) -> str:

@@ -1,13 +1,13 @@
 """Find a loss that is not a finite number, or that stays far above its usual values.
 
 One step alone proves nothing: a script may itself leave out a step whose loss is NaN, and single outliers are noise. So
-an anomaly needs a second sign: a second rank at the same step, or the same at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps
-in a row.
+an anomaly needs the same at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in a row. A rank that has never reported a finite
+loss is passed over: a stage of a pipeline may report NaN for want of a loss.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary steps (robust
-statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before. Until `LEAST_STEPS` are known, as in the
-warm-up, only losses that are not finite count. A falling loss, and a learning rate that changes, widen the deviation
-and so make the comparison less strict.
+statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before, and it must be higher than each of them.
+Until `LEAST_STEPS` are known, as in the warm-up, only losses that are not finite count. A falling loss, and a learning
+rate that changes, widen the deviation and so make the comparison less strict.
 """
 
 import math
@@ -59,57 +59,70 @@ class AnomalyDetector:
         """Steps in a row whose loss was not ordinary."""
         self._not_finite: dict[int, list[int]] = {}
         """For each rank, its last steps in a row whose loss was not finite."""
+        self._last_step: dict[int, int] = {}
+        """For each rank that has reported a finite loss, its last step."""
+        self._learns_anew = False
 
     def restarted(self, start_step: int) -> None:
         """Forget all steps after `start_step`, since the job makes them again."""
         kept = [one for one in self._ordinary if one[0] <= start_step]
         self._ordinary = deque(kept, maxlen=WINDOW)
+        self._last_step = dict.fromkeys(self._last_step, start_step)
         self._forget_signs()
 
     def accept(self) -> None:
         """Learn anew which losses are usual: the job goes on at the level that it has reached."""
         self._ordinary.clear()
+        self._learns_anew = True
         self._forget_signs()
 
     @property
     def is_calm(self) -> bool:
-        """Whether no sign of an anomaly is there."""
-        return not self._high and not self._not_finite
+        """Return whether no sign of an anomaly is there, and whether a sign would have been seen."""
+        return not (self._high or self._not_finite or self._learns_anew)
 
     def look(self, rank: int, step: int, loss: float | None, *, leads: bool) -> Anomaly | None:
         """Take in the loss of a rank's step; return the anomaly that is certain with this step.
 
         Args:
             rank: the reporting rank.
-            step: steps completed.
+            step: steps completed. A second report of a step is passed over; a step below the last one means that the
+                script counts anew.
             loss: None where the rank reports no loss.
-            leads: whether spikes are looked for in this rank's losses; in those of one rank alone, since the losses of
-                different ranks differ.
+            leads: whether spikes are looked for in this rank's losses. The losses of different ranks differ, so that
+                one rank alone leads.
         """
         if loss is None:
             return None
-        if not math.isfinite(loss):
+        is_finite = math.isfinite(loss)
+        last = self._last_step.get(rank)
+        if last is None and not is_finite:
+            return None
+        if last is not None and step <= last:
+            if step == last:
+                return None
+            self.restarted(step - 1)
+        self._last_step[rank] = step
+        if not is_finite:
             return self._look_at_not_finite(rank, step, loss)
         self._not_finite.pop(rank, None)
         return self._look_at_level(step, loss) if leads else None
 
     def _look_at_not_finite(self, rank: int, step: int, loss: float) -> Anomaly | None:
-        own = self._not_finite.setdefault(rank, [])
-        own.append(step)
-        others = [one for other, one in self._not_finite.items() if other != rank and step in one]
-        if len(own) < NOT_FINITE_STEPS and not others:
+        steps = self._not_finite.setdefault(rank, [])
+        steps.append(step)
+        if len(steps) < NOT_FINITE_STEPS:
             return None
-        first_step = min(steps[0] for steps in (own, *others))
         self._forget_signs()
-        return Anomaly(
-            kind="not finite", first_step=first_step, step=step, value=loss, usual=self._usual()[0]
-        )
+        usual, _ = self._usual()
+        return Anomaly(kind="not finite", first_step=steps[0], step=step, value=loss, usual=usual)
 
     def _look_at_level(self, step: int, loss: float) -> Anomaly | None:
         usual, limit = self._usual()
-        if limit is None or loss < limit:
+        if limit is None or loss <= limit:
             self._high.clear()
             self._ordinary.append((step, loss))
+            self._learns_anew &= limit is None
             return None
         self._high.append(step)
         if len(self._high) < SPIKE_STEPS:
@@ -121,8 +134,8 @@ class AnomalyDetector:
         )
 
     def _forget_signs(self) -> None:
-        self._high.clear()
-        self._not_finite.clear()
+        self._high = []
+        self._not_finite = {}
 
     def _usual(self) -> tuple[float | None, float | None]:
         """Return the median of ordinary losses, and the limit of a spike; None where too few are known."""
@@ -131,4 +144,6 @@ class AnomalyDetector:
         losses = [loss for _, loss in self._ordinary]
         middle = median(losses)
         deviation = NORMAL * median(abs(loss - middle) for loss in losses)
-        return middle, middle + max(DEVIATIONS * deviation, LEAST_RISE * abs(middle))
+        rise = max(DEVIATIONS * deviation, LEAST_RISE * abs(middle))
+        # Where most losses are equal, as zeros are, nothing shows how far they may be from each other.
+        return middle, None if deviation == 0 else max(middle + rise, *losses)
