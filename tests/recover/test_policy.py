@@ -289,6 +289,7 @@ def test_a_broken_loss_ends_the_attempt_at_once_and_then_the_run_where_nothing_n
     assert actions[1:3] == [Kill(), Diagnose()]
     assert state.phase is Phase.RUNNING
     assert play(broken(9, 175, healthy=100), state)[0].phase is Phase.ENDED
+    assert play(broken(9, 173, healthy=150), state)[0].phase is Phase.ENDED, "the same step"
     assert play(broken(9, 400, healthy=350), state)[0].phase is Phase.RUNNING
 
 

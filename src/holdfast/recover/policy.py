@@ -11,7 +11,7 @@ gained.
 
 A broken loss ends the attempt: the next one goes on from a healthy checkpoint. A spike of the loss that comes again
 about the same step comes from the data or the settings: the training goes on from there, as where there is no healthy
-checkpoint. A loss that is not finite again, before a newer checkpoint was healthy, ends the run.
+checkpoint. A loss that is not finite again, at the same step or before a newer checkpoint was healthy, ends the run.
 
 A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
 since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
@@ -50,8 +50,8 @@ class RestartLimits:
 
 
 KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
-SPIKE_SLACK = 3
-"""A spike that comes again may be certain so many steps later than before."""
+BROKEN_SLACK = 3
+"""A loss that breaks again may be certain so many steps later than before."""
 MAX_DOUBLINGS = 30
 """A wait is not doubled more often; it is at its bound long before."""
 
@@ -259,6 +259,8 @@ class State:
     """Whether the present attempt began below the launcher of the one before."""
     spike_step: int | None = None
     """The step of the last spike of the loss that ended an attempt."""
+    broken_step: int | None = None
+    """The step of the last broken loss after which a healthy checkpoint was gone back to."""
 
 
 Decision = tuple[State, tuple[Action, ...]]
@@ -291,7 +293,7 @@ def _leave_broken_state(
     _limits: RestartLimits, state: State, event: Event, _now_s: float
 ) -> Decision:
     assert isinstance(event, LossBroken)
-    known = state.spike_step is not None and event.step <= state.spike_step + SPIKE_SLACK
+    known = state.spike_step is not None and event.step <= state.spike_step + BROKEN_SLACK
     if event.is_spike and (known or not event.can_go_back):
         return state, ()  # the same data bring it again: the training goes on from there
     spike_step = event.step if event.is_spike else state.spike_step
@@ -379,6 +381,7 @@ def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s
         best_step=_higher(state.best_step, failure.reached),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
         has_stepped=failure.has_stepped,
+        broken_step=state.broken_step if failure.healthy_step is None else failure.step,
     )
 
 
@@ -403,6 +406,13 @@ def _place(failure: Diagnosed) -> tuple[str, bool]:
 def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> bool:
     if _is_blind(state, failure):
         return now_s - state.launched_at_s >= limits.blind_gain_s
+    if (
+        failure.healthy_step is not None
+        and state.broken_step is not None
+        and failure.step is not None
+        and failure.step <= state.broken_step + BROKEN_SLACK
+    ):
+        return False
     if failure.checkpoint_step is not None and failure.checkpoint_step > (
         state.best_checkpoint_step or 0
     ):

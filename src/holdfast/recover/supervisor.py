@@ -251,7 +251,10 @@ class Supervisor:
 
     def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
-        start_step = int(restored["step"]) if restored is not None else record.step - 1
+        is_own = (
+            restored is not None and int(restored["step"]) < record.step
+        )  # not of another training
+        start_step = int(restored["step"]) if restored is not None and is_own else record.step - 1
         self._view.start_step = start_step
         self._anomalies.restarted(start_step)
         self._recorder.first_step(start_step, record.at_s)
