@@ -220,8 +220,7 @@ class Supervisor:
                 self._mark(path, functools.partial(mark_healthy, path, step))
             return
         self._view.anomaly = found
-        can_go_back = self._gate.can_go_back(found.first_step)
-        is_spike = found.kind == "spike"
+        can_go_back, is_spike = self._gate.can_go_back(found.first_step), found.kind == "spike"
         self._tell(policy.LossBroken(step=found.step, is_spike=is_spike, can_go_back=can_go_back))
         if self._state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
@@ -251,10 +250,9 @@ class Supervisor:
 
     def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
-        is_own = (
-            restored is not None and int(restored["step"]) < record.step
-        )  # not of another training
-        start_step = int(restored["step"]) if restored is not None and is_own else record.step - 1
+        start_step = record.step - 1
+        if restored is not None:  # a step beyond is of another training
+            start_step = min(start_step, int(restored["step"]))
         self._view.start_step = start_step
         self._anomalies.restarted(start_step)
         self._recorder.first_step(start_step, record.at_s)
