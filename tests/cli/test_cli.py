@@ -317,6 +317,7 @@ def test_the_command_line_is_what_was_agreed():
             "--fresh",
             "--hang-factor",
             "--hang-floor-s",
+            "--healthy-after",
             "--json",
             "--log-max-mib",
             "--max-restarts",
