@@ -219,7 +219,7 @@ def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wis
 def _evaluation(
     paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]
 ) -> "RunEvaluation | None":
-    """What evaluates the run's checkpoints, if somebody asked for it when it was begun or resumed."""
+    """Return what evaluates the run's checkpoints; None if the run was begun and resumed without an evaluation."""
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
 
     wish = Wish.kept(paths)
@@ -269,7 +269,7 @@ class _Narrator:
         self._lines.put(text)
 
     def finish(self) -> None:
-        """Wait for what is still to be said, but not for ever."""
+        """Wait until all lines are printed, for a limited time."""
         self._lines.put(None)
         self._thread.join(LAST_WORDS_S)
 

@@ -90,7 +90,7 @@ def kill_descendants(
     left: str | None = None,
     but: int | None = None,
 ) -> None:
-    """SIGKILL every descendant of a process, by default this one, until none is left; it reaches stopped ones too.
+    """Send SIGKILL to the descendants of a process until none is left. SIGKILL also ends stopped processes.
 
     Args:
         of_pid: the process; None: this one.

@@ -1,4 +1,4 @@
-"""Keeps a run going: enters a command (`RunSpec`), leaves an `Outcome`, with its history in the ledger.
+"""Keep a run going. The input is a command (`RunSpec`), the output an `Outcome` and the run's history in the ledger.
 
 In order, a module each:
 

@@ -552,7 +552,7 @@ class Supervisor:
         return step
 
     def _rank_at_fault(self, diagnosis: Diagnosis) -> int | None:
-        """Whether a rank that ended with code 0 brought the others down shows in the others' logs."""
+        """Return the rank at fault. Logs alone show whether a rank that ended with code 0 ended the others."""
         rank = diagnosis.scope.get("rank")
         left = diagnosis.decided_by[:1] == ("observer-left",) and isinstance(rank, int)
         return rank if left else self._view.blamed_rank

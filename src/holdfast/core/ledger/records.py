@@ -60,7 +60,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """A failure of the job: what was seen, what it was diagnosed to be, what was done, what it cost."""
+    """A failure of the job, with its diagnosis, the action that was taken, and its cost."""
 
     incident_id: int | None = None
     """None until the ledger gave it one."""
@@ -77,7 +77,7 @@ class Incident:
     diagnosis: dict[str, Any]
     """The published JSON of `holdfast.diagnose`."""
     action: str = ""
-    """What was done: `restart` or `stop`."""
+    """The action that was taken: `restart` or `stop`."""
     explanation: str = ""
     """Why, in a sentence."""
     resumed_at_s: float | None = None

@@ -18,7 +18,7 @@ class RankExit:
     at_monotonic_s: float
     """When it was seen to have ended; the smallest of a job died first."""
     exit_code: int | None = None
-    """What it returned; None where a signal ended it."""
+    """The exit code of the process; None if a signal ended the process."""
     signal: int | None = None
     """The signal that ended it."""
     last_step: int | None = None
@@ -72,7 +72,7 @@ class BrokenLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class JobContext:
-    """What the supervisor of one attempt knows besides the logs."""
+    """The facts that the supervisor of one attempt has besides the logs."""
 
     exits: tuple[RankExit, ...] = ()
     hang: Hang | None = None
