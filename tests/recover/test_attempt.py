@@ -36,6 +36,10 @@ def started(pid, *, starts_again=True):
     return {"kind": "started", "pid": pid, "starts_again": starts_again}
 
 
+def gone(*, launcher_lives=True):
+    return {"kind": "gone", "launcher_lives": launcher_lives}
+
+
 @pytest.fixture
 def view():
     """Two ranks, attached, at step 3."""
@@ -166,12 +170,9 @@ def test_the_diagnosis_names_the_option_of_the_limit_that_was_passed(limit_s, wa
     assert "--silence-limit-s" not in diagnosis.mitigation
 
 
-def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):
-    monkeypatch.setattr("holdfast.recover.attempt.parent_of", {10: 5, 11: 5}.get)
-    monkeypatch.setattr("holdfast.recover.attempt.process_state", {5: "zombie"}.get)
-    view.heard(SHIMS[1], started(31), 5.0)
+def test_ranks_that_end_with_their_launcher_are_not_blamed(view):
     for shim in reversed(SHIMS):
-        view.heard(shim, {"kind": "gone"}, 6.0)
+        view.heard(shim, gone(launcher_lives=False), 6.0)
     assert (view.blamed_rank, view.launcher_ended_first) == (None, True)
     launcher, *ranks = view.observations(0.0)
     assert "holdfast: the launcher died after step 3; it ended first" in launcher
@@ -196,19 +197,16 @@ def test_a_launcher_that_ended_by_itself_is_not_blamed(view, returncode):
     assert not view.launcher_ended_first
 
 
-def test_a_launcher_that_the_supervisor_ended_is_not_blamed(view, monkeypatch):
-    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
-    view.launcher, view.killed = 5, True
-    view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+def test_a_launcher_that_the_supervisor_ended_is_not_blamed(view):
+    view.killed = True
+    view.heard(SHIMS[1], gone(launcher_lives=False), 6.0)
     view.launcher_ended(-9)
     assert not view.launcher_ended_first
 
 
-def test_a_rank_that_failed_before_its_launcher_ended_is_blamed(view, monkeypatch):
-    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
-    view.launcher = 5
+def test_a_rank_that_failed_before_its_launcher_ended_is_blamed(view):
     view.heard(SHIMS[0], exited(1, 5.0), 5.0)
-    view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+    view.heard(SHIMS[1], gone(launcher_lives=False), 6.0)
     assert (view.blamed_rank, view.launcher_ended_first) == (0, False)
 
 
@@ -224,11 +222,11 @@ def test_most_ranks_that_ended_well_have_completed():
 
 
 def test_a_shim_that_ends_without_a_word_took_its_rank_with_it(view):
-    view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+    view.heard(SHIMS[1], gone(), 6.0)
     (end,) = view.exits
     assert (end.rank, end.signal, end.at_monotonic_s) == (1, 9, 6.0)
     view.heard(SHIMS[0], exited(0, 5.0), 5.0)
-    view.heard(SHIMS[0], {"kind": "gone"}, 5.1)
+    view.heard(SHIMS[0], gone(), 5.1)
     assert len(view.exits) == 2, "a shim that told the end is not counted twice"
 
 
@@ -252,28 +250,41 @@ def test_steps_of_a_rank_that_never_attached_are_not_counted(view):
 SWEPT = {"kind": "swept", "log_dropped_bytes": 3}
 
 
-@pytest.mark.parametrize("launcher", ["sleeping", "zombie", None])
-def test_the_next_attempt_begins_below_a_launcher_that_lives(view, monkeypatch, launcher):
-    monkeypatch.setattr("holdfast.recover.attempt.parent_of", {10: 5, 11: 5}.get)
-    monkeypatch.setattr("holdfast.recover.attempt.process_state", {5: launcher}.get)
+def test_the_next_attempt_begins_below_launchers_that_live(view):
     for shim in SHIMS:
         assert not view.all_ended
         view.heard(shim, started(30 + shim.rank), 0.0)
         view.heard(shim, SWEPT, 5.0)
+        view.heard(shim, SWEPT, 5.0)  # repeated, since the agent is another one
     assert (view.all_ended, view.dropped_log_bytes) == (True, 6)
-    assert view.can_start_again is (launcher == "sleeping")
+    assert view.can_start_again
+    view.launcher_ended(0)
+    assert not view.can_start_again
+
+
+def test_a_lost_node_ends_its_ranks_and_is_blamed_instead_of_those_that_miss_them(view):
+    view.heard(SHIMS[0], exited(1, 5.0), 5.0)  # it has lost the connection to rank 1
+    view.heard(SHIMS[0], SWEPT, 5.0)
+    assert not view.all_ended
+    view.node_lost("n2", [1], 7.0)
+    assert view.all_ended
+    assert not view.can_start_again
+    assert view.blamed_rank is None
+    lines = view.observations(0.0)
+    assert lines[0].endswith("holdfast: node n2 was lost after step 3; it ended first\n")
+    diagnosis = diagnose([], view.context())
+    assert (diagnosis.decided_by, diagnosis.reason) == (("observer-node",), "NodeFailure")
+    assert diagnosis.restart_helps
 
 
 @pytest.mark.parametrize("shim", ["gone", "of another program"])
-def test_the_next_attempt_needs_every_shim(view, monkeypatch, shim):
-    monkeypatch.setattr("holdfast.recover.attempt.parent_of", lambda _pid: 5)
-    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: "sleeping")
+def test_the_next_attempt_needs_every_shim(view, shim):
     view.starts_again.clear()
     view.heard(SHIMS[0], started(30), 0.0)
     view.heard(SHIMS[1], started(31, starts_again=shim == "gone"), 0.0)
     assert view.can_start_again is (shim == "gone")
     view.heard(SHIMS[0], SWEPT, 5.0)
-    view.heard(SHIMS[1], {"kind": "gone"}, 5.0)
+    view.heard(SHIMS[1], gone(), 5.0)
     assert view.all_ended, "what is below a shim ends with it"
     assert not view.can_start_again
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from holdfast.core.channel import frame
 from holdfast.core.errors import ChannelError
 from holdfast.core.link import ENV_CONNECT
+from holdfast.recover.agent.rendezvous import loopback_listener
 from holdfast.recover.channel import (
     ENV_ADDRESS,
     ENV_TOKEN,
@@ -28,12 +30,27 @@ from holdfast.recover.channel import (
 RANK = Peer(role="rank", attempt=1, rank=0, local_rank=0, world_size=1, pid=1)
 
 
+class Server(ChannelServer):
+    """A server at an address of its own."""
+
+    def __init__(self, on_message):
+        self.token, self.listening = "a-token", loopback_listener()
+        super().__init__(on_message, token=self.token)
+
+    async def start(self):
+        await super().start(self.listening)
+
+    @property
+    def address(self):
+        return "{}:{}".format(*self.listening.getsockname())
+
+
 def with_server(scenario, timeout_s=30):
     """Run `scenario(server, heard)` beside a listening server; returns what was heard."""
     heard = []
 
     async def run():
-        server = ChannelServer(lambda peer, message: heard.append((peer, message)))
+        server = Server(lambda peer, message: heard.append((peer, message)))
         await server.start()
         try:
             await scenario(server, heard)
@@ -251,3 +268,60 @@ def test_encode_bounds_a_message_and_decode_takes_objects_only():
         b"\xff\xfe",
     ):
         assert decode(body) is None
+
+
+def test_a_rank_repeats_to_the_next_agent_what_that_must_know():
+    """The socket stays open while no agent serves it; what is sent meanwhile waits."""
+    heard = []
+    listening = loopback_listener()
+    address = "{}:{}".format(*listening.getsockname())
+
+    async def serve(until):
+        def note(_peer, message):
+            if message["kind"] != "gone":
+                heard.append(message)
+
+        server = ChannelServer(note, token="t")
+        await server.start(listening.dup())
+        while not until():
+            await asyncio.sleep(0.005)
+        await server.close()
+
+    def run(until):
+        asyncio.run(asyncio.wait_for(serve(until), 30))
+
+    serving = threading.Thread(target=run, args=(lambda: len(heard) == 1,))
+    serving.start()
+    client = ChannelClient(address, "t", RANK)
+    serving.join()
+    assert client.receive() is None
+    connecting = threading.Thread(target=client.reconnect, args=(lambda: [{"kind": "watch"}],))
+    connecting.start()
+    serving = threading.Thread(target=run, args=(lambda: len(heard) == 4,))
+    serving.start()
+    connecting.join()
+    client.send({"kind": "step", "step": 1})
+    serving.join()
+    assert [message["kind"] for message in heard[:4]] == ["hello", "hello", "watch", "step"]
+    assert (heard[0]["again"], heard[1]["again"]) == (False, True)
+    client.close()
+    listening.close()
+
+
+def test_without_a_node_there_is_no_other_agent():
+    listening = loopback_listener()
+
+    async def once():
+        server = ChannelServer(lambda _peer, _message: None, token="t")
+        await server.start(listening)
+        address = "{}:{}".format(*listening.getsockname())
+        client = await asyncio.to_thread(ChannelClient, address, "t", RANK)
+        await server.close()
+        return client
+
+    client = asyncio.run(once())
+    assert client.receive() is None
+    assert not client.reconnect(list)
+    assert not client.wait_until_connected()
+    with pytest.raises(OSError, match="ended"):
+        client.send({"kind": "step", "step": 1})

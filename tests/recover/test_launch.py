@@ -2,9 +2,8 @@
 
 import asyncio
 
-from holdfast.core.failure_history import FailureHistory
 from holdfast.core.paths import RunPaths
-from holdfast.recover.launch import ATTEMPTS_WITH_LOGS, launch, make_log_folder
+from holdfast.recover.launch import ATTEMPTS_WITH_LOGS, Place, launch, make_log_folder
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 
@@ -19,10 +18,8 @@ def test_the_logs_of_old_attempts_are_deleted(tmp_path):
     lock = RunLock.acquire(paths.lock)
 
     async def start():
-        channel = {"address": "127.0.0.1:1", "token": "x"}
-        job = await launch(
-            spec, paths, 31, **channel, lock_fd=lock.fd, echo=False, history=FailureHistory()
-        )
+        channel = {"address": "127.0.0.1:1", "token": "x", "environment": {}, "place": Place()}
+        job = await launch(spec, paths, 31, **channel, lock_fd=lock.fd, echo=False)
         return await job.wait()
 
     assert asyncio.run(start()) == 0

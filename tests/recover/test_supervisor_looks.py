@@ -8,7 +8,6 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover import policy, supervisor
 from holdfast.recover.channel import Peer
-from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 from holdfast.testing import FakeClock
 
@@ -23,18 +22,22 @@ def test_a_look_that_takes_long_is_no_standstill_of_the_supervisor(tmp_path, mon
         clock.advance(seconds)
         await waited(0)
 
-    def activity(pids):
+    async def look(pids):
         clock.advance(supervisor.STANDSTILL_S + 0.5)
         return dict.fromkeys(pids, (1.0, 1))
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    monkeypatch.setattr(supervisor, "activity", activity)
-    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: "disk-sleep")
-    lock = RunLock.acquire(tmp_path / "lock")
     spec = RunSpec(command=("true",), cwd=str(tmp_path))
     watching = supervisor.Supervisor(
-        spec, RunPaths(tmp_path, "r"), Ledger.open(ledger_url(tmp_path)), lock, clock=clock
+        spec,
+        RunPaths(tmp_path, "r"),
+        Ledger.open(ledger_url(tmp_path)),
+        token="x",
+        generation=1,
+        clock=clock,
     )
+    monkeypatch.setattr(watching._nodes, "look", look)
+    watching.states({0: "disk-sleep"})
     watching._state = replace(watching._state, phase=policy.Phase.RUNNING)
     for message in (
         {"kind": "hello"},
@@ -57,4 +60,3 @@ def test_a_look_that_takes_long_is_no_standstill_of_the_supervisor(tmp_path, mon
     assert clock.monotonic_s() - began_s < 2 * spec.hangs.floor_s
     watching._logs.close()
     watching._recorder.close()
-    lock.release()

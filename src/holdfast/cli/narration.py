@@ -27,7 +27,7 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"{data['folder']} is full: {data['deleted']} was deleted to make room"
         case "fault_injected":
             return f"step {data['step']}: {data['detail']}"
-        case "trouble":
+        case "trouble" | "nodes":
             return str(data["text"])
         case "ended":
             return str(data["outcome"])

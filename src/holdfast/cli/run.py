@@ -16,10 +16,20 @@ from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
-from holdfast.recover import RunSpec, begin_run, change_options, detach, supervise
+from holdfast.recover import (
+    RunSpec,
+    begin_run,
+    change_options,
+    default_stem,
+    detach,
+    join,
+    meeting_of,
+    supervise,
+)
 
 if TYPE_CHECKING:
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
+    from holdfast.recover import Meeting, Outcome
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
@@ -81,6 +91,24 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.command()
 @_with_settings
 @click.option(
+    "--nnodes",
+    type=int,
+    metavar="N",
+    help="Nodes that train; start this command on each.  [default: 1]",
+)
+@click.option(
+    "--rendezvous",
+    metavar="HOST:PORT",
+    help="Where the nodes meet: one of them, and a free port.  [default: of torchrun or Slurm]",
+)
+@click.option(
+    "--spares",
+    type=int,
+    default=0,
+    metavar="N",
+    help="Nodes of a Slurm step that wait to replace others.",
+)
+@click.option(
     "--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]"
 )
 @click.option(
@@ -123,6 +151,9 @@ def command(
     place: Place,
     /,
     job: tuple[str, ...],
+    nnodes: int | None,
+    rendezvous: str | None,
+    spares: int,
     resume: str | None,
     name: str | None,
     fresh: bool,
@@ -139,6 +170,8 @@ def command(
     \b
     holdfast run --nproc 8 -- python train.py --lr 3e-4
     holdfast run -- torchrun --nproc-per-node 8 train.py
+    srun holdfast run --spares 1 -- torchrun --nproc-per-node 8 train.py
+    holdfast run --nnodes 4 --rendezvous node1:29500 -- torchrun --nproc-per-node 8 train.py
     holdfast run --eval-suite nightly.toml --eval-option=--hf-config=./llama -- python train.py
     holdfast run --resume RUN
 
@@ -162,14 +195,31 @@ def command(
     }
     with Ledger.open(place.ledger) as ledger:
         if resume is None:
-            options = {**_merged(DEFAULTS, given), "fresh": fresh}
-            spec = RunSpec.from_options(list(job), str(Path.cwd()), options)
-            run_id = begin_run(spec, ledger, place.home, name=name).run_id
+            command_line, cwd, options = list(job), str(Path.cwd()), {**DEFAULTS, "fresh": fresh}
         else:
             run = ledger.run(resume)
+            command_line, cwd, options = run.command, run.cwd, run.options
+        options = _merged(options, given)
+        meeting = meeting_of(
+            command_line,
+            nnodes=nnodes or (options.get("nnodes") if resume else None),
+            rendezvous=rendezvous,
+            spares=spares,
+            stem=default_stem(command_line),
+        )
+        options["nnodes"] = 1 if meeting is None else meeting.nnodes
+        spec = RunSpec.from_options(command_line, cwd, options)
+        listening = None if meeting is None else meeting.listen()
+        if meeting is not None and listening is None:
+            return _join(spec, place, meeting, echo=not (no_echo or as_json), as_json=as_json)
+        if resume is None and meeting is not None and name is None:
+            name = meeting.run_name
+        if resume is None:
+            run_id = begin_run(spec, ledger, place.home, name=name).run_id
+        else:
             run_id = run.run_id
-            if given:
-                change_options(run, _merged(run.options, given), ledger, place.home)
+            if options != run.options:
+                change_options(run, options, ledger, place.home)
         paths = RunPaths(place.home, run_id)
         if wish is not None:
             wish.keep(paths)
@@ -187,12 +237,22 @@ def command(
 
         try:
             outcome = supervise(
-                run_id, ledger, place.home, observer=observe, echo=not (no_echo or as_json)
+                run_id,
+                ledger,
+                place.home,
+                observer=observe,
+                echo=not (no_echo or as_json),
+                meeting=meeting,
+                listening=listening,
             )
             if evaluation is not None:
                 evaluation.finish()
         finally:
             narrator.finish()
+    return _print_outcome(run_id, outcome, as_json=as_json)
+
+
+def _print_outcome(run_id: str, outcome: "Outcome", *, as_json: bool) -> int:
     if as_json:
         fields = {
             "state": outcome.state,
@@ -201,6 +261,17 @@ def command(
         }
         print_json("run", {"run": run_id, **fields})
     return outcome.exit_code
+
+
+def _join(spec: RunSpec, place: Place, meeting: "Meeting", *, echo: bool, as_json: bool) -> int:
+    """Take part in a run that another node leads."""
+    narrator = _Narrator(meeting.key)
+    try:
+        outcome = join(spec, place.home, meeting=meeting, observer=narrator, echo=echo)
+        narrator("ended", {"outcome": outcome.sentence})
+    finally:
+        narrator.finish()
+    return _print_outcome(meeting.key, outcome, as_json=as_json)
 
 
 def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wish | None":

@@ -76,7 +76,7 @@ class Wish:
 
 
 class RunEvaluation:
-    """An observer of a run (`holdfast.recover.supervisor.Observer`) that has its checkpoints evaluated as they come.
+    """An observer of a run (`holdfast.recover.agent.node.Observer`) that has its checkpoints evaluated as they come.
 
     The watch is started with the first checkpoint, whose folder's folder is watched, and again with the next one if it
     has ended. That the run is over it is told by a file, RUN/evaluation.over: it then does what is left, and ends.

@@ -139,7 +139,7 @@ def _figures(summary: RunSummary) -> dict[str, Any]:
 def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
     """Save a run's state and stop it."""
     with Ledger.open(place.ledger) as ledger:
-        stop_run(ledger.run(run_id), place.home, timeout_s=timeout_s)
+        stop_run(run_id, ledger, place.home, timeout_s=timeout_s)
         outcome = ledger.run(run_id).outcome
     if as_json:
         print_json("stop", {"run": run_id, "outcome": outcome})

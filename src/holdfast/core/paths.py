@@ -92,6 +92,15 @@ class RunPaths:
         return self.root / "report" / "report.html"
 
     @property
+    def supervisors(self) -> Path:
+        """Folder with a file for each supervisor that the run has had; the highest number is the present one."""
+        return self.root / "supervisors"
+
+    def node_lock(self, node_id: str) -> Path:
+        """Locked while any process of the run lives on a node other than the first."""
+        return self.root / "nodes" / f"{node_id}.lock"
+
+    @property
     def lock(self) -> Path:
         """Locked while the supervisor or any process of its job lives."""
         return self.root / "lock"

@@ -2,13 +2,14 @@
 
 In order, a module each:
 
-1. `spec`: what to run and how to supervise it; `runs`: begin, resume, stop, remove a run
-2. `launch`: the job's processes: `guard` → torchrun → `shim`, one a rank → the user's command, once an attempt
-3. `attach`: what the user's script tells, over `channel`
+1. `spec`: what to run and how to supervise it; `runs`: begin, join, resume, stop, remove a run
+2. `agent`: one node's part of a run; `launch`: the job's processes there: `guard` → torchrun → `shim`, one a rank → the
+   user's command
+3. `attach`: what the user's script sends, over `channel`, to its node's agent, and from there to `nodes`
 4. `attempt`: what is known of an attempt; `detectors`: what is wrong with it (`stacks`: where its
    ranks stand); `gate`: which checkpoints are healthy; `stop_vote`: where it can stop
 5. `policy`: what to do next, a pure function
-6. `supervisor`: carries it out and writes it down
+6. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,30 +17,35 @@ from typing import TYPE_CHECKING, Any
 from holdfast.recover.attach import Run, attach
 
 if TYPE_CHECKING:
+    from holdfast.recover.agent.rendezvous import Meeting, meeting_of
     from holdfast.recover.detectors.hang import HangLimits
     from holdfast.recover.outcome import Outcome
     from holdfast.recover.runs import (
         begin_run,
         change_options,
+        default_stem,
         detach,
+        join,
         remove_run,
         state_of,
         stop_run,
         supervise,
     )
     from holdfast.recover.spec import RunSpec
-    from holdfast.recover.supervisor import Supervisor
 
 __all__ = [
     "HangLimits",
+    "Meeting",
     "Outcome",
     "Run",
     "RunSpec",
-    "Supervisor",
     "attach",
     "begin_run",
     "change_options",
+    "default_stem",
     "detach",
+    "join",
+    "meeting_of",
     "remove_run",
     "state_of",
     "stop_run",
@@ -48,12 +54,15 @@ __all__ = [
 
 _HOMES = {
     "HangLimits": "detectors.hang",
+    "Meeting": "agent.rendezvous",
     "Outcome": "outcome",
     "RunSpec": "spec",
-    "Supervisor": "supervisor",
     "begin_run": "runs",
     "change_options": "runs",
+    "default_stem": "runs",
     "detach": "runs",
+    "join": "runs",
+    "meeting_of": "agent.rendezvous",
     "remove_run": "runs",
     "state_of": "runs",
     "stop_run": "runs",

@@ -151,6 +151,8 @@ class _Link:
         self._mark_s = time.monotonic()
         self._sections_s = 0.0
         self._skipped: dict[str, Any] | None = None
+        self._last_step: dict[str, Any] | None = None
+        """The last one that was sent."""
         self._pid = os.getpid()
         self._open_sections: list[tuple[str, float | None]] = []
         self._is_watched = False
@@ -261,14 +263,22 @@ class _Link:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            # The reader sees the same, and ends this process or has it go on without a supervisor.
-            with contextlib.suppress(OSError):
+            self._send_once(item)
+            if not self._has_reported_imports and _is_at_work(item):
+                self._has_reported_imports = True
+                # In a thread of its own: a disk that hangs must not hold up the reports.
+                with contextlib.suppress(RuntimeError):  # no thread is to be had
+                    threading.Thread(target=self._report_imports, daemon=True).start()
+
+    def _send_once(self, item: dict[str, Any]) -> None:
+        while True:
+            try:
                 self._send(item)
-                if not self._has_reported_imports and _is_at_work(item):
-                    self._has_reported_imports = True
-                    # In a thread of its own: a disk that hangs must not hold up the reports.
-                    with contextlib.suppress(RuntimeError):  # no thread is to be had
-                        threading.Thread(target=self._report_imports, daemon=True).start()
+            except OSError:
+                # The reader connects again, or ends this process, or has it go on without a supervisor.
+                if self._client.wait_until_connected():
+                    continue
+            return
 
     def _report_imports(self) -> None:
         from holdfast.recover.shim.imports import Imports, imports_path
@@ -281,6 +291,8 @@ class _Link:
     def _send(self, message: dict[str, Any]) -> None:
         try:
             self._client.send(_plain(message))
+            if message["kind"] == "step":
+                self._last_step = message
         except OSError:
             raise
         except Exception as error:
@@ -292,6 +304,26 @@ class _Link:
             self._client.send({"kind": "event", "event": "not_sent", "data": refused})
 
     def _receive_all(self) -> None:
+        while True:
+            if self._receive_until_gone():
+                return
+            if not self._client.reconnect(self._repeated):
+                break
+        # Without a node nobody would ever end or restart this job: a rank does not outlive it.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _repeated(self) -> list[dict[str, Any]]:
+        """Return what an agent must know that has just been started."""
+        repeated: list[dict[str, Any]] = [{"kind": "watch"}] if self._is_watched else []
+        if self._last_step is not None:
+            repeated.append(self._last_step)
+        for name, limit_s in self._open_sections[-1:]:
+            section = {"kind": "section", "name": name, "open": True, "limit_s": limit_s}
+            repeated.append(section)
+        return repeated
+
+    def _receive_until_gone(self) -> bool:
+        """Do as the supervisor says; return whether this process goes on without one."""
         try:
             while (message := self._client.receive()) is not None:
                 if message["kind"] == "propose":
@@ -304,12 +336,12 @@ class _Link:
                 elif message["kind"] == "terminate":
                     self._terminate()
                 elif message["kind"] == "displaced":
+                    self._client.give_up()
                     self._leave_the_place()
-                    return
+                    return True
         except OSError:
             pass
-        # Without a supervisor nobody would ever end or restart this job: a rank does not outlive it.
-        os.kill(os.getpid(), signal.SIGKILL)
+        return False
 
     def _answer_look(self) -> None:
         # From the receiving thread: the sending one may itself wait for a device that does not answer.

@@ -1,12 +1,11 @@
-"""What the supervisor knows of one attempt: told by the ranks and their shims, and by the kernel."""
+"""What the supervisor knows of one attempt, from what the ranks, their shims and the nodes' agents have sent."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from holdfast.core.processes import parent_of, process_state
 from holdfast.core.whole import whole_number
 from holdfast.diagnose import BrokenLoss, Diagnosis, Hang, JobContext, RankExit, observed_lines
 from holdfast.recover import policy
@@ -24,6 +23,7 @@ KILLED = (
     ("observer-killed",),
     ("observer-terminated",),
     ("observer-launcher",),
+    ("observer-node",),
     ("launcher-killed",),
     ("task-killed",),
 )
@@ -51,8 +51,12 @@ class AttemptView:
     """The lowest rank that has reported a loss: of pipelines, only the last ranks have one."""
     left: RankExit | None = None
     """The rank that ended with code 0 while the others went on, once that is sure."""
-    launcher: int | None = None
-    """The launcher's process."""
+    states: dict[int, str | None] = field(default_factory=dict)
+    """The kernel's state of each rank's process, as its agent sent it last."""
+    launcher_is_gone: bool = False
+    """Whether a launcher has ended, or a node is lost."""
+    lost_node: str | None = None
+    """The first node that was lost."""
     launcher_ended_first: bool = False
     killed: bool = False
     """The supervisor ended it, so that its deaths say nothing."""
@@ -81,7 +85,8 @@ class AttemptView:
         if kind == "hello":
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
-                self.watched.discard(rank)  # it may be a second program of the rank's command
+                if self.rank_pids.get(rank) != peer.pid:
+                    self.watched.discard(rank)  # it is a second program of the rank's command
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
         elif peer.role == "shim":
@@ -111,42 +116,46 @@ class AttemptView:
             if self.world_size is None:
                 self.world_size = self.detector.world_size = shim.world_size
             self.rank_pids.setdefault(rank, int(message["pid"]))
-            self.launcher = parent_of(shim.pid)
             if message["starts_again"] is True:
                 self.starts_again.add(rank)
         elif kind == "exited":
             pid, returncode = int(message["pid"]), int(message["returncode"])
             self._exited(rank, pid, returncode, float(message["at_monotonic_s"]))
         elif kind == "swept":
-            self.dropped_log_bytes += int(message["log_dropped_bytes"])
+            if rank not in self.swept:  # else it is repeated
+                self.dropped_log_bytes += int(message["log_dropped_bytes"])
             self.swept.add(rank)
         elif kind == "gone":
-            self._shim_gone(shim, now_s)
+            self._shim_gone(shim, now_s, launcher_lives=message["launcher_lives"] is True)
 
-    def _shim_gone(self, shim: Peer, now_s: float) -> None:
+    def _shim_gone(self, shim: Peer, now_s: float, *, launcher_lives: bool) -> None:
         self.starts_again.discard(shim.rank)
         self.swept.add(shim.rank)
+        self.launcher_is_gone |= not launcher_lives
         if any(end.rank == shim.rank for end in self.exits):
             return
         # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
         # gone as well, the kernel killed the shim too.
         unexplained = self.culprit is None and not self.killed
-        self.launcher_ended_first |= (
-            unexplained and self.launcher is not None and not self._launcher_lives
-        )
+        self.launcher_ended_first |= unexplained and not launcher_lives
         self._exited(shim.rank, self.rank_pids.get(shim.rank, shim.pid), -signal.SIGKILL, now_s)
 
-    @property
-    def _launcher_lives(self) -> bool:
-        return self.launcher is not None and process_state(self.launcher) not in (
-            None,
-            "zombie",
-            "dead",
+    def launcher_ended(self, returncode: int) -> None:
+        """Take in how a launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
+        self.launcher_is_gone = True
+        self.launcher_ended_first |= (
+            returncode < 0 and self.culprit is None and not self.killed and self.lost_node is None
         )
 
-    def launcher_ended(self, returncode: int) -> None:
-        """Take in how the launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
-        self.launcher_ended_first |= returncode < 0 and self.culprit is None and not self.killed
+    def node_lost(self, name: str, ranks: Collection[int], now_s: float) -> None:
+        """Take in that a node is lost, and its ranks with it."""
+        self.launcher_is_gone = True
+        if self.lost_node is None and not self.killed:
+            self.lost_node = name
+        for rank in ranks:
+            self.starts_again.discard(rank)
+            self.swept.add(rank)
+            self._exited(rank, self.rank_pids.get(rank, 0), -signal.SIGKILL, now_s)
 
     def _watch(self, rank: int, now_s: float) -> None:
         if rank not in self.watched:
@@ -155,6 +164,8 @@ class AttemptView:
             self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
+        if any(end.rank == rank for end in self.exits):
+            return
         self.detector.finished(rank)
         self.exits.append(
             RankExit(
@@ -181,7 +192,7 @@ class AttemptView:
         looks = {}
         for rank, one in used.items():
             cpu_s, io_bytes = (None, None) if one is None else one
-            state = process_state(self.rank_pids[rank])
+            state = self.states.get(rank)
             looks[rank] = Look(state=state, cpu_s=cpu_s, io_bytes=io_bytes, stand=answers.get(rank))
         self.detector.looked(looks, now_s)
 
@@ -194,8 +205,7 @@ class AttemptView:
             LEFT_S, self.detector.step_limit_s
         ):
             self.left = min(ended, key=lambda end: end.at_monotonic_s)
-        states = {rank: process_state(self.rank_pids[rank]) for rank in self.attached}
-        self.frozen = self.detector.check(now_s, states)
+        self.frozen = self.detector.check(now_s, self.states)
         return self.frozen
 
     @property
@@ -210,11 +220,11 @@ class AttemptView:
 
     @property
     def can_start_again(self) -> bool:
-        """Whether each rank has a shim that can start the next attempt's trainer, below a living launcher."""
+        """Whether each rank has a shim that can start the next attempt's trainer, below living launchers."""
         return (
             self.shim_count is not None
             and self.shim_count == self.world_size == len(self.starts_again)
-            and self._launcher_lives
+            and not self.launcher_is_gone
         )
 
     def leads_losses(self, rank: int) -> bool:
@@ -253,7 +263,9 @@ class AttemptView:
             return self.frozen.rank
         if self.anomaly is not None:
             return None  # the gradients of all ranks are summed: the loss of each one shows it
-        return None if self.culprit is None or self.launcher_ended_first else self.culprit.rank
+        if self.culprit is None or self.launcher_ended_first or self.lost_node is not None:
+            return None
+        return self.culprit.rank
 
     @property
     def kind_of_failure(self) -> Literal["exit", "hang", "anomaly"]:
@@ -302,7 +314,8 @@ class AttemptView:
             )
         # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of the job, was ended.
         was_killed = self.frozen is not None or anomaly is not None
-        first = None if self.launcher_ended_first or self.left is not None else self.first_failure
+        is_explained = self.launcher_ended_first or self.lost_node or self.left is not None
+        first = None if is_explained else self.first_failure
         ended = tuple(
             end.rank
             for end in self.exits
@@ -316,6 +329,7 @@ class AttemptView:
             stopped_ranks=ended,
             left_rank=None if self.left is None else self.left.rank,
             launcher_ended_first=self.launcher_ended_first,
+            lost_node=self.lost_node,
         )
 
     def failure(

@@ -1,11 +1,13 @@
-"""The control channel between a supervisor and its ranks: one JSON object a frame, over TCP on loopback.
+"""The channel between a node's agent and its ranks and shims: one JSON object a frame, over TCP on loopback.
 
-The first frame of a connection must carry the run's token; anything else is closed unread. Every frame is bounded (see
-`core.channel`), and nothing that arrives is unpickled or executed.
+The first frame of a connection must carry the node's token; anything else is closed unread. Every frame is bounded (see
+`core.channel`), and nothing that arrives is unpickled or executed. The agent passes on what the supervisor and the
+ranks send to each other (`nodes`). Where an agent is gone, its node starts it again, at the same address: ranks and
+shims connect again, and repeat what an agent must know.
 
 | from | `kind` | fields |
 |---|---|---|
-| rank, shim | `hello` | `token`, and the fields of `Peer`; `role` is "rank" or "shim" |
+| rank, shim | `hello` | `token`, `again`, and the fields of `Peer`; `role` is "rank" or "shim" |
 | shim | `started` | `attempt`, `pid`, `starts_again`: whether it can start the next attempt's trainer |
 | shim | `exited` | `attempt`, `pid`, `returncode` (negative: the signal), `at_monotonic_s` |
 | shim | `swept` | `attempt`, `log_dropped_bytes`: nothing that its trainer started is left |
@@ -31,13 +33,13 @@ The first frame of a connection must carry the run's token; anything else is clo
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import os
-import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -49,6 +51,8 @@ ENV_ADDRESS = "HOLDFAST_CHANNEL"
 ENV_TOKEN = "HOLDFAST_TOKEN"
 MAX_MESSAGE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
+RECONNECTS = 30
+"""So often a process waits `HELLO_TIMEOUT_S` for the next agent's welcome."""
 STRANGERS = 256
 """Connections that may be open without having said hello; more are closed, so that they cannot use up the files."""
 
@@ -113,31 +117,24 @@ OnMessage = Callable[[Peer, dict[str, Any]], None]
 
 
 class ChannelServer:
-    """The supervisor's end. Call all of it from one event loop; `on_message` is called there too.
+    """The agent's end. Call all of it from one event loop; `on_message` is called there too.
 
     A `hello` and the end of a connection (`kind` "gone") are passed on like any message.
     """
 
-    def __init__(self, on_message: OnMessage) -> None:
+    def __init__(self, on_message: OnMessage, *, token: str) -> None:
         self._on_message = on_message
         self._writers: dict[Peer, asyncio.StreamWriter] = {}
         self._watched: set[Peer] = set()
         self._strangers = 0
         self._server: asyncio.Server | None = None
-        self.token = secrets.token_hex(16)
+        self._token = token
 
-    async def start(self) -> None:
-        """Listen on a free port of the loopback address."""
+    async def start(self, listening: socket.socket) -> None:
+        """Serve those who connect to a listening socket."""
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", 0, limit=MAX_MESSAGE_BYTES
+            self._serve, sock=listening, limit=MAX_MESSAGE_BYTES
         )
-
-    @property
-    def address(self) -> str:
-        """`host:port` for the ranks' environment."""
-        assert self._server is not None
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"{host}:{port}"
 
     def send(
         self,
@@ -176,12 +173,12 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: Peer | None = None
         try:
-            peer = await self._greet(reader)
+            peer, again = await self._greet(reader)
             if peer is None:
                 return
             self._writers[peer] = writer
             writer.write(encode({"kind": "welcome"}))
-            self._on_message(peer, {"kind": "hello"})
+            self._on_message(peer, {"kind": "hello", "again": again})
             while True:
                 message = decode(await read_frame(reader, MAX_MESSAGE_BYTES))
                 if (
@@ -200,9 +197,10 @@ class ChannelServer:
                 self._on_message(peer, {"kind": "gone"})
             writer.close()
 
-    async def _greet(self, reader: asyncio.StreamReader) -> Peer | None:
+    async def _greet(self, reader: asyncio.StreamReader) -> tuple[Peer | None, bool]:
+        """Return who connects, None for strangers, and whether it was connected to an agent before."""
         if self._strangers >= STRANGERS:
-            return None
+            return None, False
         self._strangers += 1
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -210,11 +208,14 @@ class ChannelServer:
         finally:
             self._strangers -= 1
 
-    def _admit(self, body: bytes) -> Peer | None:
+    def _admit(self, body: bytes) -> tuple[Peer | None, bool]:
         hello = decode(body)
         if hello is None or hello["kind"] != "hello":
-            return None
-        if not is_token(str(hello.get("token", "")).encode(), self.token.encode()):
+            return None, False
+        return self._peer(hello), hello.get("again") is True
+
+    def _peer(self, hello: dict[str, Any]) -> Peer | None:
+        if not is_token(str(hello.get("token", "")).encode(), self._token.encode()):
             return None
         try:
             peer = Peer(
@@ -253,26 +254,75 @@ class ChannelClient:
         """Connect and be admitted.
 
         Raises:
-            ChannelError: nobody listens there, or the supervisor did not admit this process.
+            ChannelError: nobody listens there, or the agent did not admit this process.
         """
-        host, _, port = address.rpartition(":")
+        self._address = address
+        self._token = token
+        self._peer = peer
+        self._timeout_s = timeout_s
+        self._sending = threading.Condition()
+        self._is_connected = True
+        self._is_lost = False
         try:
-            self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+            self._socket = self._connect()
         except (OSError, ValueError) as error:
             raise ChannelError(f"No supervisor answers at {address}: {error}.") from error
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sending = threading.Lock()
-        try:
-            self.send({"kind": "hello", "token": token, **vars(peer)})
-            welcomed = self.receive() is not None
-        except OSError:
-            welcomed = False
-        if not welcomed:
+        if not self._greet(self._socket, again=False):
             self.close()
             raise ChannelError(
                 f"The supervisor at {address} did not admit {peer.role} {peer.rank}: wrong token or already there."
             )
         self._socket.settimeout(None)
+
+    def _connect(self) -> socket.socket:
+        host, _, port = self._address.rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout=self._timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _greet(self, connection: socket.socket, *, again: bool) -> bool:
+        hello = {"kind": "hello", "token": self._token, "again": again, **vars(self._peer)}
+        try:
+            connection.sendall(encode(hello))
+            return decode(receive_frame(connection, MAX_MESSAGE_BYTES)) is not None
+        except (OSError, ChannelError):
+            return False
+
+    def reconnect(self, repeated: Callable[[], Sequence[dict[str, Any]]]) -> bool:
+        """Connect to the next agent, after `receive` returned None; return False if there will be none.
+
+        The node holds the listening socket: while the node lives, a connection waits there for the next agent.
+
+        Args:
+            repeated: returns what this process repeats before anything else is sent.
+        """
+        with self._sending:
+            self._is_connected = False
+            self.close()
+        for _ in range(RECONNECTS):
+            try:
+                connection = self._connect()
+            except OSError:
+                break
+            if self._greet(connection, again=True):
+                connection.settimeout(None)
+                with self._sending, contextlib.suppress(OSError):  # it may be gone again
+                    self._socket, self._is_connected = connection, True
+                    for message in repeated():
+                        connection.sendall(encode(message))
+                    self._sending.notify_all()
+                return True
+            connection.close()
+        with self._sending:
+            self._is_lost = True
+            self._sending.notify_all()
+        return False
+
+    def wait_until_connected(self) -> bool:
+        """Wait for the next agent, after `send` has failed; return False if there will be none."""
+        with self._sending:
+            self._sending.wait_for(lambda: self._is_connected or self._is_lost)
+            return self._is_connected
 
     def send(self, message: dict[str, Any]) -> None:
         """Send one message; any thread may.
@@ -282,13 +332,25 @@ class ChannelClient:
         """
         encoded = encode(message)
         with self._sending:
-            self._socket.sendall(encoded)
+            if not self._is_connected:
+                raise HungUp
+            try:
+                self._socket.sendall(encoded)
+            except OSError:
+                self._is_connected = False
+                raise
+
+    def give_up(self) -> None:
+        """Send nothing any more, and wait for no other agent."""
+        with self._sending:
+            self._is_connected, self._is_lost = False, True
+            self._sending.notify_all()
 
     def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; None when the supervisor is gone."""
+        """Wait for the next message; None when the agent is gone."""
         try:
             return decode(receive_frame(self._socket, MAX_MESSAGE_BYTES))
-        except (HungUp, ChannelError):
+        except (OSError, ChannelError):
             return None
 
     def close(self) -> None:

@@ -1,14 +1,15 @@
-"""Starts a job's processes: guard → torchrun → a shim a rank → the user's command.
+"""Starts a job's processes on one node: guard → torchrun → a shim a rank → the user's command.
 
 torchrun's own restarts reuse the workers' store and hang in up to half the cases. So torchrun restarts nothing: the
 shims start the next attempt's trainers with keys of their own in its store, or the next attempt has a torchrun of its
-own. No rendezvous of ours.
+own on each node. No rendezvous of ours: several nodes meet by torchrun's static one, at a port that is new each time.
 """
 
 import asyncio
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,17 @@ LAUNCHER_LOG_BYTES = 4 * MIB
 GUARD_TIMEOUT_S = 15.0
 ATTEMPTS_WITH_LOGS = 20
 """Logs of older attempts are deleted; what their incidents cite is in the ledger."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one node among those of a launch."""
+
+    node_rank: int = 0
+    address: str = "127.0.0.1"
+    """Of the node with the rank 0, for the others."""
+    port: int = 0
+    """Where torchrun's store listens there."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +73,10 @@ def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
     logs = paths.attempt_logs(attempt)
     logs.mkdir(parents=True, exist_ok=True)
     if attempt != launched:
-        log = paths.launcher_log(attempt)
-        log.unlink(missing_ok=True)
-        log.symlink_to(paths.launcher_log(launched))
+        for written in paths.attempt_logs(launched).glob("launcher*.log"):
+            log = logs / written.name
+            log.unlink(missing_ok=True)
+            log.symlink_to(written)
     for number in range(1, attempt - ATTEMPTS_WITH_LOGS + 1):
         if number != launched:
             shutil.rmtree(paths.attempt_logs(number), ignore_errors=True)
@@ -84,14 +97,27 @@ async def launch(
     token: str,
     lock_fd: int,
     echo: bool,
-    history: FailureHistory,
+    environment: Mapping[str, str],
+    place: Place,
 ) -> Job:
-    """Start the job's processes. The ranks will report to the channel at `address`, and are told their `history`."""
+    """Start the job's processes on this node.
+
+    Args:
+        spec: what to run.
+        paths: of the run.
+        attempt: the number of the attempt.
+        address: where the channel of this node's agent listens.
+        token: of that channel.
+        lock_fd: the lock that the processes hold while they live.
+        echo: whether the ranks' output is shown here as well.
+        environment: the variables that differ between attempts, see `attempt_environment`.
+        place: the place of this node.
+    """
     logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
-    environment = {
+    variables = {
         **os.environ,
-        **attempt_environment(attempt, history),
+        **environment,
         ENV_SUPERVISOR_PID: str(os.getpid()),
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
@@ -106,17 +132,17 @@ async def launch(
         "PET_MAX_RESTARTS": "0",  # torchrun reads its options from PET_ variables too
     }
     if spec.is_torchrun:
-        environment[rank_shim.ENV_PYTHON_EXEC] = str(SHIM)
+        variables[rank_shim.ENV_PYTHON_EXEC] = str(SHIM)
     guard = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "holdfast.recover.guard",
-        str(paths.launcher_log(attempt)),
+        str(logs / ("launcher.log" if place.node_rank == 0 else f"launcher-{place.node_rank}.log")),
         str(LAUNCHER_LOG_BYTES),
         "--",
-        *spec.launcher_command(),
+        *spec.launcher_command(place.node_rank, place.address, place.port),
         cwd=spec.cwd,
-        env=environment,
+        env=variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=None if echo else asyncio.subprocess.DEVNULL,
         # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which saves state first.

@@ -82,6 +82,22 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """Go on with an attempt that the supervisor before this one has launched."""
+
+    in_place: bool
+    """Whether that attempt began below the launchers of the one before."""
+
+
+@dataclass(frozen=True)
+class NodesMissing:
+    """There are too few nodes for a launch, for too long."""
+
+    outcome: str
+    """How many are missing, a sentence."""
+
+
+@dataclass(frozen=True)
 class RankFailed:
     """A rank ended by a signal or with a code other than 0."""
 
@@ -168,6 +184,8 @@ class Tick:
 
 Event = (
     Begin
+    | Adopted
+    | NodesMissing
     | RankFailed
     | JobFrozen
     | LossBroken
@@ -278,6 +296,19 @@ def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -
         state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s, in_place=in_place
     )
     return running, (Launch(in_place=in_place),)
+
+
+def _adopt(_limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, Adopted)
+    in_place = event.in_place
+    return replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=in_place), ()
+
+
+def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, NodesMissing)
+    if state.stop_by is not None:
+        return _ended(state, _stopped(state))
+    return _ended(state, _failed(event.outcome))
 
 
 def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -511,6 +542,9 @@ Rule = Callable[[RestartLimits, State, Event, float], Decision]
 
 TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.IDLE, Begin): _launch,
+    (Phase.IDLE, Adopted): _adopt,
+    (Phase.RUNNING, NodesMissing): _give_up,
+    (Phase.STOPPING, NodesMissing): _give_up,
     (Phase.RUNNING, RankFailed): _await_teardown,
     (Phase.RUNNING, JobFrozen): _kill_frozen,
     (Phase.RUNNING, LossBroken): _leave_broken_state,

@@ -6,7 +6,7 @@ end because its history has a gap. Everything else about the run goes on as if i
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -35,6 +35,15 @@ def _or_complain(
             return None
 
     return written
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launchers of one attempt, or of several in place."""
+
+    attempt: int
+    """The attempt for which they were started."""
+    node_ids: list[str]
 
 
 class Recorder:
@@ -171,6 +180,55 @@ class Recorder:
         return FailureHistory.of_run(
             self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id)
         )
+
+    @_or_complain
+    def launched(self, node_ids: list[str]) -> None:
+        """The nodes on which the launchers of the present attempt run, by their rank."""
+        self.event("launched", {"nodes": node_ids})
+
+    @_or_complain
+    def running_launch(self) -> "Launch | None":
+        """Return the launch below which the newest attempt goes on; None where no attempt does."""
+        attempts = self._ledger.attempts(self._run_id)
+        launches = self._ledger.events(self._run_id, kind="launched")
+        if not attempts or attempts[-1].outcome != "running" or not launches:
+            return None
+        last = launches[-1]
+        return Launch(attempt=last.attempt, node_ids=[str(one) for one in last.data["nodes"]])
+
+    @_or_complain
+    def close_lost_attempts(self) -> None:
+        """Record the end of an attempt whose supervisor ended before it could."""
+        now_s = self._clock.now_s()
+        for attempt in self._ledger.attempts(self._run_id):
+            if attempt.outcome != "running":
+                continue
+            self._ledger.set_attempt(
+                self._run_id, attempt.number, outcome="failed", ended_at_s=now_s
+            )
+            lost = {"detail": "the supervisor ended before the attempt did"}
+            self._ledger.add_event(
+                Event(
+                    run_id=self._run_id,
+                    attempt=attempt.number,
+                    at_s=now_s,
+                    kind="supervisor_lost",
+                    data=lost,
+                )
+            )
+
+    @property
+    def start_step(self) -> int | None:
+        """The step that the newest attempt has gone on from; None before its first step."""
+        attempts = self._ledger.attempts(self._run_id)
+        return attempts[-1].start_step if attempts else None
+
+    @_or_complain
+    def open_incident(self) -> Incident | None:
+        """Return the incident after which the job has not completed a step yet."""
+        incidents = self._ledger.incidents(self._run_id)
+        is_open = incidents and incidents[-1].resumed_at_s is None
+        return incidents[-1] if is_open else None
 
     def remembered(self, limits: policy.RestartLimits) -> policy.State:
         """What a dead supervisor of this run had learnt: the roots it saw, and what was gained in between.

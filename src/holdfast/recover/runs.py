@@ -11,18 +11,19 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import BadUse, HoldfastError
-from holdfast.core.ledger import Event, Ledger, Run
+from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RUN_ID, RunPaths
+from holdfast.recover.agent.node import Node, Observer
+from holdfast.recover.agent.rendezvous import Meeting
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import Observer, Supervisor
 
 TEARDOWN_TIMEOUT_S = 5.0
 """How long the guard of a dead supervisor may need to end what it left."""
@@ -68,12 +69,16 @@ def begin_run(spec: RunSpec, ledger: Ledger, home: Path, *, name: str | None = N
     return paths
 
 
+def default_stem(command: Sequence[str]) -> str:
+    """Return the first part of a run's id: the name of the script, or else of the program."""
+    scripts = [Path(word).stem for word in command if word.endswith(".py")]
+    name = scripts[0] if scripts else Path(command[0]).name
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:32] or "run"
+
+
 def _new_id(spec: RunSpec) -> str:
-    scripts = [Path(word).stem for word in spec.command if word.endswith(".py")]
-    stem = re.sub(
-        r"[^A-Za-z0-9._-]", "-", scripts[0] if scripts else Path(spec.command[0]).name
-    ).lstrip("._-")
-    return f"{stem[:32] or 'run'}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    now = datetime.now(UTC)
+    return f"{default_stem(spec.command)}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path) -> None:
@@ -95,15 +100,32 @@ def state_of(run: Run, home: Path) -> str:
 
 
 def supervise(
-    run_id: str, ledger: Ledger, home: Path, *, observer: Observer, echo: bool
+    run_id: str,
+    ledger: Ledger,
+    home: Path,
+    *,
+    observer: Observer,
+    echo: bool,
+    meeting: Meeting | None = None,
+    listening: socket.socket | None = None,
 ) -> Outcome:
-    """Supervise a run from where it is to its end, in the foreground.
+    """Supervise a run from where it is to its end, in the foreground; this node is the first, or the only one.
 
     Ctrl-C, SIGTERM and SIGHUP save state first and then stop; a second one stops at once.
+
+    Args:
+        run_id: the run.
+        ledger: holds the run.
+        home: where the run's folder is.
+        observer: receives what happens.
+        echo: whether to show what this node's ranks print.
+        meeting: where the run's nodes meet; None for one node.
+        listening: the socket at which they meet.
 
     Raises:
         NotFound: there is no such run.
         BadUse: it completed, it is still going, or its command cannot run any more; nothing was changed.
+        HoldfastError: the supervisor cannot go on.
     """
     run = ledger.run(run_id)
     if run.state == "completed":
@@ -116,51 +138,41 @@ def supervise(
     lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)
     try:
         paths.stop_asked.unlink(missing_ok=True)
-        attempts = ledger.attempts(run_id)
-        _close_lost_attempts(run, ledger)
-        ledger.set_run(
-            run_id, state="running", pid=os.getpid(), ended_at_s=None, exit_code=None, outcome=""
+        is_lost = run.state == "running" and bool(ledger.attempts(run_id))
+        changes = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
+        ledger.set_run(run_id, **changes, ended_at_s=None, exit_code=None, outcome="")
+        node = Node(spec, home, meeting=meeting, observer=observer, echo=echo)
+        leading = node.lead(
+            paths, lock, ledger_url=ledger.url, listening=listening, is_lost=is_lost
         )
-        supervisor = Supervisor(spec, paths, ledger, lock, observer=observer, echo=echo)
-        lost = run.state == "running" and bool(attempts)
-        return asyncio.run(_until_the_end(supervisor, paths, resumed=lost))
+        try:
+            return asyncio.run(_until_the_end(node, leading))
+        except HoldfastError as error:
+            with contextlib.suppress(HoldfastError):
+                if ledger.run(run_id).state == "running":
+                    failed = {"state": "failed", "exit_code": 1, "outcome": str(error)}
+                    ledger.set_run(run_id, ended_at_s=time.time(), **failed)
+            raise
     finally:
         lock.release()
 
 
-def _close_lost_attempts(run: Run, ledger: Ledger) -> None:
-    """Write down the end of an attempt whose supervisor died before it could."""
-    for attempt in ledger.attempts(run.run_id):
-        if attempt.outcome != "running":
-            continue
-        now_s = time.time()
-        ledger.set_attempt(run.run_id, attempt.number, outcome="failed", ended_at_s=now_s)
-        lost = {
-            "detail": f"the supervisor (pid {run.pid}) ended without a word; its ranks ended with it"
-        }
-        ledger.add_event(
-            Event(
-                run_id=run.run_id,
-                attempt=attempt.number,
-                at_s=now_s,
-                kind="supervisor_lost",
-                data=lost,
-            )
-        )
+def join(spec: RunSpec, home: Path, *, meeting: Meeting, observer: Observer, echo: bool) -> Outcome:
+    """Take part, as one node, in a run that another node leads; return how the run ended.
+
+    Raises:
+        HoldfastError: no supervisor is found.
+    """
+    node = Node(spec, home, meeting=meeting, observer=observer, echo=echo)
+    return asyncio.run(_until_the_end(node, node.join()))
 
 
-async def _until_the_end(supervisor: Supervisor, paths: RunPaths, *, resumed: bool) -> Outcome:
+async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> Outcome:
     loop = asyncio.get_running_loop()
-
-    def stop(by: str) -> None:
-        supervisor.ask_to_stop(
-            "holdfast runs stop" if by == "SIGTERM" and paths.stop_asked.exists() else by
-        )
-
     for number, by in STOPPERS.items():
-        loop.add_signal_handler(number, stop, by)
+        loop.add_signal_handler(number, node.stop, by)
     try:
-        return await supervisor.run(resumed=resumed)
+        return await running
     finally:
         for number in STOPPERS:
             loop.remove_signal_handler(number)
@@ -201,33 +213,37 @@ def detach(run_id: str, home: Path, arguments: Iterable[str]) -> int:
     return process.pid
 
 
-def stop_run(run: Run, home: Path, *, timeout_s: float) -> None:
-    """Ask a run's supervisor to save state and stop, and wait for it.
+def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> None:
+    """Have a run's supervisor save state and stop, and wait for it; on any node that shares the run's folder.
 
     Raises:
-        BadUse: the run is not going, or it is supervised on another host.
+        BadUse: the run is not going.
         HoldfastError: it did not stop in time.
     """
-    paths = RunPaths(home, run.run_id)
-    if run.host != socket.gethostname():
-        raise BadUse(f"Run {run.run_id} is supervised on {run.host}; stop it there.")
-    if not is_alive(paths.lock):
+    run, paths = ledger.run(run_id), RunPaths(home, run_id)
+    is_here = run.host == socket.gethostname()
+
+    def is_going() -> bool:
+        return is_alive(paths.lock) if is_here else ledger.run(run_id).state == "running"
+
+    if not is_going():
         raise BadUse(
-            f"Run {run.run_id} is not going. `holdfast runs show {run.run_id}` tells how it ended."
+            f"Run {run_id} is not going. `holdfast runs show {run_id}` tells how it ended."
         )
-    pid = holder_pid(paths.lock)
-    with contextlib.suppress(OSError):  # a full disk: it is stopped all the same
-        paths.stop_asked.touch()
     try:
-        if pid is not None:
+        with paths.stop_asked.open("ab") as asked:
+            asked.write(b"x")  # the supervisor counts these
+    except OSError:  # a full disk: the run is stopped all the same
+        pid = holder_pid(paths.lock)
+        if not is_here or pid is None:
+            raise
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
-        pass  # its supervisor is gone, and what it left is ending: wait for that
     deadline_s = time.monotonic() + timeout_s
-    while is_alive(paths.lock):
+    while is_going():
         if time.monotonic() > deadline_s:
             raise HoldfastError(
-                f"Run {run.run_id} did not stop within {timeout_s:g} s; asking once more ends it without saving."
+                f"Run {run_id} did not stop within {timeout_s:g} s; asking once more ends it without saving."
             )
         time.sleep(POLL_S)
 

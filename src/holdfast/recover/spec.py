@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.rotating_log import PARTS
+from holdfast.recover.agent.rendezvous import without_rendezvous
 from holdfast.recover.detectors.anomaly import SPIKE_STEPS
 from holdfast.recover.detectors.hang import HangLimits
 from holdfast.recover.policy import RestartLimits
@@ -31,7 +32,9 @@ class RunSpec:
     command: tuple[str, ...]
     cwd: str
     nproc: int = 1
-    """Ranks on this node; a `torchrun` command says that itself."""
+    """Ranks on each node; a `torchrun` command says that itself."""
+    nnodes: int = 1
+    """Nodes that train."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
     healthy_after: int = 20
@@ -44,6 +47,7 @@ class RunSpec:
     def __post_init__(self) -> None:
         _require(bool(self.command), "command", "nothing", "the job's command after `--`")
         _require(self.nproc >= 1, "--nproc", self.nproc, "at least 1")
+        _require(self.nnodes >= 1, "--nnodes", self.nnodes, "at least 1")
         _require(
             self.restarts.max_restarts >= 0,
             "--max-restarts",
@@ -127,10 +131,6 @@ class RunSpec:
                 raise BadUse(
                     "Leave torchrun's --max-restarts out: Holdfast restarts the job itself, see its own option."
                 )
-            if option == "--nnodes" and value not in ("1", "1:1"):
-                raise BadUse(
-                    f"torchrun --nnodes={value}: Holdfast supervises one node for now; leave --nnodes out."
-                )
             if option in ("--no-python", "--run-path"):
                 raise BadUse(
                     f"torchrun {option} cannot be supervised. Use `holdfast run --nproc N -- COMMAND …` instead."
@@ -150,13 +150,29 @@ class RunSpec:
         beside = Path(self.cwd) / name if "/" in name else Path(sys.executable).parent / name
         return shutil.which(name) or shutil.which(str(beside))
 
-    def launcher_command(self) -> list[str]:
-        """The launcher in front of which Holdfast stands."""
+    def launcher_command(self, node_rank: int, address: str, port: int) -> list[str]:
+        """Return the launcher of one node.
+
+        Args:
+            node_rank: the place of the node among `nnodes`.
+            address: of the node with the rank 0.
+            port: where its launcher's store listens.
+        """
         program = self._program()
         assert program is not None, "checked when this was made"
-        if self.is_torchrun:
+        meeting = [
+            f"--nnodes={self.nnodes}",
+            f"--node-rank={node_rank}",
+            f"--master-addr={address}",
+            f"--master-port={port}",
+        ]
+        if self.is_torchrun and self.nnodes == 1:
             return [program, *self.command[1:]]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        if self.is_torchrun:
+            return [program, *meeting, *without_rendezvous(self.command)[1:]]
+        alone = ["--standalone"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run"]
+        torchrun += alone if self.nnodes == 1 else meeting
         shim = [sys.executable, "-m", "holdfast.recover.shim.rank_shim"]
         return [
             *torchrun,
@@ -184,6 +200,7 @@ class RunSpec:
         """The options of a run of which nothing was said."""
         return {
             "nproc": cls.nproc,
+            "nnodes": cls.nnodes,
             "restarts": asdict(RestartLimits()),
             "hangs": asdict(HangLimits()),
             "healthy_after": cls.healthy_after,

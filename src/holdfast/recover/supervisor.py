@@ -1,12 +1,15 @@
 """Keeps one run going: launches, watches, diagnoses, restarts, until it is over.
 
-One event loop. What happens comes from the ranks (over the channel), from the job's processes, from a ticker and
-from whoever asks to stop; what to do about it is decided by `policy.decide` alone; this file carries it out.
+One event loop. What happens comes from the nodes' agents, which forward what their ranks and shims send, from a ticker
+and from whoever asks to stop; what to do about it is decided by `policy.decide` alone; this file carries it out.
+
+A supervisor that follows on one that is gone reads the ledger and takes over the attempt that is going on.
 """
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Mapping
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +19,20 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.core.processes import activity
 from holdfast.core.telemetry import StepRecord
 from holdfast.diagnose import Diagnosis, diagnose
 from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
-from holdfast.recover.channel import ChannelServer, Peer
-from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
+from holdfast.recover.channel import Peer
+from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.follower import LogFollower
-from holdfast.recover.gate import NOT_HEALTHY, CheckpointGate, hold, let_go, mark_healthy
-from holdfast.recover.kept_memory import end_kept_memory
-from holdfast.recover.launch import Job, attempt_environment, launch, make_log_folder
+from holdfast.recover.gate import NOT_HEALTHY
+from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.losses import Losses
+from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.recorder import Recorder
-from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.stop_vote import StopVote
 
@@ -46,12 +48,17 @@ SWEEP_TIMEOUT_S = 30.0
 """How long, likewise, they may take to end all that the trainers have started."""
 SIGTERM_HOLD_S = 5.0
 """How long after a rank's SIGTERM the supervisor's own may come."""
+ADOPT_TICKS = 100
+"""So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
+NODES_S = 1800.0
+"""How long a launch waits for nodes that are missing."""
+END_TIMEOUT_S = 60.0
+"""How long the nodes may take to end what is left of the job."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
 """What ranks tell that the observer hears too; a script's own events are for the record."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, disk_full, incident,
-resolved, resumed, stopping, trouble, ended) and its data. It must return quickly."""
+"""Receives what happens, see `agent.node.Observer`."""
 
 
 class Supervisor:
@@ -62,40 +69,38 @@ class Supervisor:
         spec: RunSpec,
         paths: RunPaths,
         ledger: Ledger,
-        lock: RunLock,
         *,
+        token: str,
+        generation: int,
         observer: Observer = lambda _kind, _data: None,
         clock: Clock | None = None,
-        echo: bool = False,
     ) -> None:
         self._spec = spec
         self._paths = paths
         self._ledger = ledger
-        self._lock = lock
-        self._observer: Observer | None = observer
+        self._observer = observer
         self._clock = clock or SystemClock()
-        self._echo = echo
         self._recorder = Recorder(
             paths,
             ledger,
             self._clock,
             complain=lambda text: self._observe("trouble", {"text": text}),
         )
-        self._channel = ChannelServer(self._heard)
+        self._nodes = Nodes(
+            self, self._clock, run_id=paths.run_id, token=token, generation=generation
+        )
         self._state = policy.State()
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
-        self._anomalies = AnomalyDetector()
-        self._gate = CheckpointGate(
-            healthy_after=spec.healthy_after,
-            folders=self._recorder.checkpoint_folders() or set(),
-        )
+        self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
         self._logs = self._follower()
-        self._job: Job | None = None
         self._launched_attempt = 0
-        """The attempt for which the launcher was started."""
+        """The attempt for which the launchers were started."""
+        self._start_order: dict[str, Any] | None = None
+        """What the shims were sent to start the present attempt, where that began in place."""
         self._all_ended = asyncio.Event()
-        self._kill_asked = False
+        self._kill_asked = asyncio.Event()
         self._vote: StopVote | None = None
+        self._stops_counted = 0
         self._detected = (0.0, 0.0)
         """When the fault happened and when it was seen, wall time; of the incident being worked on."""
         self._failed_after: int | None = None
@@ -104,25 +109,41 @@ class Supervisor:
         """The one being worked on, until the job is training again."""
         self._summary = ""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._marking: set[asyncio.Task[None]] = set()
-        """Tasks that change the marks of a checkpoint."""
-        self._marks_lock = asyncio.Lock()
         self._ended: asyncio.Future[Outcome] | None = None
 
-    async def run(self, *, resumed: bool = False) -> Outcome:
+    async def run(
+        self,
+        listening: socket.socket,
+        *,
+        is_lost: bool = False,
+        adopts: bool = False,
+        stops: Iterable[str] = (),
+    ) -> Outcome:
         """Supervise until the run is over.
 
         Args:
-            resumed: the run's supervisor died and this one goes on in its place, with what it had learnt.
+            listening: where the agents connect.
+            is_lost: the run was lost with its node; this supervisor goes on with what had been learnt.
+            adopts: the run's last supervisor is gone, and its job may be going on.
+            stops: who has asked the last supervisor to stop.
         """
         self._ended = asyncio.get_running_loop().create_future()
-        if resumed:
-            self._state = self._recorder.remembered(self._spec.restarts)
+        farewell = {"kind": "end", "state": "failed", "exit_code": 1}
+        farewell["outcome"] = "Holdfast itself failed; see the first node."
         try:
-            await self._channel.start()
+            if is_lost or adopts:
+                self._state = self._recorder.remembered(self._spec.restarts)
+            launch = self._recorder.running_launch() if adopts else None
+            if launch is not None:
+                self._launched_attempt = launch.attempt
+            await self._nodes.start(listening)
             self._spawn(self._tick_forever())
-            self._tell(policy.Begin())
-            return await self._ended
+            if launch is None or not await self._adopt(launch.attempt, launch.node_ids):
+                self._recorder.close_lost_attempts()
+                self._tell(policy.Begin())
+            for by in stops:
+                self.stop_asked(by)
+            outcome = await self._ended
         except Exception as error:
             said = f"Holdfast itself failed: {type(error).__name__}: {error}."
             self._recorder.run_ended(state="failed", exit_code=1, outcome=said)
@@ -131,16 +152,57 @@ class Supervisor:
                     f"{said} Mend that, then `holdfast run --resume {self._paths.run_id}`."
                 ) from error
             raise
+        else:
+            farewell |= {"state": outcome.state, "exit_code": outcome.exit_code}
+            farewell["outcome"] = outcome.sentence
+            return outcome
         finally:
+            try:
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await self._nodes.end_launchers()
+            except TimeoutError:
+                pass  # the node that started this process ends them on its own
             for task in self._tasks:
                 task.cancel()
-            await self._end_job()
-            await asyncio.to_thread(end_kept_memory)
+            self._losses.close()
             self._logs.close()
-            await self._channel.close()
+            await self._nodes.close(farewell)
             self._recorder.close()
 
-    def ask_to_stop(self, by: str) -> None:
+    async def _adopt(self, launched: int, node_ids: list[str]) -> bool:
+        """Take over the attempt that is going on; return False where that is not possible."""
+        number = self._view.number
+        for _ in range(ADOPT_TICKS):
+            if self._nodes.adopt(launched, node_ids):
+                break
+            await asyncio.sleep(TICK_S)
+        else:
+            return False
+        if number != launched and self._view.shim_count is None:
+            return False  # its start was not sent
+        self._view.start_step = self._recorder.start_step
+        if self._view.start_step is None:
+            self._incident = self._recorder.open_incident()
+        self._state, _ = policy.decide(
+            self._spec.restarts, self._state, policy.Adopted(number != launched), self._now_s
+        )
+        self._recorder.event("supervisor_followed", {"generation": self._nodes.generation})
+        self._observe(
+            "trouble", {"text": "The supervisor ended and was started again: training goes on."}
+        )
+        self._logs.close()
+        self._logs = self._follower()
+        self._spawn(self._logs.follow())
+        self._spawn(self._see_through())
+        if any(end.exit_code != 0 for end in self._view.exits):
+            self._tell(policy.RankFailed())
+        return True
+
+    @property
+    def _now_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    def stop_asked(self, by: str) -> None:
         """Save state and stop; asked again, stop at once."""
         self._tell(policy.StopAsked(by))
         self._recorder.event("stop_asked", {"by": by})
@@ -148,12 +210,20 @@ class Supervisor:
 
     # What happens
 
-    def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
+    def received(
+        self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool
+    ) -> None:
+        """See `nodes.Listener`."""
         if not self._is_present(peer, message):
+            self._start_late(peer, message)
             return  # the last words of an attempt that is over
         began, ended = self._view.world_size is None, len(self._view.exits)
         try:
-            self._view.heard(peer, message, self._clock.monotonic_s())
+            if message["kind"] == "exited":
+                message["at_monotonic_s"] = at_monotonic_s  # by this host's clock
+            self._view.heard(peer, message, at_monotonic_s)
+            if again:
+                return  # the supervisor before this one has recorded it
             match message["kind"]:
                 case "hello" | "started" if began:
                     self._recorder.event("started", {"world_size": peer.world_size})
@@ -161,7 +231,7 @@ class Supervisor:
                     self._warm_later(peer)
                 case "step":
                     if peer.rank == min(self._view.watched, default=None):
-                        self._stepped(peer, message)
+                        self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
@@ -171,6 +241,10 @@ class Supervisor:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
             self._recorder.event("malformed_message", wrong, peer.rank)
+        self._took_in(ended)
+
+    def _took_in(self, ended: int) -> None:
+        """Act on the ends of ranks that the view has taken in since there were `ended` of them."""
         if self._view.all_ended:
             self._all_ended.set()
         for end in self._view.exits[ended:]:
@@ -185,19 +259,48 @@ class Supervisor:
             return bool(message.get("attempt", self._view.number) == self._view.number)
         return peer.attempt == self._view.number
 
+    def _start_late(self, shim: Peer, message: Mapping[str, Any]) -> None:
+        """Repeat the start to a shim whose agent was gone when the start was sent."""
+        if (
+            self._start_order is not None
+            and (shim.role, message["kind"]) == ("shim", "swept")
+            and message.get("attempt") == self._view.number - 1
+            and shim.rank not in self._view.rank_pids
+        ):
+            self._nodes.send(self._start_order, only=shim)
+
+    def states(self, states: Mapping[int, str | None]) -> None:
+        """See `nodes.Listener`."""
+        self._view.states |= states
+
+    def launcher_ended(self, returncode: int) -> None:
+        """See `nodes.Listener`."""
+        self._view.launcher_ended(returncode)
+        if returncode != 0:
+            self._tell(policy.RankFailed())
+
+    def node_lost(self, node: Node) -> None:
+        """See `nodes.Listener`."""
+        self._recorder.event("node_lost", {"node": node.name})
+        self._observe("nodes", {"text": f"node {node.name} is lost"})
+        ranks, ended = {peer.rank for peer in node.peers}, len(self._view.exits)
+        self._view.node_lost(node.name, ranks, self._now_s)
+        self._took_in(ended)
+        self._tell(policy.RankFailed())
+
     def _warm_later(self, peer: Peer) -> None:
         def warm() -> None:
             if peer.attempt == self._view.number:
-                self._channel.send({"kind": "warm"}, to="shim", rank=peer.rank)
+                self._nodes.send({"kind": "warm"}, to="shim", rank=peer.rank)
 
         asyncio.get_running_loop().call_later(WARM_AFTER_S, warm)
 
-    def _stepped(self, peer: Peer, message: dict[str, Any]) -> None:
+    def _stepped(self, peer: Peer, message: dict[str, Any], at_monotonic_s: float) -> None:
         record = StepRecord(
             attempt=self._view.number,
             rank=peer.rank,
             step=int(message["step"]),
-            at_s=float(message["at_s"]),
+            at_s=self._clock.now_s() - self._now_s + at_monotonic_s,
             step_s=float(message["step_s"]),
             loss=None if message["loss"] is None else float(message["loss"]),
             metrics={str(name): float(value) for name, value in message["metrics"].items()},
@@ -209,44 +312,21 @@ class Supervisor:
         self._observe("step", {**told, **record.metrics})
 
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        is_watched = self._spec.healthy_after > 0 and message["loss"] is not None
-        if self._state.phase is not policy.Phase.RUNNING or not is_watched:
+        if self._state.phase is not policy.Phase.RUNNING:
             return
-        step, loss = int(message["step"]), float(message["loss"])
-        leads = self._view.leads_losses(peer.rank)
-        found = self._anomalies.look(peer.rank, step, loss, leads=leads)
+        step = int(message["step"])
+        loss = None if message["loss"] is None else float(message["loss"])
+        found = self._losses.look(self._view, peer.rank, step, loss)
         if found is None:
-            for path in self._gate.passed(step) if leads and self._anomalies.is_calm else ():
-                self._mark(path, functools.partial(mark_healthy, path, step))
             return
         self._view.anomaly = found
-        can_go_back, is_spike = self._gate.can_go_back(found.first_step), found.kind == "spike"
+        can_go_back, is_spike = self._losses.can_go_back(found.first_step), found.kind == "spike"
         self._tell(policy.LossBroken(step=found.step, is_spike=is_spike, can_go_back=can_go_back))
         if self._state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
-            self._anomalies.accept()
+            self._losses.accept()
             self._recorder.event("loss_accepted", found.to_json(), peer.rank)
             self._observe("trouble", {"text": f"{ACCEPTED} (step {found.step})."})
-
-    def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
-        async def mark() -> None:
-            async with self._marks_lock:  # a hold must not come after the release
-                error = await asyncio.to_thread(change, self._clock.now_s())
-            if error is not None:
-                self._gate.lost(path)
-                self._recorder.event("not_marked", {"path": str(path), "error": error})
-
-        self._marking.add(marking := self._spawn(mark()))
-        marking.add_done_callback(self._marking.discard)
-
-    def _take_in_checkpoint(self, kind: str, path: Path, step: int) -> None:
-        if kind == "checkpoint" and self._view.loss_leader is None:
-            self._gate.folders.add(path.parent)  # without losses nothing becomes healthy
-        elif kind == "checkpoint" and self._gate.saved(path, step):
-            self._mark(path, functools.partial(hold, path))
-        elif kind == "restored" and self._view.start_step is None:
-            for left in self._gate.restored(step):
-                self._mark(left, functools.partial(let_go, left))
 
     def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
@@ -254,7 +334,7 @@ class Supervisor:
         if restored is not None:  # a step beyond is of another training
             start_step = min(start_step, int(restored["step"]))
         self._view.start_step = start_step
-        self._anomalies.restarted(start_step)
+        self._losses.restarted(start_step)
         self._recorder.first_step(start_step, record.at_s)
         incident, self._incident = self._incident, None
         if incident is None:
@@ -266,9 +346,10 @@ class Supervisor:
         self._observe("resumed", told)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
-        if kind in ("checkpoint", "restored"):
-            self._take_in_checkpoint(kind, Path(str(data["path"])), int(data["step"]))
+        if kind == "restored" and self._view.start_step is None:
+            self._losses.restored(int(data["step"]))
         if kind == "checkpoint":
+            self._losses.saved(self._view, Path(str(data["path"])), int(data["step"]))
             self._recorder.checkpoint(data)
         else:
             self._recorder.event(kind, data, peer.rank)
@@ -288,11 +369,11 @@ class Supervisor:
         decision = vote.voted(rank, message)
         if decision is None:
             return
-        self._channel.send(decision, to="rank")
+        self._nodes.send(decision, to="rank")
         if not vote.can_save:
             self._tell(policy.CannotSave())
         elif not decision["commit"]:
-            self._channel.send(vote.propose(self._view.last_step), to="rank")
+            self._nodes.send(vote.propose(self._view.last_step), to="rank")
 
     def _hold_sigterm(self, peer: Peer) -> None:
         """Give a rank that got SIGTERM back to its signal, where the run is not asked to stop within a while.
@@ -302,7 +383,7 @@ class Supervisor:
 
         def release() -> None:
             if peer.attempt == self._view.number and self._state.stop_by is None:
-                self._channel.send({"kind": "terminate"}, only=peer)
+                self._nodes.send({"kind": "terminate"}, only=peer)
 
         asyncio.get_running_loop().call_later(SIGTERM_HOLD_S, release)
 
@@ -322,7 +403,19 @@ class Supervisor:
                     self._tell(policy.JobFrozen())
                 elif self._view.left is not None:
                     self._tell(policy.RankFailed())
+            await self._nodes.tick()
+            self._count_stops()
             self._tell(policy.Tick())
+
+    def _count_stops(self) -> None:
+        """See whether `holdfast runs stop` has been called since: each call adds a byte to the file."""
+        try:
+            count = self._paths.stop_asked.stat().st_size
+        except OSError:
+            return
+        for _ in range(count - self._stops_counted):
+            self.stop_asked("holdfast runs stop")
+        self._stops_counted = count
 
     @property
     def _watching(self) -> bool:
@@ -331,9 +424,7 @@ class Supervisor:
     async def _look(self) -> None:
         view = self._view
         pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
-        used = await asyncio.to_thread(activity, pids)
-        view.looked(used, self._clock.monotonic_s())
-        self._channel.send({"kind": "look"}, to="rank")
+        view.looked(await self._nodes.look(pids), self._now_s)
 
     # What is done about it
 
@@ -350,17 +441,17 @@ class Supervisor:
     def _do(self, action: policy.Action) -> None:
         match action:
             case policy.Launch():
-                self._kill_asked = False
-                in_place = action.in_place and self._job is not None and self._view.can_start_again
+                self._kill_asked.clear()
+                in_place = action.in_place and self._view.can_start_again
                 self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
                 if not in_place:  # what the shims of the former launcher say is past
                     self._launched_attempt = self._view.number
                 self._spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
-                if self._job is None or not self._view.rank_pids:  # there is no rank to ask yet
+                if not self._view.rank_pids:  # there is no rank to ask yet
                     self._kill()
-                elif not self._channel.send({"kind": "terminate"}):
-                    self._job.kill()
+                elif not self._nodes.send({"kind": "terminate"}):
+                    self._nodes.kill()
             case policy.Kill():
                 self._kill()
             case policy.Diagnose():
@@ -385,34 +476,28 @@ class Supervisor:
             self._ended.set_exception(error)
 
     def _kill(self) -> None:
-        self._kill_asked = self._view.killed = True
-        job, number = self._job, self._view.number
-        if job is None:
-            return
+        self._view.killed = True
+        self._kill_asked.set()
+        number = self._view.number
         if self._state.stop_by is not None or not self._view.can_start_again:
-            job.kill()
+            self._nodes.kill()
             return
 
         def kill_all(*, swept: bool) -> None:
             ended = self._view.all_ended if swept else self._view.all_exited
             if self._view.number == number and not ended:
-                job.kill()
+                self._nodes.kill()
 
-        self._channel.send({"kind": "kill"}, to="shim")
+        self._nodes.send({"kind": "kill"}, to="shim")
         loop = asyncio.get_running_loop()
         loop.call_later(KILL_TIMEOUT_S, functools.partial(kill_all, swept=False))
         loop.call_later(SWEEP_TIMEOUT_S, functools.partial(kill_all, swept=True))
 
-    async def _end_job(self) -> None:
-        """End every process of the job, and wait until they are gone."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.kill()
-            await job.wait()
-
     async def _attempt(self, *, in_place: bool) -> None:
+        if not in_place and not await self._have_nodes():
+            return
         self._all_ended.clear()
-        self._vote = None
+        self._vote = self._start_order = None
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()
@@ -420,22 +505,52 @@ class Supervisor:
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
         history = self._recorder.failures() or FailureHistory()
+        environment = attempt_environment(number, history)
         if in_place:
-            self._start_again(number, history)
+            self._start_again(number, environment)
         else:
-            await self._end_job()
-            self._job = await launch(
-                self._spec,
-                self._paths,
-                number,
-                address=self._channel.address,
-                token=self._channel.token,
-                lock_fd=self._lock.fd,
-                echo=self._echo,
-                history=history,
-            )
-        if self._kill_asked:  # while it was being started
+            await self._nodes.launch(number, self._spec.nnodes, environment)
+            self._recorder.launched([node.node_id for node in self._nodes.launched])
+        if self._kill_asked.is_set():  # while it was being started
             self._kill()
+        await self._see_through()
+
+    async def _have_nodes(self) -> bool:
+        """Wait until there are enough nodes; return False where the attempt is over before it began."""
+        await self._nodes.end_launchers()
+        missing = self._nodes.missing(self._spec.nnodes)
+        if missing and self._spec.nnodes > 1:
+            text = f"waiting for {missing} of {self._spec.nnodes} nodes"
+            self._observe("nodes", {"text": text})
+        gathered = asyncio.create_task(self._nodes.gather(self._spec.nnodes))
+        given_up = asyncio.create_task(self._kill_asked.wait())
+        waits = (gathered, given_up)
+        await asyncio.wait(waits, timeout=NODES_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if given_up.done() and not given_up.cancelled():
+            self._tell(policy.JobExited(-9))
+            return False
+        if not gathered.done() or gathered.cancelled():
+            missing = self._nodes.missing(self._spec.nnodes)
+            self._tell(
+                policy.NodesMissing(
+                    f"{missing} of {self._spec.nnodes} nodes are missing, and none came within "
+                    f"{NODES_S / 60:.0f} minutes."
+                )
+            )
+            return False
+        return True
+
+    def _start_again(self, number: int, environment: dict[str, str]) -> None:
+        environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
+        logs = str(make_log_folder(self._paths, number, launched=self._launched_attempt))
+        order = {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
+        self._start_order = order
+        self._nodes.send(order, to="shim")
+
+    async def _see_through(self) -> None:
+        """Wait for the end of the attempt, and record the end."""
         returncode = await self._end_of_attempt()
         self._recorder.observed(self._view.observations(self._clock.now_s()))
         if self._view.dropped_log_bytes:
@@ -445,22 +560,13 @@ class Supervisor:
         self._recorder.attempt_ended(outcome=outcome, last_step=self._view.last_step)
         self._tell(policy.JobExited(returncode))
 
-    def _start_again(self, number: int, history: FailureHistory) -> None:
-        environment = attempt_environment(number, history)
-        environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
-        logs = str(make_log_folder(self._paths, number, launched=self._launched_attempt))
-        order = {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
-        self._channel.send(order, to="shim")
-
     async def _end_of_attempt(self) -> int:
         """Wait until no trainer is left; return 0 where all of them ended well.
 
-        The launcher and the shims stay where the next attempt can start below them.
+        The launchers and the shims stay where the next attempt can start below them.
         """
-        job = self._job
-        assert job is not None
         ended = asyncio.create_task(self._all_ended.wait())
-        over = asyncio.create_task(job.wait())
+        over = asyncio.create_task(self._nodes.all_launchers_ended())
         await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         failure = self._view.first_failure
@@ -473,11 +579,8 @@ class Supervisor:
             over.cancel()
             return failure.exit_code or -(failure.signal or 0)
         if not over.done():
-            self._channel.send({"kind": "leave"}, to="shim")
-        returncode = await over
-        self._job = None
-        self._view.launcher_ended(returncode)
-        return returncode
+            self._nodes.send({"kind": "leave"}, to="shim")
+        return await over
 
     def _begin_incident(self, monotonic_s: float) -> None:
         now_s = self._clock.now_s()
@@ -541,10 +644,8 @@ class Supervisor:
 
     async def _roll_back(self, anomaly: Anomaly) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
-        if self._marking:
-            await asyncio.wait(self._marking)
         try:
-            step = await asyncio.to_thread(self._gate.go_back, anomaly.first_step)
+            step = await self._losses.go_back(anomaly.first_step)
         except (HoldfastError, OSError) as error:
             self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
             return None
@@ -573,7 +674,7 @@ class Supervisor:
             self._tell(policy.CannotSave())
             return
         self._vote = StopVote(frozenset(living), self._view.detector.median_step_s)
-        self._channel.send(self._vote.propose(self._view.last_step), to="rank")
+        self._nodes.send(self._vote.propose(self._view.last_step), to="rank")
 
     def _end(self, end: policy.End) -> None:
         outcome = outcome_of(
@@ -591,10 +692,4 @@ class Supervisor:
         self._ended.set_result(outcome)
 
     def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Tell the observer, for as long as it can be told: a terminal that was closed ends no run."""
-        if self._observer is None:
-            return
-        try:
-            self._observer(kind, data)
-        except OSError:
-            self._observer = None
+        self._observer(kind, data)

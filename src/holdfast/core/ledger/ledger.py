@@ -59,6 +59,11 @@ class Ledger(Remembered):
         """
         return cls(open_engine(url))
 
+    @property
+    def url(self) -> str:
+        """The URL that `open` takes; it may hold a password."""
+        return self._engine.url.render_as_string(hide_password=False)
+
     def close(self) -> None:
         """Let go of the database."""
         self._engine.dispose()

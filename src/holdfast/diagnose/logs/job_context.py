@@ -84,6 +84,8 @@ class JobContext:
     """The rank that ended with code 0 while the others went on."""
     launcher_ended_first: bool = False
     """The launcher died, and its ranks with it."""
+    lost_node: str | None = None
+    """The name of the node that was lost, and its ranks with it."""
 
 
 def observed_lines(context: JobContext) -> tuple[str, ...]:
@@ -97,10 +99,15 @@ def observed_lines(context: JobContext) -> tuple[str, ...]:
         or context.broken_loss is not None
         or context.left_rank is not None
         or context.launcher_ended_first
+        or context.lost_node is not None
     )
     if context.launcher_ended_first:
         lines.append(
             f"holdfast: the launcher died {_when(context.last_step, 'the')}; it ended first"
+        )
+    if context.lost_node is not None:
+        lines.append(
+            f"holdfast: node {context.lost_node} was lost {_when(context.last_step, 'the')}; it ended first"
         )
     left = _may_have_left(in_order)
     for one in in_order:

@@ -219,6 +219,8 @@ class RankShim:
         self._trainer: Trainer | None = None
         self._warm: Warm | None = None
         self._warming = threading.Lock()
+        self._said: list[dict[str, Any]] = []
+        """What was sent of the present attempt."""
         self._asked_before_start: int | None = None
         """The last signal that the supervisor asked for since its last `start`."""
 
@@ -243,6 +245,8 @@ class RankShim:
         threading.Thread(target=self._obey, daemon=True).start()
         returncode = self._watch(Child(process), output, log)
         while (order := self._orders.get()) is not None and order["kind"] == "start":
+            if int(order["attempt"]) <= self._attempt.number:  # sent once more, see `supervisor`
+                continue
             self._attempt = Attempt(int(order["attempt"]), Path(order["logs"]))
             log = self._open_log()
             output, theirs = os.pipe()
@@ -311,6 +315,13 @@ class RankShim:
             began.send_signal(number)
 
     def _obey(self) -> None:
+        while True:
+            self._obey_until_gone()
+            if not self._client.reconnect(lambda: self._said):
+                break
+        self._orders.put(None)
+
+    def _obey_until_gone(self) -> None:
         with contextlib.suppress(OSError):
             while (message := self._client.receive()) is not None:
                 kind, began = message["kind"], self._trainer
@@ -325,7 +336,6 @@ class RankShim:
                 elif kind in ("start", "leave"):
                     self._asked_before_start = None
                     self._orders.put(message)
-        self._orders.put(None)
 
     def _warm_up(self) -> None:
         with self._warming:
@@ -336,9 +346,11 @@ class RankShim:
                 self._warm = Warm(self._command, imports_path(self._peer.rank))
 
     def _send(self, kind: str, **fields: object) -> None:
-        # Where the supervisor is gone, the guard ends this process next.
+        message = {"kind": kind, "attempt": self._attempt.number, **fields}
+        self._said = [message] if kind == "started" else [*self._said, message]
+        # The next agent is sent all of this, where this one is gone; without a node, the guard ends this process.
         with contextlib.suppress(OSError):
-            self._client.send({"kind": kind, "attempt": self._attempt.number, **fields})
+            self._client.send(message)
 
 
 def _rank_environment(base: dict[str, str]) -> dict[str, str]:

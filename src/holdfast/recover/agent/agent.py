@@ -1,0 +1,319 @@
+"""Speak with the ranks and shims of one node on one side, and with the supervisor on the other.
+
+The agent forwards what the ranks send, in numbered envelopes, and keeps each until the supervisor has acknowledged it.
+Without a supervisor the ranks train on: the agent connects again and again, and sends a new supervisor first what its
+peers have said of the present attempt. The agent decides nothing. The node that has started this process starts it
+again when it ends; the ranks and shims then connect again, and say the same again.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
+from holdfast.recover.agent.rendezvous import read_credentials
+from holdfast.recover.agent.stream import Stream
+from holdfast.recover.channel import ChannelServer, Peer
+
+RECONNECT_S = 0.1
+RECONNECT_MAX_S = 2.0
+PING_S = 1.0
+STATES_S = 0.1
+KEPT_STEPS = 10_000
+"""Reports of steps that are kept for a supervisor that is away; the newest are."""
+KEPT_MESSAGES = 10_000
+REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started", "exited", "swept")
+"""What a new supervisor must know of the present attempt: the last message of each kind of each peer."""
+
+
+def main() -> None:
+    """`agent CONTROL_FD CHANNEL_FD PARENT_PID`: the node has started this process."""
+    control_fd, channel_fd, parent_pid = map(int, sys.argv[1:4])
+    die_with_parent(parent_pid)
+    asyncio.run(_run(socket.socket(fileno=control_fd), socket.socket(fileno=channel_fd)))
+
+
+async def _run(control: socket.socket, listening: socket.socket) -> None:
+    node = await Stream.of_socket(control)
+    begin = await node.receive()
+    if begin is not None:
+        await Agent(begin, node).run(listening)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message of a peer on its way to the supervisor."""
+
+    seq: int
+    peer: Peer
+    message: Mapping[str, Any]
+    at_monotonic_s: float
+
+    def to_json(self, *, again: bool) -> dict[str, Any]:
+        """Return the envelope as it is sent now."""
+        return {
+            "kind": "peer",
+            "seq": self.seq,
+            "peer": vars(self.peer),
+            "message": self.message,
+            "age_s": time.monotonic() - self.at_monotonic_s,
+            "again": again,
+        }
+
+
+class Agent:
+    """The agent of one node."""
+
+    def __init__(self, begin: Mapping[str, Any], node: Stream) -> None:
+        self._begin = begin
+        self._node = node
+        self._launched: int | None = begin["launched"]
+        self._last_end: list[int] | None = begin["last_end"]
+        """The attempt and the return code of the launcher that ended last."""
+        self._channel = ChannelServer(self._heard, token=str(begin["channel_token"]))
+        self._incarnation = f"{os.getpid()}-{time.monotonic_ns()}"
+        self._supervisor: Stream | None = None
+        self._generation = 0
+        self._numbers = itertools.count(1)
+        self._steps: deque[Envelope] = deque(maxlen=KEPT_STEPS)
+        self._others: deque[Envelope] = deque(maxlen=KEPT_MESSAGES)
+        """With the steps: what the supervisor has not acknowledged yet."""
+        self._facts: dict[tuple[Peer, str], Envelope] = {}
+        self._attempt = 0
+        """The attempt of the facts."""
+        self._pids: dict[int, int] = {}
+        """The process of each rank that lives."""
+        self._states: dict[int, str | None] = {}
+        self._launcher: int | None = None
+        self._looking: set[asyncio.Task[None]] = set()
+
+    async def run(self, listening: socket.socket) -> None:
+        """Serve until the node is gone, or this process is killed."""
+        await self._channel.start(listening)
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._keep_connected(), self._watch_states(), self._ping())
+        ]
+        try:
+            await self._obey_node()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._channel.close()
+
+    async def _obey_node(self) -> None:
+        while (message := await self._node.receive()) is not None:
+            match message["kind"]:
+                case "launcher_ended":
+                    self._launched = None
+                    self._last_end = [message["attempt"], message["returncode"]]
+                    self._pids.clear()
+                    self._send(message)
+                case "stop":
+                    self._send(message)
+
+    # The supervisor
+
+    async def _keep_connected(self) -> None:
+        wait_s = RECONNECT_S
+        while True:
+            stream, why = await self._connect()
+            if stream is not None:
+                wait_s = RECONNECT_S
+                await self._obey_supervisor(stream)
+                self._supervisor = None
+                self._node.send({"kind": "away", "why": "its supervisor is gone"})
+            else:
+                self._node.send({"kind": "away", "why": why})
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RECONNECT_MAX_S)
+
+    async def _connect(self) -> tuple[Stream | None, str]:
+        """Return a connection to the supervisor that has welcomed this agent; else None, and why."""
+        known = self._begin["supervisor"]
+        if known is None:
+            known = read_credentials(Path(self._begin["credentials"]))
+        if known is None:
+            return None, "unpublished"
+        stream, welcome = None, None
+        for host in known["hosts"]:
+            try:
+                stream = await Stream.connect(host, known["port"])
+            except OSError:
+                continue
+            stream.send(self._hello(known["token"]))
+            welcome = await stream.receive()
+            if welcome is not None and welcome["kind"] == "welcome":
+                break
+            stream.close()
+        if stream is None:
+            return None, "unreachable"
+        if welcome is None or welcome["kind"] != "welcome":
+            return None, "refused"
+        generation = int(welcome["generation"])
+        if generation < self._generation:
+            stream.close()
+            return None, "an older supervisor answers"
+        self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
+        is_new = generation > self._generation
+        self._generation = generation
+        self._catch_up(stream, int(welcome["seen"]), is_new=is_new)
+        return stream, ""
+
+    def _hello(self, token: str) -> dict[str, Any]:
+        return {
+            "kind": "hello",
+            "token": token,
+            "node_id": self._begin["node_id"],
+            "name": self._begin["name"],
+            "incarnation": self._incarnation,
+            "preferred_rank": self._begin["preferred_rank"],
+            "launched": self._launched,
+            "last_end": self._last_end,
+        }
+
+    def _catch_up(self, stream: Stream, seen: int, *, is_new: bool) -> None:
+        """Send what this supervisor does not know yet."""
+        if is_new:
+            for envelope in list(self._facts.values()):
+                stream.send(envelope.to_json(again=True))
+        unseen = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
+        for envelope in unseen:
+            if envelope.seq > seen:
+                stream.send(envelope.to_json(again=False))
+        stream.send({"kind": "states", "states": self._states})
+        self._supervisor = stream
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._supervisor is not None:
+            self._supervisor.send(message)
+
+    async def _obey_supervisor(self, stream: Stream) -> None:
+        while (message := await stream.receive()) is not None:
+            match message["kind"]:
+                case "ack":
+                    for kept in (self._steps, self._others):
+                        while kept and kept[0].seq <= message["seq"]:
+                            kept.popleft()
+                case "port":
+                    stream.send({"kind": "port", "port": _free_port()})
+                case "launch":
+                    self._launched = int(message["attempt"])
+                    self._node.send(message)
+                case "kill" | "end":
+                    self._node.send(message)
+                case "pass":
+                    only = message["only"]
+                    self._channel.send(
+                        message["message"],
+                        to=message["to"],
+                        rank=message["rank"],
+                        only=None if only is None else Peer(**only),
+                    )
+                case "look":
+                    looking = asyncio.create_task(self._look(stream, message))
+                    self._looking.add(looking)
+                    looking.add_done_callback(self._looking.discard)
+        stream.close()
+
+    async def _look(self, stream: Stream, message: Mapping[str, Any]) -> None:
+        self._channel.send({"kind": "look"}, to="rank")
+        pids = {int(rank): int(pid) for rank, pid in message["pids"].items()}
+        used = await asyncio.to_thread(activity, pids)
+        stream.send({"kind": "looked", "look": message["look"], "used": used})
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            self._send({"kind": "ping"})
+
+    # Ranks and shims
+
+    def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
+        kind, at_s = message["kind"], time.monotonic()
+        if kind == "exited":
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                at_s = min(at_s, float(message["at_monotonic_s"]))
+        if kind == "gone" and peer.role == "shim":
+            message = {**message, "launcher_lives": self._launcher_lives}
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # the ranks run the user's code
+            self._note_process(peer, message)
+        envelope = Envelope(next(self._numbers), peer, message, at_s)
+        self._remember(envelope)
+        (self._steps if kind == "step" else self._others).append(envelope)
+        self._send(envelope.to_json(again=False))
+
+    def _note_process(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        kind, rank = message["kind"], peer.rank
+        if peer.role == "rank" and kind == "hello":
+            self._pids[rank] = peer.pid
+        elif peer.role == "shim" and kind == "started":
+            self._launcher = parent_of(peer.pid)
+            if self._is_newer(int(message["attempt"])):
+                self._pids.clear()
+            self._pids.setdefault(rank, int(message["pid"]))
+        elif peer.role == "shim" and kind in ("exited", "gone"):
+            self._pids.pop(rank, None)
+
+    def _is_newer(self, attempt: int) -> bool:
+        is_newer = attempt > self._attempt
+        if is_newer:
+            self._attempt = attempt
+            # Shims may live on; the rest of what was said is of the attempt before.
+            self._facts = {
+                (peer, kind): fact
+                for (peer, kind), fact in self._facts.items()
+                if kind == "hello" and peer.role == "shim" and (peer, "gone") not in self._facts
+            }
+        return is_newer
+
+    def _remember(self, envelope: Envelope) -> None:
+        kind = envelope.message["kind"]
+        if kind == "event":
+            kind = envelope.message.get("event")
+        if kind in REMEMBERED:
+            key = envelope.peer, kind
+            if kind != "hello":
+                self._facts.pop(key, None)  # in the order of the last ones
+            self._facts[key] = envelope
+
+    @property
+    def _launcher_lives(self) -> bool:
+        return self._launcher is not None and process_state(self._launcher) not in (
+            None,
+            "zombie",
+            "dead",
+        )
+
+    async def _watch_states(self) -> None:
+        while True:
+            states = {rank: process_state(pid) for rank, pid in self._pids.items()}
+            changed = {rank: state for rank, state in states.items() if self._is_news(rank, state)}
+            self._states = states
+            if changed:
+                self._send({"kind": "states", "states": changed})
+            await asyncio.sleep(STATES_S)
+
+    def _is_news(self, rank: int, state: str | None) -> bool:
+        before = self._states.get(rank, "running")
+        # Running and sleeping take turns at every look, and mean the same.
+        return state != before and not {state, before} <= {"running", "sleeping", "idle"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

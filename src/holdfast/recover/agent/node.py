@@ -1,0 +1,414 @@
+"""Keep one node's part of a run going: the foreground process of `holdfast run`.
+
+    holdfast run (this) ─┬─ agent
+                         ├─ supervisor, on the first node
+                         └─ guard ── torchrun ── shims ── ranks
+
+The agent and the supervisor may end at any time: this process starts each again, and holds the sockets at which both
+listen, so that whoever connects waits for the next one. The ranks train on meanwhile. When this process ends, in
+whatever way, the kernel ends the agent and the supervisor, and the guard ends the job.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.child_process import RestartLimit
+from holdfast.core.errors import HoldfastError
+from holdfast.core.paths import RunPaths
+from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
+from holdfast.recover.agent.stream import Stream
+from holdfast.recover.kept_memory import end_kept_memory
+from holdfast.recover.launch import Job, Place, launch
+from holdfast.recover.outcome import Outcome
+from holdfast.recover.run_lock import RunLock
+from holdfast.recover.spec import RunSpec
+
+RESTARTS = 1000
+QUICK_END_S = 5.0
+QUICK_ENDS = 5
+"""So many times in a row an agent or supervisor may end within `QUICK_END_S` of its start."""
+RESTART_WAIT_S = 0.2
+UNPUBLISHED_S = 20.0
+"""So long after its start a node complains that nobody has published the token of the run."""
+ALONE_S = 600.0
+"""A node whose agent has found no supervisor for so long gives up, if its ranks do not train either."""
+END_TIMEOUT_S = 60.0
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Receives what happens, as it happens: a kind and its data. It must return quickly.
+
+The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved, resumed, stopping, nodes,
+trouble and ended.
+"""
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A process that this one keeps going."""
+
+    module: str
+    listening: socket.socket
+    begin: Callable[[], dict[str, Any]]
+    """Return the first message to the process."""
+    receive: Callable[[dict[str, Any]], None]
+    stream: Stream | None = None
+    starts: int = 0
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, if the process is there."""
+        if self.stream is not None:
+            self.stream.send(message)
+
+
+class Node:
+    """One node of a run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        home: Path,
+        *,
+        meeting: Meeting | None = None,
+        observer: Observer = lambda _kind, _data: None,
+        echo: bool = False,
+    ) -> None:
+        self._spec = spec
+        self._home = home
+        self._meeting = meeting
+        self._observer: Observer | None = observer
+        self._echo = echo
+        self._name = node_name()
+        self._node_id = f"{self._name}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._channel = loopback_listener()
+        self._channel_token = secrets.token_hex(16)
+        self._paths: RunPaths | None = None
+        self._lock: RunLock | None = None
+        self._job: Job | None = None
+        self._launched: int | None = None
+        self._last_end: tuple[int, int] | None = None
+        """The attempt and the return code of the launcher that ended last."""
+        self._is_kill_due = False
+        self._starting = asyncio.Lock()
+        """Held while a process is started: what it inherits, such as blocked signals, is set for it alone."""
+        self._stops: list[str] = []
+        self._away: tuple[float, str] | None = None
+        """Since when the agent has had no supervisor, and why."""
+        self._has_joined = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: asyncio.Future[Outcome] | None = None
+        self._agent = Child(
+            module="holdfast.recover.agent.agent",
+            listening=self._channel,
+            begin=self._agent_begins,
+            receive=self._agent_says,
+        )
+        self._supervisor: Child | None = None
+        self._known: dict[str, Any] | None = None
+
+    async def lead(
+        self,
+        paths: RunPaths,
+        lock: RunLock,
+        *,
+        ledger_url: str,
+        listening: socket.socket | None,
+        is_lost: bool,
+    ) -> Outcome:
+        """Start the supervisor here as well; return how the run ended.
+
+        Args:
+            paths: of the run.
+            lock: of the run.
+            ledger_url: where the supervisor writes.
+            listening: where the agents of the other nodes connect; None: there are no others.
+            is_lost: whether an earlier supervisor of this run was lost.
+
+        Raises:
+            HoldfastError: the supervisor cannot go on.
+        """
+        token = secrets.token_hex(16)
+        if listening is None:
+            listening = loopback_listener()
+        elif self._meeting is not None:
+            await asyncio.to_thread(self._meeting.publish, self._home, listening, token)
+        self._paths, self._lock, self._has_joined = paths, lock, True
+        port = listening.getsockname()[1]
+        self._known = {"hosts": ["127.0.0.1"], "port": port, "token": token}
+
+        def begin() -> dict[str, Any]:
+            return {
+                "kind": "begin",
+                "run_id": paths.run_id,
+                "home": str(paths.home),
+                "ledger": ledger_url,
+                "token": token,
+                "is_lost": is_lost,
+                "adopts": supervisor.starts > 1,
+                "stops": self._stops,
+            }
+
+        supervisor = self._supervisor = Child(
+            module="holdfast.recover.supervisor_process",
+            listening=listening,
+            begin=begin,
+            receive=self._supervisor_says,
+        )
+        try:
+            return await self._run()
+        finally:
+            listening.close()
+            if self._meeting is not None:
+                self._meeting.credentials(self._home).unlink(missing_ok=True)
+
+    async def join(self) -> Outcome:
+        """Take part in a run that another node leads; return how it ended.
+
+        Raises:
+            HoldfastError: no supervisor is found.
+        """
+        assert self._meeting is not None
+        try:
+            return await self._run()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+
+    def stop(self, by: str) -> None:
+        """Have the run save its state and stop; called again, stop at once."""
+        self._stops.append(by)
+        message = {"kind": "stop", "by": by}
+        if self._supervisor is not None:
+            self._supervisor.send(message)
+        elif self._has_joined:
+            self._agent.send(message)
+        elif self._ended is not None and not self._ended.done():
+            outcome = Outcome(state="stopped", exit_code=4, sentence=f"Stopped by {by}.")
+            self._ended.set_result(outcome)
+
+    async def _run(self) -> Outcome:
+        self._ended = asyncio.get_running_loop().create_future()
+        children = [self._agent, *([] if self._supervisor is None else [self._supervisor])]
+        for child in children:
+            self._spawn(self._keep(child))
+        self._spawn(self._watch_for_supervisor())
+        try:
+            return await self._ended
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            job, self._job = self._job, None
+            if job is not None:
+                job.kill()
+                await job.wait()
+            await asyncio.to_thread(end_kept_memory)
+            self._channel.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    # The agent and the supervisor
+
+    async def _keep(self, child: Child) -> None:
+        """Run a child again each time it ends."""
+        limit = RestartLimit(restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS)
+        while True:
+            began_s = time.monotonic()
+            returncode = await self._run_child(child)
+            if self._ended is None or self._ended.done():
+                return
+            if not limit.allows_restart(time.monotonic() - began_s):
+                raise HoldfastError(
+                    f"{child.module} ended {limit.quick_ends} times in a row, the last time with code {returncode}. "
+                    "See what was printed above."
+                )
+            await asyncio.sleep(RESTART_WAIT_S)
+
+    async def _run_child(self, child: Child) -> int:
+        ours, theirs = socket.socketpair()
+        fds = (theirs.fileno(), child.listening.fileno())
+        arguments = [*map(str, fds), str(os.getpid())]
+        # The children stay blocked: a scheduler may send SIGTERM to all processes of a job, and this one acts on it.
+        async with self._starting:
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", child.module, *arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                theirs.close()
+        child.starts += 1
+        child.stream = stream = await Stream.of_socket(ours)
+        try:
+            stream.send(child.begin())
+            while (message := await stream.receive()) is not None:
+                child.receive(message)
+            return await process.wait()
+        finally:
+            child.stream = None
+            stream.close()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _agent_begins(self) -> dict[str, Any]:
+        meeting = self._meeting
+        return {
+            "kind": "begin",
+            "node_id": self._node_id,
+            "name": self._name,
+            "channel_token": self._channel_token,
+            "supervisor": self._known,
+            "credentials": None if meeting is None else str(meeting.credentials(self._home)),
+            "preferred_rank": None if meeting is None else meeting.preferred_rank,
+            "launched": self._launched,
+            "last_end": self._last_end,
+        }
+
+    def _agent_says(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "joined":
+                self._join(str(message["run_id"]))
+            case "away":
+                why = str(message["why"])
+                self._away = (time.monotonic(), why) if self._away is None else (self._away[0], why)
+            case "launch":
+                self._launched, self._is_kill_due = int(message["attempt"]), False
+                self._spawn(self._launch(message))
+            case "kill":
+                self._is_kill_due = True
+                if self._job is not None:
+                    self._job.kill()
+            case "end" if self._supervisor is None:
+                self._end(message)
+
+    def _supervisor_says(self, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "observe":
+                self._observe(str(message["what"]), message["data"])
+            case "ended":
+                self._end(message)
+            case "failed":
+                assert self._ended is not None
+                if not self._ended.done():
+                    self._ended.set_exception(HoldfastError(str(message["text"])))
+
+    def _end(self, message: Mapping[str, Any]) -> None:
+        assert self._ended is not None
+        if not self._ended.done():
+            outcome = Outcome(
+                state=str(message["state"]),
+                exit_code=int(message["exit_code"]),
+                sentence=str(message["outcome"]),
+            )
+            self._ended.set_result(outcome)
+
+    def _join(self, run_id: str) -> None:
+        self._away = None
+        if self._paths is not None and self._lock is not None:
+            return
+        self._paths = RunPaths(self._home, run_id)
+        self._lock = RunLock.acquire(self._paths.node_lock(self._node_id))
+        self._has_joined = True
+        self._observe("nodes", {"text": f"{self._name} takes part in run {run_id}"})
+        for by in self._stops:
+            self._agent.send({"kind": "stop", "by": by})
+
+    async def _watch_for_supervisor(self) -> None:
+        """Complain where no supervisor is found; end this node's part after a long time without one."""
+        began_s, has_complained = time.monotonic(), False
+        while True:
+            await asyncio.sleep(1.0)
+            if self._away is None or self._supervisor is not None:
+                continue
+            now_s, (since_s, why) = time.monotonic(), self._away
+            if not has_complained and now_s - began_s > UNPUBLISHED_S and not self._has_joined:
+                has_complained = True
+                self._observe("trouble", {"text": self._complaint(why)})
+            if now_s - since_s > ALONE_S and self._job is None:
+                raise HoldfastError(
+                    f"No supervisor was found for {ALONE_S / 60:.0f} minutes. {self._complaint(why)}"
+                )
+
+    def _complaint(self, why: str) -> str:
+        assert self._meeting is not None
+        path = self._meeting.credentials(self._home)
+        if why == "unpublished":
+            return (
+                f"This node waits for the first one, which is to write {path}. Start `holdfast run` there too; "
+                "HOLDFAST_HOME must be one folder that all nodes share."
+            )
+        place = self._meeting.host or "the first node"
+        return f"This node cannot join the run at {place} ({why}). Look whether `holdfast run` is going there."
+
+    def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Pass on what happens, for as long as that is possible: a terminal that was closed ends no run."""
+        if kind == "step":
+            data = {**data, "pids": {int(rank): pid for rank, pid in data["pids"].items()}}
+        if self._observer is None:
+            return
+        try:
+            self._observer(kind, data)
+        except OSError:
+            self._observer = None
+
+    # The job
+
+    async def _launch(self, message: Mapping[str, Any]) -> None:
+        assert self._paths is not None
+        assert self._lock is not None
+        attempt = int(message["attempt"])
+        former, self._job = self._job, None
+        if former is not None:
+            former.kill()
+            await former.wait()
+        place = Place(
+            node_rank=int(message["node_rank"]),
+            address=str(message["address"]),
+            port=int(message["port"]),
+        )
+        async with self._starting:
+            self._job = job = await launch(
+                replace(self._spec, nnodes=int(message["nnodes"])),
+                self._paths,
+                attempt,
+                address="{}:{}".format(*self._channel.getsockname()[:2]),
+                token=self._channel_token,
+                lock_fd=self._lock.fd,
+                echo=self._echo,
+                environment=message["environment"],
+                place=place,
+            )
+        if self._is_kill_due:
+            job.kill()
+        returncode = await job.wait()
+        if self._job is job:
+            self._job = self._launched = None
+            self._last_end = attempt, returncode
+            self._agent.send(
+                {"kind": "launcher_ended", "attempt": attempt, "returncode": returncode}
+            )

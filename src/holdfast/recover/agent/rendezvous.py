@@ -1,0 +1,284 @@
+"""Find out how many nodes a run has, and where their agents meet.
+
+The number of nodes and the meeting place come from, in this order: `--nnodes` and `--rendezvous`; the words of the
+user's torchrun command; the environment of a Slurm step. The first node listens there, and is the node whose address
+the meeting place has; in a Slurm step, the node with SLURM_NODEID 0. It writes the run's token beside the runs, in
+`$HOLDFAST_HOME/rendezvous`: the nodes share that folder, and nobody else may read the file.
+
+torchrun's own rendezvous stays torchrun's: see `launch`.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse
+
+LISTEN_BACKLOG = 1024
+_WITH_VALUE = (
+    "--nnodes",
+    "--node-rank",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+    "--rdzv-id",
+    "--rdzv-conf",
+    "--master-addr",
+    "--master-port",
+    "--local-addr",
+)
+_FLAGS = ("--standalone",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Where the agents of one run meet.
+
+    Attributes:
+        nnodes: the nodes that train; agents beyond them are spares.
+        key: names the meeting in `$HOLDFAST_HOME/rendezvous`.
+        host, port: where the first node listens; None in a Slurm step, where the first node says so in the file.
+        is_first: whether this is the first node; None where that is the node with the address.
+        preferred_rank: the place of this node among the nodes; None: in the order of arrival.
+        run_name: the name of the run, where its scheduler gives one.
+    """
+
+    nnodes: int
+    key: str
+    host: str | None = None
+    port: int = 0
+    is_first: bool | None = None
+    preferred_rank: int | None = None
+    run_name: str | None = None
+
+    def credentials(self, home: Path) -> Path:
+        """Return the file with the addresses and the token."""
+        return home / "rendezvous" / f"{self.key}.json"
+
+    def listen(self) -> socket.socket | None:
+        """Listen at the meeting place; return None where this is not the first node.
+
+        Raises:
+            BadUse: the address is not one.
+        """
+        if self.is_first is False:
+            return None
+        if self.host is None:
+            return _listener("", 0)
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise BadUse(
+                f"The rendezvous {self.host}:{self.port} has no address: {error.strerror}."
+            ) from error
+        family, *_, address = found[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address[0], 0))
+            except OSError:  # the address of another node
+                return None
+        try:
+            # On all addresses: the own name of a host may stand for its loopback address.
+            return _listener("" if family == socket.AF_INET else "::", self.port)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # an agent of this node was first
+                return None
+            raise BadUse(f"Port {self.port} cannot be used: {error.strerror}.") from error
+
+    def publish(self, home: Path, listening: socket.socket, token: str) -> None:
+        """Write the addresses and the token for the other nodes.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        path = self.credentials(home)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        port = listening.getsockname()[1]
+        hosts = _own_addresses() if self.host is None else [self.host]
+        write_atomic(path, json.dumps({"hosts": hosts, "port": port, "token": token}).encode())
+        path.chmod(0o600)
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(LISTEN_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def loopback_listener() -> socket.socket:
+    """Listen on a free port of the loopback address."""
+    return _listener("127.0.0.1", 0)
+
+
+def _own_addresses() -> list[str]:
+    """Return under which names and addresses other nodes may reach this one, the best first."""
+    found = [os.environ.get("SLURMD_NODENAME"), socket.gethostname(), routed_address()]
+    return list(dict.fromkeys(name for name in found if name))
+
+
+def routed_address() -> str | None:
+    """Return the address from which this node sends to others; None without a route."""
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
+        probe.connect(("192.0.2.1", 9))  # RFC 5737: nothing is sent
+        return str(probe.getsockname()[0])
+    return None
+
+
+def read_credentials(path: Path) -> dict[str, Any] | None:
+    """Return `hosts`, `port` and `token` of a meeting; None while they are not there."""
+    try:
+        told = json.loads(path.read_bytes())
+        return {
+            "hosts": [str(host) for host in told["hosts"]],
+            "port": int(told["port"]),
+            "token": str(told["token"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def node_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the name of this node, as its scheduler calls it."""
+    return (
+        environment.get("HOLDFAST_NODE_NAME")
+        or environment.get("SLURMD_NODENAME")
+        or socket.gethostname()
+    )
+
+
+def meeting_of(
+    command: Sequence[str],
+    *,
+    nnodes: int | None,
+    rendezvous: str | None,
+    spares: int,
+    stem: str,
+    environment: Mapping[str, str] = os.environ,
+) -> Meeting | None:
+    """Return where the nodes of a run meet; None for a run of one node.
+
+    Args:
+        command: the job's command.
+        nnodes: the value of `--nnodes`.
+        rendezvous: the value of `--rendezvous`.
+        spares: the value of `--spares`: of a Slurm step, so many nodes do not train at first.
+        stem: the first part of the name of the run in a Slurm job.
+        environment: of this process.
+
+    Raises:
+        BadUse: the options contradict each other, or something is missing; the message says what.
+    """
+    own = torchrun_options(command) if Path(command[0]).name == "torchrun" else {}
+    if nnodes is None and "--nnodes" in own:
+        nnodes = _number(own["--nnodes"], "torchrun --nnodes")
+    in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    if in_step > 1 and rendezvous is None:
+        return _slurm_meeting(in_step, nnodes, spares, stem, environment)
+    if spares:
+        raise BadUse(
+            "--spares is for a Slurm step; elsewhere each agent beyond --nnodes is a spare."
+        )
+    if nnodes is None and rendezvous is not None:
+        raise BadUse("--rendezvous is for several nodes: give --nnodes N too.")
+    if nnodes is None or nnodes == 1:
+        return None
+    if rendezvous is None and "--rdzv-endpoint" in own:
+        rendezvous = own["--rdzv-endpoint"]
+    elif rendezvous is None and "--master-addr" in own:
+        rendezvous = f"{own['--master-addr']}:{own.get('--master-port', '29500')}"
+    if rendezvous is None:
+        raise BadUse(
+            f"{nnodes} nodes need a place to meet: give --rendezvous HOST:PORT, the same on each node, with the name "
+            "of one of them, or start the run by srun."
+        )
+    host, port = _address(rendezvous)
+    return Meeting(nnodes=nnodes, key=f"{host.replace(':', '_')}-{port}", host=host, port=port)
+
+
+def _slurm_meeting(
+    in_step: int, nnodes: int | None, spares: int, stem: str, environment: Mapping[str, str]
+) -> Meeting:
+    tasks = int(environment.get("SLURM_STEP_NUM_TASKS", str(in_step)))
+    if tasks != in_step:
+        raise BadUse(
+            f"This step has {tasks} tasks on {in_step} nodes. Start one `holdfast run` a node: "
+            "srun --ntasks-per-node=1 holdfast run …"
+        )
+    nnodes = in_step - spares if nnodes is None else nnodes
+    if not 1 <= nnodes <= in_step:
+        raise BadUse(
+            f"{nnodes} nodes of a step with {in_step} cannot train. Take more nodes, or fewer spares."
+        )
+    job, step = environment["SLURM_JOB_ID"], environment.get("SLURM_STEP_ID", "0")
+    rank = int(environment.get("SLURM_NODEID", "0"))
+    return Meeting(
+        nnodes=nnodes,
+        key=f"slurm-{job}.{step}",
+        is_first=rank == 0,
+        preferred_rank=rank,
+        run_name=f"{stem[:40]}-{job}",
+    )
+
+
+def _number(text: str, name: str) -> int:
+    try:
+        return int(text.removeprefix("1:") if text == "1:1" else text)
+    except ValueError:
+        raise BadUse(
+            f"{name} is {text}; give one number. Agents beyond that many nodes are spares."
+        ) from None
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    try:
+        number = int(port)
+    except ValueError:
+        number = 0
+    if not host or not 0 < number < 65536:
+        raise BadUse(f"--rendezvous {text!r}: write it as HOST:PORT, such as node1:29500.")
+    return host.strip("[]"), number
+
+
+def torchrun_options(command: Sequence[str]) -> dict[str, str]:
+    """Return those options of a torchrun command that say how its nodes meet."""
+    return _split(command)[0]
+
+
+def without_rendezvous(command: Sequence[str]) -> list[str]:
+    """Return a torchrun command without the options that say how its nodes meet."""
+    return _split(command)[1]
+
+
+def _split(command: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    found: dict[str, str] = {}
+    words, kept = list(command[1:]), [command[0]]
+    while words:
+        word = words.pop(0)
+        if word.endswith(".py") or word in ("-m", "--module"):
+            return found, [*kept, word, *words]  # from here on they are the script's own
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in _WITH_VALUE:
+            found[name] = value if equals or not words else words.pop(0)
+        elif name in _FLAGS:
+            found[name] = ""
+        else:
+            kept.append(word)
+    return found, kept

@@ -1,0 +1,81 @@
+"""Exchange JSON messages over one connection of an event loop.
+
+The node, its agent and the supervisor exchange messages in this way: over socket pairs on one node, over TCP between
+nodes. Frames are bounded, see `core.channel`; nothing that arrives is unpickled or executed.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from typing import Any, Self
+
+from holdfast.core.channel import frame, notice_loss, read_frame
+from holdfast.core.errors import ChannelError
+from holdfast.recover.channel import decode
+
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one message: an answer for all ranks of a node, or a rank's message in its envelope."""
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Stream:
+    """One connection. Call all of it from its event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of_socket(cls, connection: socket.socket) -> Self:
+        """Take over a connected socket."""
+        return cls(*await asyncio.open_connection(sock=connection, limit=MAX_BYTES))
+
+    @classmethod
+    async def connect(cls, host: str, port: int) -> Self:
+        """Connect over TCP.
+
+        Raises:
+            OSError: nobody listens there, or the address cannot be reached in time.
+        """
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
+        notice_loss(writer.get_extra_info("socket"))
+        return cls(reader, writer)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, unless the connection is closing."""
+        if not self._writer.is_closing():
+            body = json.dumps(message, separators=(",", ":"), default=str)
+            self._writer.write(frame(body.encode(), MAX_BYTES))
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Wait for the next message; None once the other side is gone or has sent what is no message."""
+        try:
+            return decode(await read_frame(self._reader, MAX_BYTES))
+        except (OSError, ChannelError):
+            return None
+
+    async def drained(self) -> None:
+        """Wait until the other side has room for more."""
+        with contextlib.suppress(OSError):  # `receive` returns None
+            await self._writer.drain()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The bytes that the other side has not taken yet."""
+        return self._writer.transport.get_write_buffer_size()
+
+    @property
+    def local_host(self) -> str:
+        """The address of this end."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    @property
+    def remote_host(self) -> str:
+        """The address of the other end."""
+        return str(self._writer.get_extra_info("peername")[0])
+
+    def close(self) -> None:
+        """Hang up, after what was sent before."""
+        self._writer.close()

@@ -1,0 +1,89 @@
+"""Look at the ranks' losses, and keep the marks of the checkpoints to which a broken loss goes back."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.core.clock import Clock
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
+from holdfast.recover.gate import CheckpointGate, hold, let_go, mark_healthy
+from holdfast.recover.recorder import Recorder
+
+
+class Losses:
+    """The losses of one run, and the checkpoints that they show to be healthy."""
+
+    def __init__(self, recorder: Recorder, clock: Clock, *, healthy_after: int) -> None:
+        self._recorder = recorder
+        self._clock = clock
+        self._is_watched = healthy_after > 0
+        self._anomalies = AnomalyDetector()
+        self._gate = CheckpointGate(
+            healthy_after=healthy_after, folders=recorder.checkpoint_folders() or set()
+        )
+        self._marking: set[asyncio.Task[None]] = set()
+        """Tasks that change the marks of a checkpoint."""
+        self._marks_lock = asyncio.Lock()
+
+    def look(self, view: AttemptView, rank: int, step: int, loss: float | None) -> Anomaly | None:
+        """Take in the loss of a rank's step; return an anomaly once it is certain."""
+        if not self._is_watched or loss is None:
+            return None
+        leads = view.leads_losses(rank)
+        found = self._anomalies.look(rank, step, loss, leads=leads)
+        if found is None:
+            for path in self._gate.passed(step) if leads and self._anomalies.is_calm else ():
+                self._mark(path, functools.partial(mark_healthy, path, step))
+        return found
+
+    def accept(self) -> None:
+        """Take the losses as they are now for ordinary ones."""
+        self._anomalies.accept()
+
+    def restarted(self, start_step: int) -> None:
+        """Take in the step that an attempt goes on from, with its first step."""
+        self._anomalies.restarted(start_step)
+
+    def saved(self, view: AttemptView, path: Path, step: int) -> None:
+        """Take in a checkpoint that is durable."""
+        if view.loss_leader is None:
+            self._gate.folders.add(path.parent)  # without losses nothing becomes healthy
+        elif self._gate.saved(path, step):
+            self._mark(path, functools.partial(hold, path))
+
+    def restored(self, step: int) -> None:
+        """Take in the checkpoint from which an attempt goes on."""
+        for left in self._gate.restored(step):
+            self._mark(left, functools.partial(let_go, left))
+
+    def can_go_back(self, before_step: int) -> bool:
+        """Return whether there is a healthy checkpoint below a step."""
+        return self._gate.can_go_back(before_step)
+
+    async def go_back(self, before_step: int) -> int | None:
+        """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one.
+
+        Raises:
+            HoldfastError, OSError: the folder of the checkpoints cannot be changed.
+        """
+        if self._marking:
+            await asyncio.wait(self._marking)
+        return await asyncio.to_thread(self._gate.go_back, before_step)
+
+    def close(self) -> None:
+        """Change no marks any more."""
+        for task in self._marking:
+            task.cancel()
+
+    def _mark(self, path: Path, change: Callable[[float], str | None]) -> None:
+        async def mark() -> None:
+            async with self._marks_lock:  # a hold must not come after the release
+                error = await asyncio.to_thread(change, self._clock.now_s())
+            if error is not None:
+                self._gate.lost(path)
+                self._recorder.event("not_marked", {"path": str(path), "error": error})
+
+        self._marking.add(marking := asyncio.create_task(mark()))
+        marking.add_done_callback(self._marking.discard)

@@ -1,0 +1,107 @@
+"""The supervisor's process, on the first node of a run: started by the node, and started again when it ends.
+
+A supervisor that is gone ends no rank. The next one reads the ledger, listens at the same address, takes over the
+attempt that is going on, and has a higher generation: agents obey no older one.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import RunPaths
+from holdfast.core.processes import die_with_parent
+from holdfast.recover.agent.stream import Stream
+from holdfast.recover.outcome import Outcome
+from holdfast.recover.spec import RunSpec
+from holdfast.recover.supervisor import Supervisor
+
+WAITING_BYTES = 4 * 1024 * 1024
+"""So much may wait for a node that does not read; then steps are not reported to it."""
+
+
+def main() -> None:
+    """`supervisor_process CONTROL_FD LISTENING_FD PARENT_PID`: the node has started this process."""
+    control_fd, listening_fd, parent_pid = map(int, sys.argv[1:4])
+    die_with_parent(parent_pid)
+    asyncio.run(_run(socket.socket(fileno=control_fd), socket.socket(fileno=listening_fd)))
+
+
+async def _run(control: socket.socket, listening: socket.socket) -> None:
+    node = await Stream.of_socket(control)
+    begin = await node.receive()
+    if begin is None:
+        return
+
+    def observe(kind: str, data: Mapping[str, Any]) -> None:
+        if kind != "step" or node.waiting_bytes < WAITING_BYTES:
+            node.send({"kind": "observe", "what": kind, "data": dict(data)})
+
+    try:
+        outcome = await _supervise(begin, node, listening, observe)
+        said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
+        node.send({"kind": "ended", **said})
+    except HoldfastError as error:
+        node.send({"kind": "failed", "text": str(error)})
+    except Exception as error:
+        traceback.print_exc()
+        node.send({"kind": "failed", "text": f"Holdfast itself failed: {error!r}."})
+    await node.drained()
+    node.close()
+
+
+async def _supervise(
+    begin: Mapping[str, Any], node: Stream, listening: socket.socket, observe: Any
+) -> Outcome:
+    paths = RunPaths(Path(begin["home"]), begin["run_id"])
+    generation = await asyncio.to_thread(next_generation, paths)
+    with Ledger.open(begin["ledger"]) as ledger:
+        run = ledger.run(paths.run_id)
+        supervisor = Supervisor(
+            RunSpec.from_options(run.command, run.cwd, run.options),
+            paths,
+            ledger,
+            token=begin["token"],
+            generation=generation,
+            observer=observe,
+        )
+        obeying = asyncio.create_task(_obey(node, supervisor))
+        try:
+            return await supervisor.run(
+                listening, is_lost=begin["is_lost"], adopts=begin["adopts"], stops=begin["stops"]
+            )
+        finally:
+            obeying.cancel()
+
+
+async def _obey(node: Stream, supervisor: Supervisor) -> None:
+    while (message := await node.receive()) is not None:
+        if message["kind"] == "stop":
+            supervisor.stop_asked(str(message["by"]))
+
+
+def next_generation(paths: RunPaths) -> int:
+    """Return a number that no supervisor of the run has had; two never get the same."""
+    paths.supervisors.mkdir(parents=True, exist_ok=True)
+    taken = [int(one.name) for one in paths.supervisors.iterdir() if one.name.isdigit()]
+    generation = max(taken, default=0) + 1
+    while True:
+        try:
+            with (paths.supervisors / f"{generation:06d}").open("x") as file:
+                file.write(f"{socket.gethostname()} {os.getpid()}\n")
+        except FileExistsError:
+            generation += 1
+            continue
+        except OSError:  # a full disk: training does not end by that
+            pass
+        return generation
+
+
+if __name__ == "__main__":
+    main()
