@@ -41,11 +41,11 @@ class Place:
         (self.folder / name).write_text(text)
         return name
 
-    def start(self, *arguments: str, **options) -> subprocess.Popen:
+    def start(self, *arguments: str, environment=None, **options) -> subprocess.Popen:
         return subprocess.Popen(
             [*HOLDFAST, *arguments],
             cwd=self.folder,
-            env=self.environment,
+            env=environment or self.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -88,6 +88,15 @@ class Place:
         while not holds():
             assert time.monotonic() < deadline_s, "it did not happen in time"
             time.sleep(0.02)
+
+    @staticmethod
+    def child(node: subprocess.Popen, module: str) -> psutil.Process:
+        """Return the child of a `holdfast run` that runs a module: its agent, supervisor_process or guard."""
+        children = psutil.Process(node.pid).children()
+        (found,) = (
+            one for one in children if any(word.endswith(f".{module}") for word in one.cmdline())
+        )
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this place's runs started, recognised by their environment."""

@@ -40,7 +40,9 @@ def test_any_command_runs_under_torchrun_through_the_shim(tmp_path):
 def test_programs_beside_holdfast_are_found_without_an_activated_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     spec = RunSpec(command=("torchrun", "train.py"), cwd=str(tmp_path))
-    assert spec.launcher_command(0, "127.0.0.1", 0)[0] == str(Path(sys.executable).with_name("torchrun"))
+    assert spec.launcher_command(0, "127.0.0.1", 0)[0] == str(
+        Path(sys.executable).with_name("torchrun")
+    )
     assert spec.rank_python() == str(Path(sys.executable).with_name("python"))
 
 

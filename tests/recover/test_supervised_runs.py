@@ -182,7 +182,15 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
         (["--resume", "no-such-run"], "There is no run 'no-such-run'"),
         (["--resume", "x", "--", "python", "job.py"], "leave the command and --name out"),
         (["--", "torchrun", "--max-restarts", "3", "job.py"], "Holdfast restarts the job itself"),
-        (["--", "torchrun", "--nnodes=2", "job.py"], "one node"),
+        (["--", "torchrun", "--nnodes=2", "job.py"], "2 nodes need a place to meet"),
+        (["--nnodes=2", "--", "python", "job.py"], "--rendezvous HOST:PORT"),
+        (["--rendezvous=n1:1", "--", "python", "job.py"], "give --nnodes N too"),
+        (["--nnodes=2", "--rendezvous=n1", "--", "python", "job.py"], "HOST:PORT"),
+        (
+            ["--nnodes=2", "--rendezvous=no-such-host.invalid:29500", "--", "python", "job.py"],
+            "has no address",
+        ),
+        (["--spares=1", "--", "python", "job.py"], "--spares is for a Slurm step"),
         (["--", "torchrun", "--no-python", "job.sh"], "holdfast run --nproc N"),
         (["--", "torchrun", "--run-path", "job.py"], "holdfast run --nproc N"),
     ],
@@ -272,7 +280,7 @@ while not pathlib.Path("finish").exists():
 
 
 def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
-    """kill -9 of the supervisor, and of each process between it and the ranks; no rank is blamed for a launcher."""
+    """kill -9 of the node's process, and of each one between it and the ranks; no rank is blamed for a launcher."""
     script = place.job(UNTIL_FINISHED)
     with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
         place.wait_for_step("r", 1003)
@@ -283,7 +291,7 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
     with place.start("run", "--resume", "r") as process:
         for attempt, victim in enumerate(["shim", "guard", "launcher"], 2):
             place.wait_for_step("r", 1000 * attempt + 3)
-            guard = psutil.Process(process.pid).children()[0]
+            guard = place.child(process, "guard")
             (launcher,) = guard.children()
             shims = launcher.children()
             whole = [guard, *guard.children(recursive=True)]
@@ -309,11 +317,48 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
         assert incident.diagnosis["decided_by"] == ["observer-launcher"]
 
 
-def test_supervisor_and_guard_killed_together_leave_no_rank(place):
+def test_a_killed_supervisor_or_agent_ends_no_rank(place):
+    """The next one takes over the attempt that is going on; a rank that is killed meanwhile is not missed."""
+    script = place.job(UNTIL_FINISHED)
+    with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
+        place.wait_for_step("r", 1003)
+        guard = place.child(process, "guard")
+        ranks = {one.pid for one in guard.children(recursive=True)}
+        step = 1003
+        for victims in (["agent"], ["supervisor_process"], ["agent", "supervisor_process"]):
+            for victim in victims:
+                place.child(process, victim).kill()
+            step += 200
+            place.wait_for_step("r", step)
+        assert ranks <= {one.pid for one in guard.children(recursive=True)}
+        assert incidents(place) == []
+        agent = place.child(process, "agent")
+        agent.suspend()
+        (rank,) = (
+            one
+            for one in guard.children(recursive=True)
+            if one.cmdline()[1:] == ["job.py"] and one.environ()["RANK"] == "1"
+        )
+        place.child(process, "supervisor_process").kill()
+        rank.kill()
+        agent.kill()
+        place.wait_for_step("r", 2003)
+        (place.folder / "finish").touch()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    (incident,) = incidents(place)
+    assert (incident.kind, incident.rank, incident.action) == ("exit", 1, "restart")
+    with place.ledger() as ledger:
+        assert [one.outcome for one in ledger.attempts("r")] == ["failed", "completed"]
+        assert len(ledger.events("r", "supervisor_followed")) == 3
+    assert len(list(place.paths("r").supervisors.iterdir())) == 4
+
+
+def test_node_and_guard_killed_together_leave_no_rank(place):
     script = place.job(ENDLESS.replace("subprocess.Popen(", "(lambda *a, **k: None)("))
     with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
         place.wait_for_step("r", 3)
-        guard = psutil.Process(process.pid).children()[0]
+        guard = place.child(process, "guard")
         guard.suspend()
         os.kill(process.pid, signal.SIGKILL)
         guard.kill()
@@ -353,15 +398,18 @@ def test_detached_runs_need_no_terminal(place):
 
 
 def test_a_suspended_supervisor_blames_nobody(place):
-    """SIGSTOP of the supervisor for longer than the hang limit: no incident when it goes on."""
+    """SIGSTOP of supervisor and agent for longer than the hang limit: no incident when they go on."""
     script = place.job(train("pass"))
     with place.start(
         "run", "--name", "r", "--nproc", "2", *QUICK_HANG, "--", "python", script
     ) as process:
         place.wait_for_step("r", 2)
-        os.kill(process.pid, signal.SIGSTOP)
+        suspended = [place.child(process, name) for name in ("agent", "supervisor_process")]
+        for one in suspended:
+            one.suspend()
         time.sleep(3.0)
-        os.kill(process.pid, signal.SIGCONT)
+        for one in suspended:
+            one.resume()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert incidents(place) == []

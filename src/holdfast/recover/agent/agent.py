@@ -90,8 +90,8 @@ class Agent:
         self._facts: dict[tuple[Peer, str], Envelope] = {}
         self._attempt = 0
         """The attempt of the facts."""
-        self._pids: dict[int, int] = {}
-        """The process of each rank that lives."""
+        self._processes: dict[int, tuple[int, bool, int]] = {}
+        """Of each rank that lives: the attempt, whether it has attached, and its process."""
         self._states: dict[int, str | None] = {}
         self._launcher: int | None = None
         self._looking: set[asyncio.Task[None]] = set()
@@ -116,7 +116,7 @@ class Agent:
                 case "launcher_ended":
                     self._launched = None
                     self._last_end = [message["attempt"], message["returncode"]]
-                    self._pids.clear()
+                    self._processes.clear()
                     self._send(message)
                 case "stop":
                     self._send(message)
@@ -255,26 +255,30 @@ class Agent:
     def _note_process(self, peer: Peer, message: Mapping[str, Any]) -> None:
         kind, rank = message["kind"], peer.rank
         if peer.role == "rank" and kind == "hello":
-            self._pids[rank] = peer.pid
+            self._note_rank(rank, peer.attempt, is_attached=True, pid=peer.pid)
         elif peer.role == "shim" and kind == "started":
             self._launcher = parent_of(peer.pid)
-            if self._is_newer(int(message["attempt"])):
-                self._pids.clear()
-            self._pids.setdefault(rank, int(message["pid"]))
+            attempt = int(message["attempt"])
+            self._note_rank(rank, attempt, is_attached=False, pid=int(message["pid"]))
+            if attempt > self._attempt:
+                self._attempt = attempt
+                self._facts = {key: one for key, one in self._facts.items() if self._is_known(one)}
         elif peer.role == "shim" and kind in ("exited", "gone"):
-            self._pids.pop(rank, None)
+            self._processes.pop(rank, None)
 
-    def _is_newer(self, attempt: int) -> bool:
-        is_newer = attempt > self._attempt
-        if is_newer:
-            self._attempt = attempt
-            # Shims may live on; the rest of what was said is of the attempt before.
-            self._facts = {
-                (peer, kind): fact
-                for (peer, kind), fact in self._facts.items()
-                if kind == "hello" and peer.role == "shim" and (peer, "gone") not in self._facts
-            }
-        return is_newer
+    def _note_rank(self, rank: int, attempt: int, *, is_attached: bool, pid: int) -> None:
+        before = self._processes.get(rank)
+        if before is None or before[:2] <= (attempt, is_attached):
+            self._processes[rank] = attempt, is_attached, pid
+
+    def _is_known(self, fact: Envelope) -> bool:
+        """Return whether a fact is of the present attempt; shims take part in several."""
+        peer, message = fact.peer, fact.message
+        if peer.role != "shim":
+            return peer.attempt == self._attempt
+        if message["kind"] == "hello":
+            return (peer, "gone") not in self._facts
+        return bool(message.get("attempt") == self._attempt)
 
     def _remember(self, envelope: Envelope) -> None:
         kind = envelope.message["kind"]
@@ -296,7 +300,7 @@ class Agent:
 
     async def _watch_states(self) -> None:
         while True:
-            states = {rank: process_state(pid) for rank, pid in self._pids.items()}
+            states = {rank: process_state(pid) for rank, (_, _, pid) in self._processes.items()}
             changed = {rank: state for rank, state in states.items() if self._is_news(rank, state)}
             self._states = states
             if changed:

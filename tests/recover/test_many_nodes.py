@@ -1,0 +1,137 @@
+"""Runs of several nodes: an agent a node, here all on one host, which meet at one port."""
+
+import os
+import signal
+
+import pytest
+
+from holdfast.core.link import ENV_ATTEMPT
+from holdfast.recover.agent.rendezvous import loopback_listener
+
+UNTIL_FINISHED = f"""
+import os, pathlib, time
+import holdfast
+
+run = holdfast.attach()
+step = 1000 * int(os.environ["{ENV_ATTEMPT}"])
+name = os.environ["HOLDFAST_NODE_NAME"]
+pathlib.Path(f"rank-{{os.environ['RANK']}}").write_text(f"{{name}} {{os.getpid()}}")
+while not pathlib.Path("finish").exists():
+    step += 1
+    time.sleep(0.02)
+    run.step(step)
+"""
+"""Ranks that do not wait for each other; each attempt gets further than the one before."""
+
+
+class Cluster:
+    """Nodes of one run, on this host."""
+
+    def __init__(self, place, *arguments):
+        with loopback_listener() as probe:
+            port = probe.getsockname()[1]
+        meeting = ["--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}"]
+        self.place = place
+        self.command = ["run", "--name", "r", *meeting, *arguments]
+        self.nodes = {}
+
+    def start(self, name):
+        environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name}
+        self.nodes[name] = self.place.start(*self.command, environment=environment)
+        return self.nodes[name]
+
+    def rank(self, number):
+        """Return the node and the process of a rank."""
+        name, pid = (self.place.folder / f"rank-{number}").read_text().split()
+        return name, int(pid)
+
+    def finish(self):
+        """End the training; return the exit codes and what the nodes have said."""
+        (self.place.folder / "finish").touch()
+        ends = {name: (node.communicate(timeout=60)[1], node) for name, node in self.nodes.items()}
+        return {name: (node.returncode, err) for name, (err, node) in ends.items()}
+
+
+@pytest.fixture
+def cluster(place):
+    """Two nodes whose ranks train."""
+    cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
+    cluster.start("n1")
+    place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+    cluster.start("n2")
+    place.wait_until(lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2)))
+    place.wait_for_step("r", 1003)
+    yield cluster
+    for node in cluster.nodes.values():
+        node.kill()
+        node.communicate()
+
+
+def incidents(place):
+    with place.ledger() as ledger:
+        return ledger.incidents()
+
+
+def test_ranks_of_all_nodes_restart_in_place_and_a_spare_replaces_a_lost_node(place, cluster):
+    assert [cluster.rank(number)[0] for number in range(2)] == ["n1", "n2"]
+    os.kill(cluster.rank(1)[1], signal.SIGKILL)
+    place.wait_for_step("r", 2003)
+    (killed,) = incidents(place)
+    assert (killed.kind, killed.rank, killed.action) == ("exit", 1, "restart")
+    cluster.start("n3")
+    place.wait_until(lambda: cluster.nodes["n3"].poll() is not None or _has_joined(place, 3))
+    cluster.nodes["n2"].kill()
+    place.wait_for_step("r", 3003)
+    assert [cluster.rank(number)[0] for number in range(2)] == ["n1", "n3"]
+    ends = cluster.finish()
+    assert ends["n1"][0] == 0, ends["n1"][1]
+    assert ends["n3"][0] == 0, ends["n3"][1]
+    assert "node n2 is lost" in ends["n1"][1]
+    assert "n3 takes part in run r" in ends["n3"][1]
+    lost = incidents(place)[1]
+    assert lost.diagnosis["decided_by"] == ["observer-node"]
+    assert (lost.rank, lost.action) == (None, "restart")
+    assert not list((place.home / "rendezvous").glob("*.json"))
+
+
+def _has_joined(place, count):
+    return len(list((place.paths("r").root / "nodes").glob("*.lock"))) >= count - 1
+
+
+def test_without_a_spare_a_lost_node_is_waited_for(place, cluster):
+    cluster.nodes["n2"].kill()
+    cluster.nodes["n2"].communicate()
+    place.wait_until(lambda: incidents(place))
+    cluster.start("n2")
+    place.wait_for_step("r", 2003)
+    ends = cluster.finish()
+    assert [code for code, _ in ends.values()] == [0, 0], ends
+    assert "waiting for 1 of 2 nodes" in ends["n1"][1]
+
+
+def test_a_killed_supervisor_or_agent_of_any_node_ends_no_rank(place, cluster):
+    ranks = [cluster.rank(number) for number in range(2)]
+    for step, (name, module) in enumerate(
+        [("n2", "agent"), ("n1", "supervisor_process"), ("n1", "agent")], 1
+    ):
+        place.child(cluster.nodes[name], module).kill()
+        place.wait_for_step("r", 1003 + 100 * step)
+    ends = cluster.finish()
+    assert [code for code, _ in ends.values()] == [0, 0], ends
+    assert [cluster.rank(number) for number in range(2)] == ranks
+    assert incidents(place) == []
+    with place.ledger() as ledger:
+        assert len(ledger.attempts("r")) == 1
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C on the second node", "holdfast runs stop"])
+def test_a_run_is_stopped_from_any_node(place, cluster, by):
+    if by == "holdfast runs stop":
+        code, _, err = place.holdfast("runs", "stop", "r")
+        assert code == 0, err
+    else:
+        cluster.nodes["n2"].send_signal(signal.SIGINT)
+    ends = {name: node.communicate(timeout=60) for name, node in cluster.nodes.items()}
+    assert [node.returncode for node in cluster.nodes.values()] == [4, 4], ends
+    assert "Stopped by" in ends["n1"][1]
+    assert "Stopped by" in ends["n2"][1]
