@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
 from holdfast.core.link import ENV_ATTEMPT
 from holdfast.recover.agent.rendezvous import loopback_listener
+from holdfast.testing.slurm import PrivateSlurm
 
 UNTIL_FINISHED = f"""
 import os, pathlib, time
@@ -106,7 +108,7 @@ def test_without_a_spare_a_lost_node_is_waited_for(place, cluster):
     place.wait_for_step("r", 2003)
     ends = cluster.finish()
     assert [code for code, _ in ends.values()] == [0, 0], ends
-    assert "waiting for 1 of 2 nodes" in ends["n1"][1]
+    assert "waiting for nodes: 1 of 2 are there" in ends["n1"][1]
 
 
 def test_a_killed_supervisor_or_agent_of_any_node_ends_no_rank(place, cluster):
@@ -135,3 +137,37 @@ def test_a_run_is_stopped_from_any_node(place, cluster, by):
     assert [node.returncode for node in cluster.nodes.values()] == [4, 4], ends
     assert "Stopped by" in ends["n1"][1]
     assert "Stopped by" in ends["n2"][1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PrivateSlurm.missing() is not None, reason=str(PrivateSlurm.missing()))
+def test_in_a_slurm_job_a_spare_replaces_a_node_that_died(place, tmp_path_factory):
+    """`srun holdfast run` and nothing more; a job that is queued again goes on with its run."""
+    script = UNTIL_FINISHED.replace("HOLDFAST_NODE_NAME", "SLURMD_NODENAME")
+    batch = place.folder / "batch.sh"
+    batch.write_text(
+        "#!/bin/bash\n"
+        "srun --no-kill --kill-on-bad-exit=0 holdfast run --spares 1 -- "
+        f"python {place.job(script)} || exit 1\n"
+    )
+    options = ["--nodes=3", "--ntasks-per-node=1", "--no-kill", "--parsable"]
+    output = place.folder / "output"
+    ranks = [place.folder / f"rank-{rank}" for rank in range(2)]
+    with PrivateSlurm(tmp_path_factory.mktemp("s"), nodes=3) as slurm:
+        environment = {**slurm.environment, **place.environment}
+        submitted = ["sbatch", *options, f"--output={output}", f"--chdir={place.folder}", batch]
+        job = subprocess.run(
+            submitted, env=environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        run = f"job-{job}.0"
+        place.wait_until(lambda: all(rank.exists() for rank in ranks))
+        place.wait_for_step(run, 1003)
+        assert [rank.read_text().split()[0] for rank in ranks] == ["n1", "n2"]
+        slurm.kill_node("n2")
+        place.wait_for_step(run, 2003)
+        assert [rank.read_text().split()[0] for rank in ranks] == ["n1", "n3"]
+        (place.folder / "finish").touch()
+        place.wait_until(lambda: not slurm.run(["squeue", "--noheader"]).strip())
+    assert "The job completed." in output.read_text()
+    (incident,) = incidents(place)
+    assert incident.diagnosis["scope"] == {"node": "n2"}

@@ -194,32 +194,28 @@ def command(
         if (value := settings[path.replace(".", "_")]) is not None
     }
     with Ledger.open(place.ledger) as ledger:
-        if resume is None:
-            command_line, cwd, options = list(job), str(Path.cwd()), {**DEFAULTS, "fresh": fresh}
-        else:
-            run = ledger.run(resume)
-            command_line, cwd, options = run.command, run.cwd, run.options
-        options = _merged(options, given)
+        run = None if resume is None else ledger.run(resume)
+        command_line = list(job) if run is None else run.command
+        options = _merged({**DEFAULTS, "fresh": fresh} if run is None else run.options, given)
         meeting = meeting_of(
             command_line,
-            nnodes=nnodes or (options.get("nnodes") if resume else None),
+            nnodes=options.get("nnodes") if nnodes is None and run is not None else nnodes,
             rendezvous=rendezvous,
             spares=spares,
             stem=default_stem(command_line),
         )
         options["nnodes"] = 1 if meeting is None else meeting.nnodes
+        cwd = str(Path.cwd()) if run is None else run.cwd
         spec = RunSpec.from_options(command_line, cwd, options)
+        if meeting is not None and detached:
+            raise BadUse(
+                "--detach is for one node. Of several, start each one's command in the background."
+            )
         listening = None if meeting is None else meeting.listen()
         if meeting is not None and listening is None:
             return _join(spec, place, meeting, echo=not (no_echo or as_json), as_json=as_json)
-        if resume is None and meeting is not None and name is None:
-            name = meeting.run_name
-        if resume is None:
-            run_id = begin_run(spec, ledger, place.home, name=name).run_id
-        else:
-            run_id = run.run_id
-            if options != run.options:
-                change_options(run, options, ledger, place.home)
+        name = name or (None if meeting is None else meeting.run_name)
+        run_id = _recorded(run, spec, ledger, place.home, name, meeting)
         paths = RunPaths(place.home, run_id)
         if wish is not None:
             wish.keep(paths)
@@ -250,6 +246,25 @@ def command(
         finally:
             narrator.finish()
     return _print_outcome(run_id, outcome, as_json=as_json)
+
+
+def _recorded(
+    run: Run | None,
+    spec: RunSpec,
+    ledger: Ledger,
+    home: Path,
+    name: str | None,
+    meeting: "Meeting | None",
+) -> str:
+    """Record a new run, or the options of one that goes on; return its id."""
+    if run is None and meeting is not None and name == meeting.run_name:
+        # A Slurm job that was queued again goes on with its run.
+        run = next((one for one in ledger.runs() if one.run_id == name), None)
+    if run is None:
+        return begin_run(spec, ledger, home, name=name).run_id
+    if spec.to_options() != run.options:
+        change_options(run, spec.to_options(), ledger, home)
+    return run.run_id
 
 
 def _print_outcome(run_id: str, outcome: "Outcome", *, as_json: bool) -> int:

@@ -1,6 +1,8 @@
-"""Wait for any of many file descriptors to become readable."""
+"""Wait for any of many file descriptors to become readable; find free ports."""
 
+import random
 import select
+import socket
 from collections.abc import Iterable
 
 
@@ -14,3 +16,36 @@ def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
     for fd in fds:
         polled.register(fd, select.POLLIN)
     return [fd for fd, _events in polled.poll(None if timeout_s is None else timeout_s * 1000)]
+
+
+LISTENING_PORTS = range(10_000, 32_000)
+"""Below the ports that the kernel gives to outgoing connections and to those who bind port 0 (ip(7))."""
+
+
+def free_ports(count: int, *, host: str = "") -> list[int]:
+    """Return ports of this machine that nobody listens at, so that another program can.
+
+    Raises:
+        OSError: there are too few.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        # All held at once, so that they differ.
+        for port in random.sample(LISTENING_PORTS, len(LISTENING_PORTS)):
+            if len(sockets) == count:
+                break
+            one = socket.socket()
+            sockets.append(one)
+            try:
+                one.bind((host, port))
+            except OSError:
+                sockets.remove(one)
+                one.close()
+        if len(sockets) < count:
+            raise OSError(
+                f"no {count} free ports between {LISTENING_PORTS[0]} and {LISTENING_PORTS[-1]}"
+            )
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -520,7 +520,9 @@ class Supervisor:
         await self._nodes.end_launchers()
         missing = self._nodes.missing(self._spec.nnodes)
         if missing and self._spec.nnodes > 1:
-            text = f"waiting for {missing} of {self._spec.nnodes} nodes"
+            text = (
+                f"waiting for nodes: {self._spec.nnodes - missing} of {self._spec.nnodes} are there"
+            )
             self._observe("nodes", {"text": text})
         gathered = asyncio.create_task(self._nodes.gather(self._spec.nnodes))
         given_up = asyncio.create_task(self._kill_asked.wait())

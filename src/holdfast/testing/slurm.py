@@ -25,6 +25,7 @@ from typing import Self
 
 from holdfast.core.errors import BadUse
 from holdfast.core.processes import die_with_parent
+from holdfast.core.sockets import free_ports
 from holdfast.testing.slurm_guard import end_processes
 
 _START_TIMEOUT_S = 30.0
@@ -150,7 +151,7 @@ class PrivateSlurm:
             start_new_session=True,
         )
         try:
-            ports = _free_ports(len(self.node_names) + 2)
+            ports = free_ports(len(self.node_names) + 2, host="127.0.0.1")
             self._write_configuration(*ports)
             if self._accounting:
                 self._start_accounting(accounting_port=ports[1])
@@ -349,19 +350,6 @@ class PrivateSlurm:
                     f"{(ended or [name])[0]} of the private Slurm did not come up: {told}"
                 )
             time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    # All held at once, so that they differ. Linux gives a bind() to port 0 odd ports and outgoing connections even
-    # ones (until those run out), so nobody is likely to take one between here and the daemon's own bind().
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _listens(address: str | tuple[str, int]) -> bool:

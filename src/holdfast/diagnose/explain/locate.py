@@ -45,7 +45,9 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
             )
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
-    if not found["rank"] and not found["local_rank"] and rule.kind not in OF_PEERS:
+    is_whole_node = rule.first_death and found["node"]  # other ranks were ended because of that
+    is_named = found["rank"] or found["local_rank"] or is_whole_node
+    if not is_named and rule.kind not in OF_PEERS:
         of_exit = _of_the_only_exit(everything)
         found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
         if not found["node"] and rule.action != "exclude_and_restart":

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
+from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.channel import ChannelServer, Peer
@@ -205,7 +206,7 @@ class Agent:
                         while kept and kept[0].seq <= message["seq"]:
                             kept.popleft()
                 case "port":
-                    stream.send({"kind": "port", "port": _free_port()})
+                    stream.send({"kind": "port", "port": free_ports(1)[0]})
                 case "launch":
                     self._launched = int(message["attempt"])
                     self._node.send(message)
@@ -311,12 +312,6 @@ class Agent:
         before = self._states.get(rank, "running")
         # Running and sleeping take turns at every look, and mean the same.
         return state != before and not {state, before} <= {"running", "sleeping", "idle"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

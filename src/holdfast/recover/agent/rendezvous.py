@@ -232,7 +232,7 @@ def _slurm_meeting(
         key=f"slurm-{job}.{step}",
         is_first=rank == 0,
         preferred_rank=rank,
-        run_name=f"{stem[:40]}-{job}",
+        run_name=f"{stem}-{job}.{step}",
     )
 
 
