@@ -171,3 +171,20 @@ def test_in_a_slurm_job_a_spare_replaces_a_node_that_died(place, tmp_path_factor
     assert "The job completed." in output.read_text()
     (incident,) = incidents(place)
     assert incident.diagnosis["scope"] == {"node": "n2"}
+
+
+def test_another_node_takes_over_when_the_first_one_is_gone(place, cluster, monkeypatch):
+    cluster.start("n3")
+    place.wait_until(lambda: _has_joined(place, 3))
+    cluster.nodes["n1"].kill()
+    place.wait_for_step("r", 2003)
+    assert {cluster.rank(number)[0] for number in range(2)} == {"n2", "n3"}
+    cluster.start("n1")  # it was the first one, and is a spare now
+    place.wait_until(lambda: _has_joined(place, 4))
+    ends = cluster.finish()
+    assert [ends[name][0] for name in ("n1", "n2", "n3")] == [0, 0, 0], ends
+    assert sum("takes over from the first node" in err for _, err in ends.values()) == 1
+    (incident,) = incidents(place)
+    assert incident.diagnosis["scope"] == {"node": "n1"}
+    with place.ledger() as ledger:
+        assert ledger.run("r").state == "completed"

@@ -211,9 +211,11 @@ def command(
             raise BadUse(
                 "--detach is for one node. Of several, start each one's command in the background."
             )
-        listening = None if meeting is None else meeting.listen()
+        is_led = meeting is not None and meeting.is_led(place.home)
+        listening = None if meeting is None or is_led else meeting.listen()
         if meeting is not None and listening is None:
-            return _join(spec, place, meeting, echo=not (no_echo or as_json), as_json=as_json)
+            echo = not (no_echo or as_json)
+            return _join(spec, ledger, place, meeting, echo=echo, as_json=as_json)
         name = name or (None if meeting is None else meeting.run_name)
         run_id = _recorded(run, spec, ledger, place.home, name, meeting)
         paths = RunPaths(place.home, run_id)
@@ -278,11 +280,19 @@ def _print_outcome(run_id: str, outcome: "Outcome", *, as_json: bool) -> int:
     return outcome.exit_code
 
 
-def _join(spec: RunSpec, place: Place, meeting: "Meeting", *, echo: bool, as_json: bool) -> int:
+def _join(
+    spec: RunSpec,
+    ledger: Ledger,
+    place: Place,
+    meeting: "Meeting",
+    *,
+    echo: bool,
+    as_json: bool,
+) -> int:
     """Take part in a run that another node leads."""
     narrator = _Narrator(meeting.key)
     try:
-        outcome = join(spec, place.home, meeting=meeting, observer=narrator, echo=echo)
+        outcome = join(spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo)
         narrator("ended", {"outcome": outcome.sentence})
     finally:
         narrator.finish()

@@ -69,6 +69,8 @@ class AttemptView:
     dropped_log_bytes: int = 0
     shim_count: int | None = None
     """None before the first shim reported. Ranks may report another world size than their shims."""
+    shims: set[int] = field(default_factory=set)
+    """The ranks whose shims have reported."""
     swept: set[int] = field(default_factory=set)
     """The ranks of which no process is left."""
     starts_again: set[int] = field(default_factory=set)
@@ -113,6 +115,7 @@ class AttemptView:
         kind, rank = message["kind"], shim.rank
         if kind == "started":
             self.shim_count = shim.world_size
+            self.shims.add(rank)
             if self.world_size is None:
                 self.world_size = self.detector.world_size = shim.world_size
             self.rank_pids.setdefault(rank, int(message["pid"]))
@@ -207,6 +210,11 @@ class AttemptView:
             self.left = min(ended, key=lambda end: end.at_monotonic_s)
         self.frozen = self.detector.check(now_s, self.states)
         return self.frozen
+
+    @property
+    def without_a_shim(self) -> set[int]:
+        """The ranks of which no shim has reported."""
+        return set(range(self.shim_count or 0)) - self.shims
 
     @property
     def all_ended(self) -> bool:

@@ -13,7 +13,7 @@ ticks, so that its agents are not lost by that.
 | agent | `looked` | `look`, `used`: what the ranks' processes have used |
 | agent | `port` | `port`: free on its node |
 | agent | `launcher_ended` | `attempt`, `returncode` |
-| agent | `stop` | `by`: somebody on its node wants the run to stop |
+| agent | `stop` | `by`, `count`: somebody on its node wants the run to stop, for so many times |
 | agent | `ping` | |
 | supervisor | `welcome` | `run_id`, `generation`, `seen`: the last `seq` that was received from the agent |
 | supervisor | `ack` | `seq` |
@@ -104,8 +104,8 @@ class Listener(Protocol):
     def node_lost(self, node: Node) -> None:
         """Take in that a node of the present launch is lost."""
 
-    def stop_asked(self, by: str) -> None:
-        """Take in that somebody on a node wants the run to stop."""
+    def stop_asked(self, by: str, where: str, count: int) -> None:
+        """Take in that `by` wants the run to stop, and has said so `count` times on the node `where`."""
 
 
 class Nodes:
@@ -262,18 +262,18 @@ class Nodes:
         codes = [node.returncode for node in self._launch if node.returncode != 0]
         return next((code for code in codes if code is not None), 1 if codes else 0)
 
-    def adopt(self, attempt: int, node_ids: Sequence[str]) -> bool:
-        """Take over the launch of a supervisor that is gone; return whether each of its nodes is there with it."""
+    def adopt(self, attempt: int, node_ids: Sequence[str]) -> set[str]:
+        """Take over the launch of a supervisor that is gone; return those of its nodes that are there with it."""
         nodes = [self._nodes.get(node_id) for node_id in node_ids]
         launch = [
             node
             for node in nodes
             if node is not None and node.launched == attempt and node.is_known
         ]
-        for node_rank, node in enumerate(launch):
-            node.node_rank = node_rank
+        for node in launch:
+            node.node_rank = node_ids.index(node.node_id)
         self._launch = launch
-        return len(launch) == len(node_ids)
+        return {node.node_id for node in launch}
 
     def _free(self) -> list[Node]:
         return [
@@ -424,7 +424,7 @@ class Nodes:
                     self._launcher_ended(node, int(message["returncode"]))
                     await self._changes()
             case "stop":
-                self._listener.stop_asked(str(message["by"]))
+                self._listener.stop_asked(str(message["by"]), node.node_id, int(message["count"]))
 
     def _take_peer(self, node: Node, envelope: Mapping[str, Any]) -> None:
         seq, again = int(envelope["seq"]), bool(envelope["again"])

@@ -5,7 +5,7 @@ end because its history has a gap. Everything else about the run goes on as if i
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -43,7 +43,8 @@ class Launch:
 
     attempt: int
     """The attempt for which they were started."""
-    node_ids: list[str]
+    nodes: dict[str, str]
+    """The ids and names of their nodes."""
 
 
 class Recorder:
@@ -182,9 +183,9 @@ class Recorder:
         )
 
     @_or_complain
-    def launched(self, node_ids: list[str]) -> None:
-        """The nodes on which the launchers of the present attempt run, by their rank."""
-        self.event("launched", {"nodes": node_ids})
+    def launched(self, nodes: Mapping[str, str]) -> None:
+        """The ids and names of the nodes on which the launchers of the present attempt run, by their rank."""
+        self.event("launched", {"nodes": dict(nodes)})
 
     @_or_complain
     def running_launch(self) -> "Launch | None":
@@ -194,7 +195,7 @@ class Recorder:
         if not attempts or attempts[-1].outcome != "running" or not launches:
             return None
         last = launches[-1]
-        return Launch(attempt=last.attempt, node_ids=[str(one) for one in last.data["nodes"]])
+        return Launch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
 
     @_or_complain
     def close_lost_attempts(self) -> None:

@@ -21,6 +21,7 @@ from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RUN_ID, RunPaths
 from holdfast.recover.agent.node import Node, Observer
 from holdfast.recover.agent.rendezvous import Meeting
+from holdfast.recover.leadership import Superseded
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
@@ -147,6 +148,8 @@ def supervise(
         )
         try:
             return asyncio.run(_until_the_end(node, leading))
+        except Superseded:
+            raise
         except HoldfastError as error:
             with contextlib.suppress(HoldfastError):
                 if ledger.run(run_id).state == "running":
@@ -157,14 +160,25 @@ def supervise(
         lock.release()
 
 
-def join(spec: RunSpec, home: Path, *, meeting: Meeting, observer: Observer, echo: bool) -> Outcome:
-    """Take part, as one node, in a run that another node leads; return how the run ended.
+def join(
+    spec: RunSpec,
+    ledger: Ledger,
+    home: Path,
+    *,
+    meeting: Meeting,
+    observer: Observer,
+    echo: bool,
+) -> Outcome:
+    """Take part, as one node, in a run that another node leads, and lead it when that one is gone.
+
+    Returns:
+        How the run ended.
 
     Raises:
-        HoldfastError: no supervisor is found.
+        HoldfastError: no supervisor is found, or another node has taken over from this one.
     """
     node = Node(spec, home, meeting=meeting, observer=observer, echo=echo)
-    return asyncio.run(_until_the_end(node, node.join()))
+    return asyncio.run(_until_the_end(node, node.join(ledger_url=ledger.url)))
 
 
 async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -7,9 +7,10 @@ A supervisor that follows on one that is gone reads the ledger and takes over th
 """
 
 import asyncio
+import contextlib
 import functools
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +30,16 @@ from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.follower import LogFollower
 from holdfast.recover.gate import NOT_HEALTHY
 from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.leadership import BEAT_S, Superseded, beat
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
-from holdfast.recover.recorder import Recorder
+from holdfast.recover.recorder import Launch, Recorder
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
+HERE = "the first node"
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
@@ -100,7 +103,8 @@ class Supervisor:
         self._all_ended = asyncio.Event()
         self._kill_asked = asyncio.Event()
         self._vote: StopVote | None = None
-        self._stops_counted = 0
+        self._stops = 0
+        """How often the run was asked to stop; several nodes that ask together count once."""
         self._detected = (0.0, 0.0)
         """When the fault happened and when it was seen, wall time; of the incident being worked on."""
         self._failed_after: int | None = None
@@ -117,7 +121,7 @@ class Supervisor:
         *,
         is_lost: bool = False,
         adopts: bool = False,
-        stops: Iterable[str] = (),
+        stop: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Supervise until the run is over.
 
@@ -125,11 +129,12 @@ class Supervisor:
             listening: where the agents connect.
             is_lost: the run was lost with its node; this supervisor goes on with what had been learnt.
             adopts: the run's last supervisor is gone, and its job may be going on.
-            stops: who has asked the last supervisor to stop.
+            stop: the last message to an earlier supervisor that the run is to stop.
         """
         self._ended = asyncio.get_running_loop().create_future()
-        farewell = {"kind": "end", "state": "failed", "exit_code": 1}
-        farewell["outcome"] = "Holdfast itself failed; see the first node."
+        farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
+        farewell["outcome"] = "Holdfast itself failed; see the node that leads the run."
+        leads = True
         try:
             if is_lost or adopts:
                 self._state = self._recorder.remembered(self._spec.restarts)
@@ -138,12 +143,15 @@ class Supervisor:
                 self._launched_attempt = launch.attempt
             await self._nodes.start(listening)
             self._spawn(self._tick_forever())
-            if launch is None or not await self._adopt(launch.attempt, launch.node_ids):
+            if launch is None or not await self._adopt(launch):
                 self._recorder.close_lost_attempts()
                 self._tell(policy.Begin())
-            for by in stops:
-                self.stop_asked(by)
+            if stop is not None:
+                self.stop_asked(str(stop["by"]), HERE, int(stop["count"]))
             outcome = await self._ended
+        except Superseded:
+            leads = False
+            raise
         except Exception as error:
             said = f"Holdfast itself failed: {type(error).__name__}: {error}."
             self._recorder.run_ended(state="failed", exit_code=1, outcome=said)
@@ -157,29 +165,30 @@ class Supervisor:
             farewell["outcome"] = outcome.sentence
             return outcome
         finally:
-            try:
-                async with asyncio.timeout(END_TIMEOUT_S):
-                    await self._nodes.end_launchers()
-            except TimeoutError:
-                pass  # the node that started this process ends them on its own
+            if leads:
+                await self._end_launchers()
             for task in self._tasks:
                 task.cancel()
             self._losses.close()
             self._logs.close()
-            await self._nodes.close(farewell)
+            await self._nodes.close(farewell if leads else None)
             self._recorder.close()
 
-    async def _adopt(self, launched: int, node_ids: list[str]) -> bool:
+    async def _end_launchers(self) -> None:
+        with contextlib.suppress(TimeoutError):  # the nodes end what is left on their own
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._nodes.end_launchers()
+
+    async def _adopt(self, launch: Launch) -> bool:
         """Take over the attempt that is going on; return False where that is not possible."""
-        number = self._view.number
+        number, launched = self._view.number, launch.attempt
         for _ in range(ADOPT_TICKS):
-            if self._nodes.adopt(launched, node_ids):
+            present = self._nodes.adopt(launched, list(launch.nodes))
+            if len(present) == len(launch.nodes):
                 break
             await asyncio.sleep(TICK_S)
-        else:
-            return False
-        if number != launched and self._view.shim_count is None:
-            return False  # its start was not sent
+        if not present or (number != launched and self._view.shim_count is None):
+            return False  # nothing of it is left, or its start was not sent
         self._view.start_step = self._recorder.start_step
         if self._view.start_step is None:
             self._incident = self._recorder.open_incident()
@@ -194,7 +203,12 @@ class Supervisor:
         self._logs = self._follower()
         self._spawn(self._logs.follow())
         self._spawn(self._see_through())
-        if any(end.exit_code != 0 for end in self._view.exits):
+        ended = len(self._view.exits)
+        for node_id, name in launch.nodes.items():
+            if node_id not in present:
+                self._lose(name, self._view.without_a_shim)
+        self._took_in(ended)
+        if self._view.launcher_is_gone or any(end.exit_code != 0 for end in self._view.exits):
             self._tell(policy.RankFailed())
         return True
 
@@ -202,11 +216,21 @@ class Supervisor:
     def _now_s(self) -> float:
         return self._clock.monotonic_s()
 
-    def stop_asked(self, by: str) -> None:
-        """Save state and stop; asked again, stop at once."""
-        self._tell(policy.StopAsked(by))
-        self._recorder.event("stop_asked", {"by": by})
-        self._observe("stopping", {"by": by})
+    def stop_asked(self, by: str, where: str, count: int) -> None:
+        """Save state and stop; asked again at one place, stop at once.
+
+        A scheduler sends SIGTERM on every node, and each node passes that on.
+
+        Args:
+            by: who asks.
+            where: the place at which that was asked: a node's id, or another name.
+            count: how often it was asked there by now.
+        """
+        while self._stops < count:
+            self._stops += 1
+            self._tell(policy.StopAsked(by))
+            self._recorder.event("stop_asked", {"by": by, "where": where})
+            self._observe("stopping", {"by": by})
 
     # What happens
 
@@ -281,12 +305,15 @@ class Supervisor:
 
     def node_lost(self, node: Node) -> None:
         """See `nodes.Listener`."""
-        self._recorder.event("node_lost", {"node": node.name})
-        self._observe("nodes", {"text": f"node {node.name} is lost"})
-        ranks, ended = {peer.rank for peer in node.peers}, len(self._view.exits)
-        self._view.node_lost(node.name, ranks, self._now_s)
+        ended = len(self._view.exits)
+        self._lose(node.name, {peer.rank for peer in node.peers})
         self._took_in(ended)
         self._tell(policy.RankFailed())
+
+    def _lose(self, name: str, ranks: Collection[int]) -> None:
+        self._recorder.event("node_lost", {"node": name})
+        self._observe("nodes", {"text": f"node {name} is lost"})
+        self._view.node_lost(name, ranks, self._now_s)
 
     def _warm_later(self, peer: Peer) -> None:
         def warm() -> None:
@@ -389,6 +416,7 @@ class Supervisor:
 
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()
+        last_beat_s, beating = last_s, self._spawn(self._beat())
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock.monotonic_s()
@@ -405,7 +433,15 @@ class Supervisor:
                     self._tell(policy.RankFailed())
             await self._nodes.tick()
             self._count_stops()
+            if now_s - last_beat_s > BEAT_S and beating.done():
+                last_beat_s = now_s
+                beating = self._spawn(self._beat())
             self._tell(policy.Tick())
+
+    async def _beat(self) -> None:
+        """Show that this supervisor lives; end it where another one leads."""
+        if not await asyncio.to_thread(beat, self._paths, self._nodes.generation):
+            raise Superseded
 
     def _count_stops(self) -> None:
         """See whether `holdfast runs stop` has been called since: each call adds a byte to the file."""
@@ -413,9 +449,7 @@ class Supervisor:
             count = self._paths.stop_asked.stat().st_size
         except OSError:
             return
-        for _ in range(count - self._stops_counted):
-            self.stop_asked("holdfast runs stop")
-        self._stops_counted = count
+        self.stop_asked("holdfast runs stop", "the run's folder", count)
 
     @property
     def _watching(self) -> bool:
@@ -510,7 +544,8 @@ class Supervisor:
             self._start_again(number, environment)
         else:
             await self._nodes.launch(number, self._spec.nnodes, environment)
-            self._recorder.launched([node.node_id for node in self._nodes.launched])
+            nodes = {node.node_id: node.name for node in self._nodes.launched}
+            self._recorder.launched(nodes)
         if self._kill_asked.is_set():  # while it was being started
             self._kill()
         await self._see_through()

@@ -5,7 +5,6 @@ attempt that is going on, and has a higher generation: agents obey no older one.
 """
 
 import asyncio
-import os
 import socket
 import sys
 import traceback
@@ -18,9 +17,10 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.agent.stream import Stream
+from holdfast.recover.leadership import Superseded, next_generation
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import Supervisor
+from holdfast.recover.supervisor import HERE, Supervisor
 
 WAITING_BYTES = 4 * 1024 * 1024
 """So much may wait for a node that does not read; then steps are not reported to it."""
@@ -47,6 +47,8 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
         outcome = await _supervise(begin, node, listening, observe)
         said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         node.send({"kind": "ended", **said})
+    except Superseded:
+        node.send({"kind": "superseded"})
     except HoldfastError as error:
         node.send({"kind": "failed", "text": str(error)})
     except Exception as error:
@@ -74,7 +76,7 @@ async def _supervise(
         obeying = asyncio.create_task(_obey(node, supervisor))
         try:
             return await supervisor.run(
-                listening, is_lost=begin["is_lost"], adopts=begin["adopts"], stops=begin["stops"]
+                listening, is_lost=begin["is_lost"], adopts=begin["adopts"], stop=begin["stop"]
             )
         finally:
             obeying.cancel()
@@ -83,24 +85,7 @@ async def _supervise(
 async def _obey(node: Stream, supervisor: Supervisor) -> None:
     while (message := await node.receive()) is not None:
         if message["kind"] == "stop":
-            supervisor.stop_asked(str(message["by"]))
-
-
-def next_generation(paths: RunPaths) -> int:
-    """Return a number that no supervisor of the run has had; two never get the same."""
-    paths.supervisors.mkdir(parents=True, exist_ok=True)
-    taken = [int(one.name) for one in paths.supervisors.iterdir() if one.name.isdigit()]
-    generation = max(taken, default=0) + 1
-    while True:
-        try:
-            with (paths.supervisors / f"{generation:06d}").open("x") as file:
-                file.write(f"{socket.gethostname()} {os.getpid()}\n")
-        except FileExistsError:
-            generation += 1
-            continue
-        except OSError:  # a full disk: training does not end by that
-            pass
-        return generation
+            supervisor.stop_asked(str(message["by"]), HERE, int(message["count"]))
 
 
 if __name__ == "__main__":

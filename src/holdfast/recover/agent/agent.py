@@ -81,6 +81,7 @@ class Agent:
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
         self._channel = ChannelServer(self._heard, token=str(begin["channel_token"]))
+        self._stop: dict[str, Any] | None = begin["stop"]
         self._incarnation = f"{os.getpid()}-{time.monotonic_ns()}"
         self._supervisor: Stream | None = None
         self._generation = 0
@@ -95,6 +96,7 @@ class Agent:
         """Of each rank that lives: the attempt, whether it has attached, and its process."""
         self._states: dict[int, str | None] = {}
         self._launcher: int | None = None
+        self._last_step_s = time.monotonic()
         self._looking: set[asyncio.Task[None]] = set()
 
     async def run(self, listening: socket.socket) -> None:
@@ -120,6 +122,7 @@ class Agent:
                     self._processes.clear()
                     self._send(message)
                 case "stop":
+                    self._stop = message
                     self._send(message)
 
     # The supervisor
@@ -132,9 +135,10 @@ class Agent:
                 wait_s = RECONNECT_S
                 await self._obey_supervisor(stream)
                 self._supervisor = None
-                self._node.send({"kind": "away", "why": "its supervisor is gone"})
-            else:
-                self._node.send({"kind": "away", "why": why})
+                why = "its supervisor is gone"
+            if self._supervisor is None:
+                idle_s = time.monotonic() - self._last_step_s
+                self._node.send({"kind": "away", "why": why, "idle_s": idle_s})
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RECONNECT_MAX_S)
 
@@ -192,6 +196,8 @@ class Agent:
             if envelope.seq > seen:
                 stream.send(envelope.to_json(again=False))
         stream.send({"kind": "states", "states": self._states})
+        if self._stop is not None:
+            stream.send(self._stop)
         self._supervisor = stream
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -248,6 +254,8 @@ class Agent:
             message = {**message, "launcher_lives": self._launcher_lives}
         with contextlib.suppress(KeyError, TypeError, ValueError):  # the ranks run the user's code
             self._note_process(peer, message)
+        if kind == "step":
+            self._last_step_s = at_s
         envelope = Envelope(next(self._numbers), peer, message, at_s)
         self._remember(envelope)
         (self._steps if kind == "step" else self._others).append(envelope)

@@ -24,11 +24,13 @@ from typing import Any
 
 from holdfast.core.child_process import RestartLimit
 from holdfast.core.errors import HoldfastError
+from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.kept_memory import end_kept_memory
 from holdfast.recover.launch import Job, Place, launch
+from holdfast.recover.leadership import Superseded, Watch, claim
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
@@ -40,6 +42,8 @@ QUICK_ENDS = 5
 RESTART_WAIT_S = 0.2
 UNPUBLISHED_S = 20.0
 """So long after its start a node complains that nobody has published the token of the run."""
+LOCK_S = 5.0
+"""How long the processes of a first node that is gone may hold the run's lock."""
 ALONE_S = 600.0
 """A node whose agent has found no supervisor for so long gives up, if its ranks do not train either."""
 END_TIMEOUT_S = 60.0
@@ -94,6 +98,9 @@ class Node:
         self._channel_token = secrets.token_hex(16)
         self._paths: RunPaths | None = None
         self._lock: RunLock | None = None
+        """The one that this node's job holds as well."""
+        self._locks: list[RunLock] = []
+        """Those that this process has taken for itself."""
         self._job: Job | None = None
         self._launched: int | None = None
         self._last_end: tuple[int, int] | None = None
@@ -101,9 +108,12 @@ class Node:
         self._is_kill_due = False
         self._starting = asyncio.Lock()
         """Held while a process is started: what it inherits, such as blocked signals, is set for it alone."""
-        self._stops: list[str] = []
+        self._stop: dict[str, Any] | None = None
+        """The last message to the supervisor that the run is to stop; it has how often that was asked here."""
         self._away: tuple[float, str] | None = None
         """Since when the agent has had no supervisor, and why."""
+        self._idle_s = 0.0
+        """For how long no rank of this node had reported a step, when the agent looked for its supervisor last."""
         self._has_joined = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Outcome] | None = None
@@ -115,6 +125,10 @@ class Node:
         )
         self._supervisor: Child | None = None
         self._known: dict[str, Any] | None = None
+        """Where this node's own supervisor listens, and the run's token."""
+        self._leads = True
+        """False once another node's supervisor has taken over from this node's."""
+        self._ledger_url = ""
 
     async def lead(
         self,
@@ -137,12 +151,38 @@ class Node:
         Raises:
             HoldfastError: the supervisor cannot go on.
         """
-        token = secrets.token_hex(16)
-        if listening is None:
-            listening = loopback_listener()
-        elif self._meeting is not None:
-            await asyncio.to_thread(self._meeting.publish, self._home, listening, token)
         self._paths, self._lock, self._has_joined = paths, lock, True
+        listening = listening or loopback_listener()
+        await asyncio.to_thread(
+            self._lead, listening, ledger_url=ledger_url, is_lost=is_lost, adopts=False
+        )
+        return await self._run()
+
+    async def join(self, *, ledger_url: str) -> Outcome:
+        """Take part in a run that another node leads, and lead it when that is gone; return how it ended.
+
+        Args:
+            ledger_url: where a supervisor of this node would write.
+
+        Raises:
+            HoldfastError: no supervisor is found.
+        """
+        assert self._meeting is not None
+        self._ledger_url = ledger_url
+        try:
+            return await self._run()
+        finally:
+            for lock in self._locks:
+                lock.release()
+
+    def _lead(
+        self, listening: socket.socket, *, ledger_url: str, is_lost: bool, adopts: bool
+    ) -> None:
+        """Prepare this node's supervisor, which `_keep` starts."""
+        assert self._paths is not None
+        paths, token = self._paths, secrets.token_hex(16)
+        if self._meeting is not None:
+            self._meeting.publish(self._home, listening, token)
         port = listening.getsockname()[1]
         self._known = {"hosts": ["127.0.0.1"], "port": port, "token": token}
 
@@ -154,8 +194,8 @@ class Node:
                 "ledger": ledger_url,
                 "token": token,
                 "is_lost": is_lost,
-                "adopts": supervisor.starts > 1,
-                "stops": self._stops,
+                "adopts": adopts or supervisor.starts > 1,
+                "stop": self._stop,
             }
 
         supervisor = self._supervisor = Child(
@@ -164,30 +204,11 @@ class Node:
             begin=begin,
             receive=self._supervisor_says,
         )
-        try:
-            return await self._run()
-        finally:
-            listening.close()
-            if self._meeting is not None:
-                self._meeting.credentials(self._home).unlink(missing_ok=True)
-
-    async def join(self) -> Outcome:
-        """Take part in a run that another node leads; return how it ended.
-
-        Raises:
-            HoldfastError: no supervisor is found.
-        """
-        assert self._meeting is not None
-        try:
-            return await self._run()
-        finally:
-            if self._lock is not None:
-                self._lock.release()
 
     def stop(self, by: str) -> None:
         """Have the run save its state and stop; called again, stop at once."""
-        self._stops.append(by)
-        message = {"kind": "stop", "by": by}
+        count = 1 if self._stop is None else self._stop["count"] + 1
+        self._stop = message = {"kind": "stop", "by": by, "count": count}
         if self._supervisor is not None:
             self._supervisor.send(message)
         elif self._has_joined:
@@ -214,6 +235,10 @@ class Node:
                 await job.wait()
             await asyncio.to_thread(end_kept_memory)
             self._channel.close()
+            if self._supervisor is not None:
+                self._supervisor.listening.close()
+                if self._meeting is not None and self._leads:
+                    self._meeting.credentials(self._home).unlink(missing_ok=True)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -287,6 +312,7 @@ class Node:
             "preferred_rank": None if meeting is None else meeting.preferred_rank,
             "launched": self._launched,
             "last_end": self._last_end,
+            "stop": None if self._supervisor is not None else self._stop,
         }
 
     def _agent_says(self, message: dict[str, Any]) -> None:
@@ -296,6 +322,7 @@ class Node:
             case "away":
                 why = str(message["why"])
                 self._away = (time.monotonic(), why) if self._away is None else (self._away[0], why)
+                self._idle_s = float(message["idle_s"])
             case "launch":
                 self._launched, self._is_kill_due = int(message["attempt"]), False
                 self._spawn(self._launch(message))
@@ -312,6 +339,11 @@ class Node:
                 self._observe(str(message["what"]), message["data"])
             case "ended":
                 self._end(message)
+            case "superseded":
+                self._leads = False
+                assert self._ended is not None
+                if not self._ended.done():
+                    self._ended.set_exception(Superseded())
             case "failed":
                 assert self._ended is not None
                 if not self._ended.done():
@@ -333,26 +365,59 @@ class Node:
             return
         self._paths = RunPaths(self._home, run_id)
         self._lock = RunLock.acquire(self._paths.node_lock(self._node_id))
+        self._locks.append(self._lock)
         self._has_joined = True
         self._observe("nodes", {"text": f"{self._name} takes part in run {run_id}"})
-        for by in self._stops:
-            self._agent.send({"kind": "stop", "by": by})
+        if self._stop is not None:
+            self._agent.send(self._stop)
 
     async def _watch_for_supervisor(self) -> None:
         """Complain where no supervisor is found; end this node's part after a long time without one."""
-        began_s, has_complained = time.monotonic(), False
+        began_s, has_complained, watch = time.monotonic(), False, None
         while True:
             await asyncio.sleep(1.0)
             if self._away is None or self._supervisor is not None:
+                watch = None
                 continue
+            if self._paths is not None:
+                watch = watch or Watch(self._paths)
+                await self._follow(watch)
             now_s, (since_s, why) = time.monotonic(), self._away
             if not has_complained and now_s - began_s > UNPUBLISHED_S and not self._has_joined:
                 has_complained = True
                 self._observe("trouble", {"text": self._complaint(why)})
-            if now_s - since_s > ALONE_S and self._job is None:
+            if now_s - since_s > ALONE_S and self._idle_s > ALONE_S:
                 raise HoldfastError(
                     f"No supervisor was found for {ALONE_S / 60:.0f} minutes. {self._complaint(why)}"
                 )
+
+    async def _follow(self, watch: Watch) -> None:
+        """Start a supervisor here, where the run's last one is gone with its node and this node may take over."""
+        assert self._paths is not None
+        assert self._meeting is not None
+        gone = await asyncio.to_thread(watch.gone)
+        if gone is None or not await asyncio.to_thread(claim, self._paths, gone):
+            return
+        try:
+            lock = await asyncio.to_thread(RunLock.acquire, self._paths.lock, timeout_s=LOCK_S)
+        except HoldfastError:  # a process of the first node lives
+            return
+        with Ledger.open(self._ledger_url) as ledger:
+            run = await asyncio.to_thread(ledger.run, self._paths.run_id)
+            if run.state != "running":
+                self._end({"state": run.state, "exit_code": run.exit_code, "outcome": run.outcome})
+                return
+            host = {"pid": os.getpid(), "host": socket.gethostname()}
+            await asyncio.to_thread(ledger.set_run, self._paths.run_id, **host)
+        self._lock = lock
+        self._locks.append(lock)
+        self._observe("nodes", {"text": f"{self._name} takes over from the first node"})
+        listening = self._meeting.follow()
+        await asyncio.to_thread(
+            self._lead, listening, ledger_url=self._ledger_url, is_lost=False, adopts=True
+        )
+        assert self._supervisor is not None
+        self._spawn(self._keep(self._supervisor))
 
     def _complaint(self, why: str) -> str:
         assert self._meeting is not None

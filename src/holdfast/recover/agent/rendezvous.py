@@ -22,6 +22,7 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
 
 LISTEN_BACKLOG = 1024
+PROBE_S = 2.0
 _WITH_VALUE = (
     "--nnodes",
     "--node-rank",
@@ -61,6 +62,24 @@ class Meeting:
         """Return the file with the addresses and the token."""
         return home / "rendezvous" / f"{self.key}.json"
 
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all agents are on one host, since the meeting place has a loopback address."""
+        return self.host is not None and (self.host.startswith("127.") or self.host == "::1")
+
+    def is_led(self, home: Path) -> bool:
+        """Return whether some node leads the run already: this one takes part, also if it was the first before."""
+        known = read_credentials(self.credentials(home))
+        if known is None:
+            return False
+        for host in known["hosts"]:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, known["port"]), timeout=PROBE_S),
+            ):
+                return True
+        return False
+
     def listen(self) -> socket.socket | None:
         """Listen at the meeting place; return None where this is not the first node.
 
@@ -91,6 +110,10 @@ class Meeting:
                 return None
             raise BadUse(f"Port {self.port} cannot be used: {error.strerror}.") from error
 
+    def follow(self) -> socket.socket:
+        """Listen on a node that takes over from the first one."""
+        return _listener("", 0)
+
     def publish(self, home: Path, listening: socket.socket, token: str) -> None:
         """Write the addresses and the token for the other nodes.
 
@@ -100,7 +123,8 @@ class Meeting:
         path = self.credentials(home)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         port = listening.getsockname()[1]
-        hosts = _own_addresses() if self.host is None else [self.host]
+        is_at_place = self.host is not None and (port == self.port or self.is_on_one_host)
+        hosts = [self.host] if is_at_place else _own_addresses()
         write_atomic(path, json.dumps({"hosts": hosts, "port": port, "token": token}).encode())
         path.chmod(0o600)
 
