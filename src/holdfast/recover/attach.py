@@ -320,7 +320,7 @@ class _Link:
         for name, limit_s in self._open_sections[-1:]:
             section = {"kind": "section", "name": name, "open": True, "limit_s": limit_s}
             repeated.append(section)
-        return repeated
+        return [{**message, "again": True} for message in repeated]
 
     def _receive_until_gone(self) -> bool:
         """Do as the supervisor says; return whether this process goes on without one."""
@@ -404,8 +404,13 @@ class _StopAgreement:
             if self._proposal is None or step < self._stop_step:
                 self._last_save_step = step
                 return False
-            self._changed.wait_for(lambda: self._decided is not None, DECISION_TIMEOUT_S)
+            asked = self._proposal
+            self._changed.wait_for(
+                lambda: self._decided is not None or self._proposal != asked, DECISION_TIMEOUT_S
+            )
             self._last_save_step = step
+            if self._proposal != asked:
+                return False  # a new supervisor proposes anew; this save is an ordinary one
             agreed, self._proposal = bool(self._decided), None
             return agreed
 

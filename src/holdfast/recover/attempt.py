@@ -153,7 +153,7 @@ class AttemptView:
     def node_lost(self, name: str, ranks: Collection[int], now_s: float) -> None:
         """Take in that a node is lost, and its ranks with it."""
         self.launcher_is_gone = True
-        if self.lost_node is None and not self.killed:
+        if self.lost_node is None and self.frozen is None and self.anomaly is None:
             self.lost_node = name
         for rank in ranks:
             self.starts_again.discard(rank)

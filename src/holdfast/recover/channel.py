@@ -22,8 +22,8 @@ shims connect again, and repeat what an agent must know.
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
 | supervisor | `welcome` | |
 | supervisor | `displaced` | : the rank is another process, which attached; this one goes on without a supervisor |
-| supervisor | `terminate` | : end by SIGTERM; a shim sends that to its rank |
-| supervisor | `kill` | : to a shim: send SIGKILL to its rank |
+| supervisor | `terminate` | `attempt`: end by SIGTERM; a shim sends that to its rank |
+| supervisor | `kill` | `attempt`: to a shim: send SIGKILL to its rank |
 | supervisor | `warm` | : to a shim: import what its rank has imported, for the next start |
 | supervisor | `start` | `attempt`, `logs`, `environment`: to a shim: start the next attempt's trainer |
 | supervisor | `leave` | : to a shim: end in the way its trainer has ended |
@@ -39,6 +39,7 @@ import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -53,6 +54,8 @@ MAX_MESSAGE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
 RECONNECTS = 30
 """So often a process waits `HELLO_TIMEOUT_S` for the next agent's welcome."""
+FIRST_TRIES = 3
+RETRY_S = 0.2
 STRANGERS = 256
 """Connections that may be open without having said hello; more are closed, so that they cannot use up the files."""
 
@@ -176,6 +179,8 @@ class ChannelServer:
             peer, again = await self._greet(reader)
             if peer is None:
                 return
+            if (former := self._writers.get(peer)) is not None:
+                former.close()  # the same process, which has connected once more
             self._writers[peer] = writer
             writer.write(encode({"kind": "welcome"}))
             self._on_message(peer, {"kind": "hello", "again": again})
@@ -184,7 +189,7 @@ class ChannelServer:
                 if (
                     message is None
                     or message["kind"] in ("hello", "gone")
-                    or peer not in self._writers
+                    or self._writers.get(peer) is not writer
                 ):
                     return
                 if message["kind"] == "watch":
@@ -193,7 +198,8 @@ class ChannelServer:
         except (OSError, ChannelError):
             return  # cut, a frame over the bound, or silent: all end in hanging up
         finally:
-            if peer is not None and self._writers.pop(peer, None) is not None:
+            if peer is not None and self._writers.get(peer) is writer:
+                del self._writers[peer]
                 self._on_message(peer, {"kind": "gone"})
             writer.close()
 
@@ -227,14 +233,16 @@ class ChannelServer:
                 pid=int(hello["pid"]),
                 is_attached=hello.get("is_attached") is True,
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        if peer.pid <= 0:
             return None
         place = (peer.role, peer.attempt, peer.rank)
         holder = next(
             (other for other in self._writers if (other.role, other.attempt, other.rank) == place),
             None,
         )
-        if holder is None:
+        if holder is None or (holder == peer and hello.get("again") is True):
             return peer
         if not peer.is_attached or holder.is_attached or holder in self._watched:
             return None
@@ -263,16 +271,19 @@ class ChannelClient:
         self._sending = threading.Condition()
         self._is_connected = True
         self._is_lost = False
-        try:
-            self._socket = self._connect()
-        except (OSError, ValueError) as error:
-            raise ChannelError(f"No supervisor answers at {address}: {error}.") from error
-        if not self._greet(self._socket, again=False):
+        for _ in range(FIRST_TRIES):  # the agent may be gone just then
+            try:
+                self._socket = self._connect()
+            except (OSError, ValueError) as error:
+                raise ChannelError(f"No agent answers at {address}: {error}.") from error
+            if self._greet(self._socket, again=False):
+                self._socket.settimeout(None)
+                return
             self.close()
-            raise ChannelError(
-                f"The supervisor at {address} did not admit {peer.role} {peer.rank}: wrong token or already there."
-            )
-        self._socket.settimeout(None)
+            time.sleep(RETRY_S)
+        raise ChannelError(
+            f"The agent at {address} did not admit {peer.role} {peer.rank}: wrong token or already there."
+        )
 
     def _connect(self) -> socket.socket:
         host, _, port = self._address.rpartition(":")
@@ -313,6 +324,7 @@ class ChannelClient:
                     self._sending.notify_all()
                 return True
             connection.close()
+            time.sleep(RETRY_S)
         with self._sending:
             self._is_lost = True
             self._sending.notify_all()

@@ -1,50 +1,58 @@
 """The supervisor's side of the nodes: which agents are connected, and which of them run the job's launchers.
 
-An agent forwards what its ranks and shims send, and passes on what the supervisor sends to them. An agent that is gone
-for a moment comes back, since its node starts it again; its ranks go on meanwhile, and what is meant for them waits.
-A node whose agent stays away is lost. Time is counted in ticks of the supervisor: a machine that stands still makes no
-ticks, so that its agents are not lost by that.
+An agent forwards what its ranks and shims send, and passes on what the supervisor sends to them. Both number what they
+send, and keep each message until the other side has acknowledged it. So an agent may be gone for a moment, and a
+connection may be cut for a while: the ranks go on meanwhile, and nothing is lost. A node whose agent stays away is
+lost. Time is counted in ticks of the supervisor: a machine that stands still makes no ticks, so that its agents are not
+lost by that.
 
 | from | `kind` | fields |
 |---|---|---|
-| agent | `hello` | `token`, `node_id`, `name`, `incarnation`, `preferred_rank`, `launched`, `last_end` |
+| supervisor | `challenge` | `nonce` |
+| agent | `hello` | `nonce`, `proof`, `node_id`, `name`, `incarnation`, `preferred_rank`, `launched`, `last_end`, |
+| | | `generation`, `orders_seen` |
+| supervisor | `welcome` | `proof`, `run_id`, `generation`, `seen`: the last `seq` that was received from the agent |
 | agent | `peer` | `seq`, `peer`, `age_s`, `message`, `again`: of a rank or shim; `again` to a new supervisor |
+| supervisor | `ack`, `pong` | `seq` |
 | agent | `states` | `states`: the kernel's states of the ranks' processes, as far as they have changed |
 | agent | `looked` | `look`, `used`: what the ranks' processes have used |
 | agent | `port` | `port`: free on its node |
 | agent | `launcher_ended` | `attempt`, `returncode` |
 | agent | `stop` | `by`, `count`: somebody on its node wants the run to stop, for so many times |
 | agent | `ping` | |
-| supervisor | `welcome` | `run_id`, `generation`, `seen`: the last `seq` that was received from the agent |
-| supervisor | `ack` | `seq` |
-| supervisor | `port` | : answer with a port |
-| supervisor | `launch` | `attempt`, `environment`, `nnodes`, `node_rank`, `address`, `port` |
-| supervisor | `kill` | : end the launcher, with all below it |
-| supervisor | `pass` | `to`, `rank`, `only`, `message` |
+| agent | `ack` | `seq`: of an order, that is of one of the next four |
+| supervisor | `launch` | `seq`, `attempt`, `environment`, `nnodes`, `node_rank`, `address`, `port` |
+| supervisor | `kill` | `seq`: end the launcher, with all below it |
+| supervisor | `pass` | `seq`, `to`, `rank`, `only`, `message` |
+| supervisor | `port` | `seq`: answer with a port |
 | supervisor | `look` | `look`, `pids` |
-| supervisor | `end` | `exit_code`, `outcome`: the run is over |
+| supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over |
 """
 
 import asyncio
 import contextlib
+import ipaddress
 import itertools
+import secrets
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from holdfast.core.channel import is_token, notice_loss
+from holdfast.core.channel import is_token
 from holdfast.core.clock import Clock
-from holdfast.recover.agent.stream import MAX_BYTES, Stream
+from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
+from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
 
 AWAY_TICKS = 100
-"""After so many ticks without its agent a node is lost …"""
+"""A node whose agent has hung up is lost after so many ticks …"""
 AWAY_TICKS_WITH_SPARE = 20
 """… and after so many where a spare can take its place."""
-SILENT_TICKS = 300
-"""After so many ticks without a word from it, the connection to an agent is ended; agents send each second."""
+SILENT_TICKS = 450
+"""A node whose agent is silent on an open connection is lost after so many ticks: agents send each second."""
+FAREWELL_S = 2.0
 ACK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 10.0
@@ -59,32 +67,38 @@ class Node:
 
     node_id: str
     name: str
-    incarnation: str
-    address: str
-    preferred_rank: int | None
-    launched: int | None
+    incarnation: str = ""
+    address: str = ""
+    preferred_rank: int | None = None
+    launched: int | None = None
     """The attempt whose launcher runs there."""
-    stream: Stream | None
+    stream: Stream | None = None
     node_rank: int | None = None
-    """Its place in the present launch; None of a spare."""
-    returncode: int | None = None
-    """How its launcher of the present launch ended."""
+    """Its place in the last launch that it took part in."""
+    last_end: tuple[int, int] | None = None
+    """The attempt and the return code of the launcher that ended there last."""
     seen: int = 0
     """The `seq` of its last message."""
     is_known: bool = False
     """Whether its agent has sent all that it knows of the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)
-    waiting: deque[dict[str, Any]] = field(default_factory=deque)
-    """Messages for when its agent is back."""
+    orders: deque[dict[str, Any]] = field(default_factory=deque)
+    """Those that its agent has not acknowledged."""
     away_ticks: int = 0
     silent_ticks: int = 0
+    _order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message, once the agent is there."""
-        if self.stream is None:
-            self.waiting.append(message)
-        else:
-            self.stream.send(message)
+    def order(self, message: Mapping[str, Any]) -> None:
+        """Send an order; again to the next agent, until one has acknowledged it."""
+        order = {**message, "seq": next(self._order_numbers)}
+        self.orders.append(order)
+        if self.stream is not None:
+            self.stream.send(order)
+
+    def acknowledged(self, seq: int) -> None:
+        """Take in that the agent has carried out the orders up to a number."""
+        while self.orders and self.orders[0]["seq"] <= seq:
+            self.orders.popleft()
 
 
 class Listener(Protocol):
@@ -112,16 +126,36 @@ class Nodes:
     """The nodes of one run. Call all of it from one event loop."""
 
     def __init__(
-        self, listener: Listener, clock: Clock, *, run_id: str, token: str, generation: int
+        self,
+        listener: Listener,
+        clock: Clock,
+        *,
+        run_id: str,
+        token: str,
+        generation: int,
+        own_node: str = "",
     ) -> None:
+        """Serve nobody yet; see `start`.
+
+        Args:
+            listener: receives what happens.
+            clock: of this host.
+            run_id: the run.
+            token: of the run; agents prove that they have it, and are proven that this supervisor does.
+            generation: the number of this supervisor.
+            own_node: the id of the node that keeps this supervisor going: while this process lives, so does that.
+        """
         self._listener = listener
         self._clock = clock
         self._run_id = run_id
         self._token = token
+        self._own_node = own_node
         self.generation = generation
         self._nodes: dict[str, Node] = {}
         self._launch: list[Node] = []
         """The nodes of the present launch, by their rank."""
+        self._adopting: int | None = None
+        """The attempt whose launchers may be taken over."""
         self._changed = asyncio.Condition()
         self._ports: asyncio.Queue[tuple[Node, int]] = asyncio.Queue()
         self._looks: dict[int, asyncio.Queue[dict[int, tuple[float, int] | None]]] = {}
@@ -132,9 +166,12 @@ class Nodes:
         self._reached_at: str | None = None
         """The address of this host by which an agent on another one has reached it."""
 
-    async def start(self, listening: socket.socket) -> None:
-        """Serve the agents that connect to a listening socket."""
-        self._server = await asyncio.start_server(self._serve, sock=listening, limit=MAX_BYTES)
+    async def start(self, listening: socket.socket, *, adopting: int | None) -> None:
+        """Serve the agents that connect to a listening socket; launchers of the attempt `adopting` may go on."""
+        self._adopting = adopting
+        self._server = await asyncio.start_server(
+            self._serve, sock=listening, limit=MAX_BYTES, backlog=LISTEN_BACKLOG
+        )
 
     async def close(self, farewell: dict[str, Any] | None) -> None:
         """Send a last message to every agent, and hang up."""
@@ -144,6 +181,10 @@ class Nodes:
         for stream in streams:
             if farewell is not None:
                 stream.send(farewell)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await asyncio.gather(*(stream.flushed() for stream in streams))
+        for stream in streams:
             stream.close()
         await asyncio.sleep(0)
 
@@ -172,7 +213,7 @@ class Nodes:
                 if to in (None, peer.role) and rank in (None, peer.rank) and only in (None, peer)
             ]
             if meant:
-                node.send(order)
+                node.order(order)
                 count += len(meant)
         return count
 
@@ -180,22 +221,24 @@ class Nodes:
         """End every launcher of the present launch, with all below it."""
         for node in self._launch:
             if node.launched is not None:
-                node.send({"kind": "kill"})
+                node.order({"kind": "kill"})
 
     async def look(self, pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
         """Return what the processes of ranks have used, see `core.processes.activity`; ask the ranks for stacks."""
         number = next(self._look_numbers)
-        asked = [node for node in self._launch if node.stream is not None and node.peers]
         used: dict[int, tuple[float, int] | None] = dict.fromkeys(pids)
         answers: asyncio.Queue[dict[int, tuple[float, int] | None]] = asyncio.Queue()
         self._looks[number] = answers
-        for node in asked:
+        asked = 0
+        for node in self._launch:
             ranks = {peer.rank for peer in node.peers}
             mine = {str(rank): pid for rank, pid in pids.items() if rank in ranks}
-            node.send({"kind": "look", "look": number, "pids": mine})
+            if node.stream is not None and mine:
+                node.stream.send({"kind": "look", "look": number, "pids": mine})
+                asked += 1
         with contextlib.suppress(TimeoutError):  # what is not known is None
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                for _ in asked:
+                for _ in range(asked):
                     used |= await answers.get()
         del self._looks[number]
         return used
@@ -216,27 +259,33 @@ class Nodes:
         """Return how many nodes are missing for a launch on `count`."""
         return max(0, count - len(self._free()))
 
-    async def launch(self, attempt: int, count: int, environment: Mapping[str, str]) -> None:
-        """Start a launcher on each of `count` nodes; those of the last launch keep their places.
+    async def choose(self, count: int) -> tuple[list[Node], int] | None:
+        """Return the nodes for a launch, by their rank, and a free port of the first; None where they are not there.
 
-        Where a node is lost meanwhile, another one is waited for.
+        Those of the last launch keep their places.
         """
-        while True:
-            await self.gather(count)
-            places = self._places(count)
-            port = 0 if count == 1 else await self._free_port(places[0])
-            if port is not None and all(node.stream is not None for node in places):
-                break
-        self._launch = places
-        head = self._address_of(places[0])
-        for node_rank, node in enumerate(places):
-            node.node_rank, node.launched, node.returncode = node_rank, attempt, None
-            node.send(
+        if self.missing(count):
+            return None
+        nodes = self._places(count)
+        port = 0 if count == 1 else await self._free_port(nodes[0])
+        if port is None or any(node.stream is None or node.launched is not None for node in nodes):
+            return None
+        return nodes, port
+
+    def launch(
+        self, attempt: int, nodes: list[Node], port: int, environment: Mapping[str, str]
+    ) -> None:
+        """Start a launcher on each of the nodes that were chosen."""
+        self._launch = nodes
+        head = self._address_of(nodes[0])
+        for node_rank, node in enumerate(nodes):
+            node.node_rank, node.launched = node_rank, attempt
+            node.order(
                 {
                     "kind": "launch",
                     "attempt": attempt,
                     "environment": dict(environment),
-                    "nnodes": count,
+                    "nnodes": len(nodes),
                     "node_rank": node_rank,
                     "address": head,
                     "port": port,
@@ -244,10 +293,14 @@ class Nodes:
             )
 
     async def end_launchers(self) -> None:
-        """End every launcher on any node, and wait until they are gone; a lost node is not waited for."""
+        """End every launcher on any node, and wait until they are gone; a lost node is not waited for.
+
+        From here on, their ends say nothing of the present attempt.
+        """
+        self._launch, self._adopting = [], None
         for node in self._nodes.values():
             if node.launched is not None:
-                node.send({"kind": "kill"})
+                node.order({"kind": "kill"})
         async with self._changed:
             await self._changed.wait_for(
                 lambda: all(node.launched is None for node in self._nodes.values())
@@ -259,21 +312,28 @@ class Nodes:
             await self._changed.wait_for(
                 lambda: all(node.launched is None for node in self._launch)
             )
-        codes = [node.returncode for node in self._launch if node.returncode != 0]
-        return next((code for code in codes if code is not None), 1 if codes else 0)
+        codes = [-9 if node.last_end is None else node.last_end[1] for node in self._launch]
+        return next((code for code in codes if code != 0), 0)
 
-    def adopt(self, attempt: int, node_ids: Sequence[str]) -> set[str]:
-        """Take over the launch of a supervisor that is gone; return those of its nodes that are there with it."""
-        nodes = [self._nodes.get(node_id) for node_id in node_ids]
-        launch = [
+    def left_of(self, attempt: int, node_ids: Sequence[str]) -> list[Node]:
+        """Return those nodes of a launch that are there, with its launcher or with how that ended."""
+        known = [self._nodes.get(node_id) for node_id in node_ids]
+        return [
             node
-            for node in nodes
-            if node is not None and node.launched == attempt and node.is_known
+            for node in known
+            if node is not None
+            and node.is_known
+            and (
+                node.launched == attempt
+                or (node.last_end is not None and node.last_end[0] == attempt)
+            )
         ]
-        for node in launch:
+
+    def adopt(self, nodes: Sequence[Node], node_ids: Sequence[str]) -> None:
+        """Take over the launch of a supervisor that is gone, as far as its nodes are there."""
+        for node in nodes:
             node.node_rank = node_ids.index(node.node_id)
-        self._launch = launch
-        return {node.node_id for node in launch}
+        self._launch, self._adopting = list(nodes), None
 
     def _free(self) -> list[Node]:
         return [
@@ -285,20 +345,20 @@ class Nodes:
     def _places(self, count: int) -> list[Node]:
         """Choose nodes: those of the last launch in their places, and others where these are missing."""
         free = self._free()
-        kept = {node.node_rank: node for node in free if node in self._launch}
-        arrivals = {id(node): number for number, node in enumerate(free)}
-        others = sorted(
-            (node for node in free if node not in self._launch),
-            key=lambda node: (
-                count if node.preferred_rank is None else node.preferred_rank,
-                arrivals[id(node)],
-            ),
-        )
+        kept = {
+            node.node_rank: node
+            for node in free
+            if node.node_rank is not None and node.node_rank < count
+        }
+        others = [node for node in free if node not in kept.values()]
+        others.sort(key=lambda one: count if one.preferred_rank is None else one.preferred_rank)
         return [kept.get(place) or others.pop(0) for place in range(count)]
 
     async def _free_port(self, head: Node) -> int | None:
         """Have a node find a free port for the launcher's store; None if the node does not answer."""
-        head.send({"kind": "port"})
+        while not self._ports.empty():
+            self._ports.get_nowait()
+        head.order({"kind": "port"})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PORT_TIMEOUT_S):
                 while True:
@@ -309,7 +369,7 @@ class Nodes:
 
     def _address_of(self, node: Node) -> str:
         """Return the address of a node for other nodes: an agent on this host may have come by the loopback one."""
-        is_loopback = node.address.startswith("127.") or node.address == "::1"
+        is_loopback = ipaddress.ip_address(node.address).is_loopback
         return self._reached_at or node.address if is_loopback else node.address
 
     # What the agents send
@@ -321,13 +381,12 @@ class Nodes:
             node = await self._greet(stream)
             if node is None:
                 return
-            notice_loss(writer.get_extra_info("socket"))
             await self._changes()
-            while (message := await stream.receive()) is not None:
+            while (message := await stream.receive()) is not None and node.stream is stream:
                 node.silent_ticks = 0
                 try:
                     await self._take(node, message)
-                except (KeyError, TypeError, ValueError, AttributeError):
+                except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
                     continue  # of another version of Holdfast
         finally:
             stream.close()
@@ -339,75 +398,76 @@ class Nodes:
         if self._strangers >= STRANGERS:
             return None
         self._strangers += 1
+        nonce = secrets.token_hex(16)
+        stream.send({"kind": "challenge", "nonce": nonce})
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await stream.receive()
-        except TimeoutError:
+            if hello is None or hello["kind"] != "hello":
+                return None
+            expected = proof(self._token, "agent", nonce)
+            if not is_token(str(hello["proof"]).encode(), expected.encode()):
+                stream.send({"kind": "refused", "why": "wrong token"})
+                return None
+            return self._admit(stream, hello)
+        except (TimeoutError, KeyError, TypeError, ValueError):
             return None
         finally:
             self._strangers -= 1
-        if hello is None or hello["kind"] != "hello":
-            return None
-        if not is_token(str(hello.get("token", "")).encode(), self._token.encode()):
-            stream.send({"kind": "refused", "why": "wrong token"})
-            return None
-        try:
-            return self._admit(stream, hello)
-        except (KeyError, TypeError, ValueError):
-            return None
 
     def _admit(self, stream: Stream, hello: Mapping[str, Any]) -> Node:
         node_id, incarnation = str(hello["node_id"]), str(hello["incarnation"])
         launched = None if hello["launched"] is None else int(hello["launched"])
-        preferred = hello["preferred_rank"]
+        last_end = None if hello["last_end"] is None else tuple(map(int, hello["last_end"]))
+        orders_seen = int(hello["orders_seen"]) if hello["generation"] == self.generation else 0
         node = self._nodes.get(node_id)
         if node is None:
-            node = self._nodes[node_id] = Node(
-                node_id=node_id,
-                name=str(hello["name"]),
-                incarnation=incarnation,
-                address="",
-                preferred_rank=None if preferred is None else int(preferred),
-                launched=launched,
-                stream=None,
-            )
+            node = self._nodes[node_id] = Node(node_id=node_id, name=str(hello["name"]))
+            preferred = hello["preferred_rank"]
+            node.preferred_rank = None if preferred is None else int(preferred)
+            node.launched = launched
         if node.stream is not None:
             node.stream.close()
         if node.incarnation != incarnation:
             node.incarnation, node.seen = incarnation, 0
             node.peers.clear()  # each of them will say hello again
         node.stream, node.away_ticks, node.silent_ticks = stream, 0, 0
-        node.address = stream.remote_host
-        if not stream.local_host.startswith("127.") and stream.local_host != stream.remote_host:
-            self._reached_at = stream.local_host
-        stream.send(
-            {
-                "kind": "welcome",
-                "run_id": self._run_id,
-                "generation": self.generation,
-                "seen": node.seen,
-            }
-        )
-        is_ordered = any(message["kind"] == "launch" for message in node.waiting)
-        while node.waiting:
-            stream.send(node.waiting.popleft())
+        node.address = _plain(stream.remote_host)
+        local = _plain(stream.local_host)
+        if local != node.address and not ipaddress.ip_address(local).is_loopback:
+            self._reached_at = local
+        welcome = {"run_id": self._run_id, "generation": self.generation, "seen": node.seen}
+        welcome["proof"] = proof(self._token, "supervisor", str(hello["nonce"]))
+        stream.send({"kind": "welcome", **welcome})
+        node.acknowledged(orders_seen)
+        for order in node.orders:
+            stream.send(order)
+        is_ordered = any(order["kind"] == "launch" for order in node.orders)
+        if last_end is not None and len(last_end) == 2:
+            node.last_end = last_end
         if launched is None and node.launched is not None and not is_ordered:
-            last_end = hello["last_end"] or [None, None]  # it ended while the agent was away
-            self._launcher_ended(node, int(last_end[1]) if last_end[0] == node.launched else -9)
-        elif launched is not None and self._launch and node not in self._launch:
+            if node.last_end is None or node.last_end[0] != node.launched:
+                node.last_end = node.launched, -9
+            self._launcher_ended(node)  # while the agent was away
+        elif launched is not None and launched != self._adopting and node not in self._launch:
             node.launched = launched  # of a launch that went on without this node
-            stream.send({"kind": "kill"})
+            node.order({"kind": "kill"})
         return node
 
     async def _take(self, node: Node, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "peer":
                 self._take_peer(node, message)
+            case "ack":
+                node.acknowledged(int(message["seq"]))
+            case "ping" if node.stream is not None:
+                node.stream.send({"kind": "pong"})
             case "states":
                 node.is_known = True  # it comes after the facts
                 self._listener.states(
                     {int(rank): state for rank, state in message["states"].items()}
                 )
+                await self._changes()
             case "looked":
                 answers = self._looks.get(int(message["look"]))
                 if answers is not None:
@@ -421,7 +481,8 @@ class Nodes:
                 self._ports.put_nowait((node, int(message["port"])))
             case "launcher_ended":
                 if node.launched == int(message["attempt"]):
-                    self._launcher_ended(node, int(message["returncode"]))
+                    node.last_end = node.launched, int(message["returncode"])
+                    self._launcher_ended(node)
                     await self._changes()
             case "stop":
                 self._listener.stop_asked(str(message["by"]), node.node_id, int(message["count"]))
@@ -441,6 +502,8 @@ class Nodes:
         elif message["kind"] == "hello":
             node.peers[peer] = None
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
+        # What a rank or shim repeats for an agent that is new was received before.
+        again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
 
     def _acknowledge(self) -> None:
@@ -450,11 +513,12 @@ class Nodes:
                 node.stream.send({"kind": "ack", "seq": node.seen})
         self._acks.clear()
 
-    def _launcher_ended(self, node: Node, returncode: int) -> None:
-        node.launched, node.returncode = None, returncode
+    def _launcher_ended(self, node: Node) -> None:
+        node.launched = None
         node.peers.clear()
         if node in self._launch:
-            self._listener.launcher_ended(returncode)
+            assert node.last_end is not None
+            self._listener.launcher_ended(node.last_end[1])
 
     async def tick(self) -> None:
         """Count a tick; give up the nodes whose agents have been away for too long."""
@@ -462,20 +526,20 @@ class Nodes:
         has_spare = any(node not in self._launch for node in self._free())
         limit = AWAY_TICKS_WITH_SPARE if has_spare else AWAY_TICKS
         for node in self._nodes.values():
-            if node.stream is not None:
+            if node.stream is None:
+                node.away_ticks += 1
+            else:
                 node.silent_ticks += 1
-                if node.silent_ticks > SILENT_TICKS:
-                    node.stream.close()
-                continue
-            node.away_ticks += 1
-            if node.away_ticks > limit:
+            is_lost = node.away_ticks > limit or node.silent_ticks > SILENT_TICKS
+            if is_lost and node.node_id != self._own_node:
                 lost.append(node)
         for node in lost:
             del self._nodes[node.node_id]
-            was_launched, node.launched = node.launched is not None, None
-            node.waiting.clear()
-            if node in self._launch and was_launched:
-                node.returncode = -9
+            if node.stream is not None:
+                node.stream.close()
+            attempt, node.launched = node.launched, None
+            if node in self._launch and attempt is not None:
+                node.last_end = attempt, -9
                 self._listener.node_lost(node)
         if lost:
             await self._changes()
@@ -483,3 +547,10 @@ class Nodes:
     async def _changes(self) -> None:
         async with self._changed:
             self._changed.notify_all()
+
+
+def _plain(address: str) -> str:
+    """Return an address as it is written elsewhere: one of IPv4 without its prefix for IPv6."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)

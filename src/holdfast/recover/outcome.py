@@ -14,7 +14,7 @@ NO_STEP = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """How a run ended."""
 

@@ -6,7 +6,7 @@ end because its history has a gap. Everything else about the run goes on as if i
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,6 +18,8 @@ from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepJournal, StepRecord
 from holdfast.core.whole import whole_number
 from holdfast.recover import policy
+from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.detectors.hang import Frozen
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +69,9 @@ class Recorder:
         """Whether any attempt reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
+        for one in ledger.checkpoints(self._run_id):
+            if one.attempt == self.attempt:
+                self.checkpoint_step = one.step
 
     def close(self) -> None:
         """Let go of the journal."""
@@ -196,6 +201,38 @@ class Recorder:
             return None
         last = launches[-1]
         return Launch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
+
+    @_or_complain
+    def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
+        """Why the job is about to be ended: a supervisor that follows on this one goes on with it."""
+        told = {
+            "frozen": None if frozen is None else asdict(frozen),
+            "anomaly": None if anomaly is None else anomaly.to_json(),
+        }
+        self.event("ending", told)
+
+    def ending(self) -> tuple[Frozen | None, Anomaly | None]:
+        """Return why an earlier supervisor was about to end the newest attempt, if it was."""
+        told = [
+            one.data
+            for one in self._ledger.events(self._run_id, kind="ending")
+            if one.attempt == self.attempt
+        ]
+        if not told:
+            return None, None
+        frozen, anomaly = told[-1]["frozen"], told[-1]["anomaly"]
+        if anomaly is not None:
+            anomaly = Anomaly(**{**anomaly, "value": float(anomaly["value"])})
+        return None if frozen is None else Frozen(**frozen), anomaly
+
+    @_or_complain
+    def recorded_end(self) -> "tuple[str, int, str] | None":
+        """Return the run's state, exit code and outcome, where an earlier supervisor has recorded its end."""
+        run = self._ledger.run(self._run_id)
+        if run.state == "running":
+            return None
+        code = 1 if run.exit_code is None else run.exit_code
+        return run.state, code, run.outcome
 
     @_or_complain
     def close_lost_attempts(self) -> None:

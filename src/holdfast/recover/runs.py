@@ -150,12 +150,13 @@ def supervise(
             return asyncio.run(_until_the_end(node, leading))
         except Superseded:
             raise
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as error:
+            said = f"Holdfast itself failed: {error}." if isinstance(error, OSError) else str(error)
             with contextlib.suppress(HoldfastError):
                 if ledger.run(run_id).state == "running":
-                    failed = {"state": "failed", "exit_code": 1, "outcome": str(error)}
+                    failed = {"state": "failed", "exit_code": 1, "outcome": said}
                     ledger.set_run(run_id, ended_at_s=time.time(), **failed)
-            raise
+            raise HoldfastError(said) from error
     finally:
         lock.release()
 

@@ -13,10 +13,12 @@ LEAD_S = 0.5
 class StopVote:
     """One stop of one attempt."""
 
-    def __init__(self, ranks: frozenset[int], median_step_s: float | None) -> None:
+    def __init__(
+        self, ranks: frozenset[int], median_step_s: float | None, *, first: int = 0
+    ) -> None:
         self._ranks = ranks
         self._lead_steps = max(1, math.ceil(LEAD_S / median_step_s)) if median_step_s else 1
-        self._proposal = 0
+        self._proposal = first
         self._yes: dict[int, bool] = {}
         self._left: set[int] = set()
         self.can_save = True

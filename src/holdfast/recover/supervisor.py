@@ -39,6 +39,9 @@ from holdfast.recover.spec import RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
+VOTES = 1_000_000
+"""More proposals than one supervisor makes."""
+REPORT_S = 1.0
 HERE = "the first node"
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
@@ -75,6 +78,7 @@ class Supervisor:
         *,
         token: str,
         generation: int,
+        own_node: str = "",
         observer: Observer = lambda _kind, _data: None,
         clock: Clock | None = None,
     ) -> None:
@@ -90,7 +94,12 @@ class Supervisor:
             complain=lambda text: self._observe("trouble", {"text": text}),
         )
         self._nodes = Nodes(
-            self, self._clock, run_id=paths.run_id, token=token, generation=generation
+            self,
+            self._clock,
+            run_id=paths.run_id,
+            token=token,
+            generation=generation,
+            own_node=own_node,
         )
         self._state = policy.State()
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
@@ -105,6 +114,8 @@ class Supervisor:
         self._vote: StopVote | None = None
         self._stops = 0
         """How often the run was asked to stop; several nodes that ask together count once."""
+        self._stop_waiting: tuple[str, str, int] | None = None
+        """The last call of `stop_asked` before the run has begun."""
         self._detected = (0.0, 0.0)
         """When the fault happened and when it was seen, wall time; of the incident being worked on."""
         self._failed_after: int | None = None
@@ -138,16 +149,22 @@ class Supervisor:
         try:
             if is_lost or adopts:
                 self._state = self._recorder.remembered(self._spec.restarts)
-            launch = self._recorder.running_launch() if adopts else None
-            if launch is not None:
-                self._launched_attempt = launch.attempt
-            await self._nodes.start(listening)
-            self._spawn(self._tick_forever())
-            if launch is None or not await self._adopt(launch):
-                self._recorder.close_lost_attempts()
-                self._tell(policy.Begin())
             if stop is not None:
                 self.stop_asked(str(stop["by"]), HERE, int(stop["count"]))
+            launch = self._recorder.running_launch() if adopts else None
+            if launch is not None:
+                self._remember(launch)
+            adopting = None if launch is None else launch.attempt
+            await self._nodes.start(listening, adopting=adopting)
+            self._spawn(self._tick_forever())
+            if adopts and (over := self._recorder.recorded_end()) is not None:
+                await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
+                self._ended.set_result(Outcome(*over))
+            elif launch is None or not await self._adopt(launch):
+                self._recorder.close_lost_attempts()
+                self._tell(policy.Begin())
+            if self._stop_waiting is not None:
+                self.stop_asked(*self._stop_waiting)
             outcome = await self._ended
         except Superseded:
             leads = False
@@ -179,19 +196,26 @@ class Supervisor:
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._nodes.end_launchers()
 
-    async def _adopt(self, launch: Launch) -> bool:
-        """Take over the attempt that is going on; return False where that is not possible."""
-        number, launched = self._view.number, launch.attempt
-        for _ in range(ADOPT_TICKS):
-            present = self._nodes.adopt(launched, list(launch.nodes))
-            if len(present) == len(launch.nodes):
-                break
-            await asyncio.sleep(TICK_S)
-        if not present or (number != launched and self._view.shim_count is None):
-            return False  # nothing of it is left, or its start was not sent
+    def _remember(self, launch: Launch) -> None:
+        """Take in what an earlier supervisor has recorded of the attempt that may be going on."""
+        self._launched_attempt = launch.attempt
         self._view.start_step = self._recorder.start_step
         if self._view.start_step is None:
             self._incident = self._recorder.open_incident()
+        self._view.frozen, self._view.anomaly = self._recorder.ending()
+
+    async def _adopt(self, launch: Launch) -> bool:
+        """Take over the attempt that is going on; return False where that is not possible."""
+        number, launched, ids = self._view.number, launch.attempt, list(launch.nodes)
+        for _ in range(ADOPT_TICKS):
+            nodes = self._nodes.left_of(launched, ids)
+            if len(nodes) == len(ids):
+                break
+            await asyncio.sleep(TICK_S)
+        if not nodes or (number != launched and self._view.shim_count is None):
+            return False  # nothing of it is left, or its start was not sent
+        self._nodes.adopt(nodes, ids)
+        present = {node.node_id for node in nodes}
         self._state, _ = policy.decide(
             self._spec.restarts, self._state, policy.Adopted(number != launched), self._now_s
         )
@@ -208,9 +232,21 @@ class Supervisor:
             if node_id not in present:
                 self._lose(name, self._view.without_a_shim)
         self._took_in(ended)
-        if self._view.launcher_is_gone or any(end.exit_code != 0 for end in self._view.exits):
+        for node in nodes:
+            if node.launched is None and node.last_end is not None:
+                self._view.launcher_ended(node.last_end[1])
+        if self._view.kind_of_failure != "exit":
+            self._tell(policy.JobFrozen())
+        elif self._view.culprit is not None or self._view.lost_node or self._launcher_failed:
             self._tell(policy.RankFailed())
         return True
+
+    @property
+    def _launcher_failed(self) -> bool:
+        return any(
+            node.launched is None and node.last_end is not None and node.last_end[1] != 0
+            for node in self._nodes.launched
+        )
 
     @property
     def _now_s(self) -> float:
@@ -226,6 +262,10 @@ class Supervisor:
             where: the place at which that was asked: a node's id, or another name.
             count: how often it was asked there by now.
         """
+        if self._state.phase is policy.Phase.IDLE:
+            if self._stop_waiting is None or count >= self._stop_waiting[2]:
+                self._stop_waiting = by, where, count
+            return
         while self._stops < count:
             self._stops += 1
             self._tell(policy.StopAsked(by))
@@ -246,9 +286,7 @@ class Supervisor:
             if message["kind"] == "exited":
                 message["at_monotonic_s"] = at_monotonic_s  # by this host's clock
             self._view.heard(peer, message, at_monotonic_s)
-            if again:
-                return  # the supervisor before this one has recorded it
-            match message["kind"]:
+            match "" if again else message["kind"]:  # what is repeated was recorded before
                 case "hello" | "started" if began:
                     self._recorder.event("started", {"world_size": peer.world_size})
                 case "imported":
@@ -468,6 +506,8 @@ class Supervisor:
         self._state, actions = policy.decide(self._spec.restarts, self._state, event, now_s)
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
         if before is policy.Phase.RUNNING and self._state.phase in failing:
+            if self._view.frozen is not None or self._view.anomaly is not None:
+                self._recorder.ends(self._view.frozen, self._view.anomaly)
             self._begin_incident(now_s)
         for action in actions:
             self._do(action)
@@ -484,7 +524,7 @@ class Supervisor:
             case policy.Terminate():
                 if not self._view.rank_pids:  # there is no rank to ask yet
                     self._kill()
-                elif not self._nodes.send({"kind": "terminate"}):
+                elif not self._nodes.send({"kind": "terminate", "attempt": self._view.number}):
                     self._nodes.kill()
             case policy.Kill():
                 self._kill()
@@ -522,14 +562,17 @@ class Supervisor:
             if self._view.number == number and not ended:
                 self._nodes.kill()
 
-        self._nodes.send({"kind": "kill"}, to="shim")
+        self._nodes.send({"kind": "kill", "attempt": number}, to="shim")
         loop = asyncio.get_running_loop()
         loop.call_later(KILL_TIMEOUT_S, functools.partial(kill_all, swept=False))
         loop.call_later(SWEEP_TIMEOUT_S, functools.partial(kill_all, swept=True))
 
     async def _attempt(self, *, in_place: bool) -> None:
-        if not in_place and not await self._have_nodes():
-            return
+        chosen = None
+        while not in_place and chosen is None:
+            if not await self._have_nodes():
+                return
+            chosen = await self._nodes.choose(self._spec.nnodes)
         self._all_ended.clear()
         self._vote = self._start_order = None
         number = self._view.number
@@ -540,10 +583,10 @@ class Supervisor:
         self._observe("launch", {"attempt": number, "in_place": in_place})
         history = self._recorder.failures() or FailureHistory()
         environment = attempt_environment(number, history)
-        if in_place:
+        if chosen is None:
             self._start_again(number, environment)
         else:
-            await self._nodes.launch(number, self._spec.nnodes, environment)
+            self._nodes.launch(number, *chosen, environment)
             nodes = {node.node_id: node.name for node in self._nodes.launched}
             self._recorder.launched(nodes)
         if self._kill_asked.is_set():  # while it was being started
@@ -710,7 +753,9 @@ class Supervisor:
         if not living or len(living) < (self._view.world_size or 1):
             self._tell(policy.CannotSave())
             return
-        self._vote = StopVote(frozenset(living), self._view.detector.median_step_s)
+        # No rank may take a vote for one that an earlier supervisor has opened.
+        first = self._nodes.generation * VOTES
+        self._vote = StopVote(frozenset(living), self._view.detector.median_step_s, first=first)
         self._nodes.send(self._vote.propose(self._view.last_step), to="rank")
 
     def _end(self, end: policy.End) -> None:

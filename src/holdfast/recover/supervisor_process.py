@@ -22,6 +22,8 @@ from holdfast.recover.outcome import Outcome
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import HERE, Supervisor
 
+RETRIES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a supervisor that follows on another one waits for the ledger, each time."""
 WAITING_BYTES = 4 * 1024 * 1024
 """So much may wait for a node that does not read; then steps are not reported to it."""
 
@@ -63,6 +65,13 @@ async def _supervise(
 ) -> Outcome:
     paths = RunPaths(Path(begin["home"]), begin["run_id"])
     generation = await asyncio.to_thread(next_generation, paths)
+    for wait_s in RETRIES_S if begin["adopts"] else ():
+        try:
+            with Ledger.open(begin["ledger"]) as ledger:
+                ledger.run(paths.run_id)
+            break
+        except HoldfastError:  # a database that restarts ends no healthy job
+            await asyncio.sleep(wait_s)
     with Ledger.open(begin["ledger"]) as ledger:
         run = ledger.run(paths.run_id)
         supervisor = Supervisor(
@@ -71,6 +80,7 @@ async def _supervise(
             ledger,
             token=begin["token"],
             generation=generation,
+            own_node=begin["node_id"],
             observer=observe,
         )
         obeying = asyncio.create_task(_obey(node, supervisor))

@@ -9,7 +9,9 @@ again when it ends; the ranks and shims then connect again, and say the same aga
 import asyncio
 import contextlib
 import itertools
+import json
 import os
+import secrets
 import socket
 import sys
 import time
@@ -19,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.channel import is_token
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.rendezvous import read_credentials
-from holdfast.recover.agent.stream import Stream
+from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
 
 RECONNECT_S = 0.1
@@ -32,6 +35,13 @@ STATES_S = 0.1
 KEPT_STEPS = 10_000
 """Reports of steps that are kept for a supervisor that is away; the newest are."""
 KEPT_MESSAGES = 10_000
+KEPT_ORDERS = 64
+RETURN_S = 30.0
+"""So long after its start the ranks and shims of an agent before this one may come."""
+WAITING_BYTES = 64 * 1024 * 1024
+"""So much may wait for a supervisor that does not read."""
+SUPERVISOR_SILENT_S = 8.0
+"""A connection on which the supervisor, which answers each ping, is silent for so long is cut."""
 REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started", "exited", "swept")
 """What a new supervisor must know of the present attempt: the last message of each kind of each peer."""
 
@@ -97,17 +107,23 @@ class Agent:
         self._states: dict[int, str | None] = {}
         self._launcher: int | None = None
         self._last_step_s = time.monotonic()
+        self._began_s = self._last_step_s
+        self._orders_seen = 0
+        self._said_launched: int | None = None
+        """The attempt that the last hello has named as launched."""
+        self._passed: deque[dict[str, Any]] = deque(maxlen=KEPT_ORDERS)
+        """What was passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
 
     async def run(self, listening: socket.socket) -> None:
         """Serve until the node is gone, or this process is killed."""
         await self._channel.start(listening)
-        tasks = [
-            asyncio.create_task(work)
-            for work in (self._keep_connected(), self._watch_states(), self._ping())
-        ]
+        works = (self._obey_node(), self._keep_connected(), self._watch_states(), self._ping())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
-            await self._obey_node()
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # an error ends this process, and the node starts another one
         finally:
             for task in tasks:
                 task.cancel()
@@ -155,29 +171,44 @@ class Agent:
                 stream = await Stream.connect(host, known["port"])
             except OSError:
                 continue
-            stream.send(self._hello(known["token"]))
-            welcome = await stream.receive()
-            if welcome is not None and welcome["kind"] == "welcome":
+            welcome = await self._greet(stream, known["token"])
+            if welcome is not None:
                 break
             stream.close()
         if stream is None:
             return None, "unreachable"
-        if welcome is None or welcome["kind"] != "welcome":
+        if welcome is None:
             return None, "refused"
         generation = int(welcome["generation"])
         if generation < self._generation:
             stream.close()
             return None, "an older supervisor answers"
         self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
-        is_new = generation > self._generation
-        self._generation = generation
+        is_new = 0 < self._generation < generation
+        if generation > self._generation:
+            self._generation, self._orders_seen = generation, 0
         self._catch_up(stream, int(welcome["seen"]), is_new=is_new)
         return stream, ""
 
-    def _hello(self, token: str) -> dict[str, Any]:
+    async def _greet(self, stream: Stream, token: str) -> dict[str, Any] | None:
+        """Say hello; return the welcome of a supervisor that has the token, None from anybody else."""
+        nonce = secrets.token_hex(16)
+        challenge = await stream.receive()
+        if challenge is None or challenge["kind"] != "challenge":
+            return None
+        self._said_launched = self._launched
+        own = proof(token, "agent", str(challenge.get("nonce")))
+        stream.send({"kind": "hello", "proof": own, "nonce": nonce, **self._description()})
+        welcome = await stream.receive()
+        if welcome is None or welcome["kind"] != "welcome":
+            return None
+        expected = proof(token, "supervisor", nonce).encode()
+        return welcome if is_token(str(welcome.get("proof")).encode(), expected) else None
+
+    def _description(self) -> dict[str, Any]:
         return {
-            "kind": "hello",
-            "token": token,
+            "generation": self._generation,
+            "orders_seen": self._orders_seen,
             "node_id": self._begin["node_id"],
             "name": self._begin["name"],
             "incarnation": self._incarnation,
@@ -199,13 +230,36 @@ class Agent:
         if self._stop is not None:
             stream.send(self._stop)
         self._supervisor = stream
+        if self._said_launched is not None and self._launched is None:
+            self._report_end()  # since the hello
+
+    def _report_end(self) -> None:
+        if self._last_end is not None:
+            attempt, returncode = self._last_end
+            ended = {"kind": "launcher_ended", "attempt": attempt, "returncode": returncode}
+            self._send(ended)
 
     def _send(self, message: dict[str, Any]) -> None:
-        if self._supervisor is not None:
-            self._supervisor.send(message)
+        if self._supervisor is None:
+            return
+        self._supervisor.send(message)
+        if self._supervisor.waiting_bytes > WAITING_BYTES:
+            self._supervisor.close()  # it does not read; what is not acknowledged is kept
 
     async def _obey_supervisor(self, stream: Stream) -> None:
-        while (message := await stream.receive()) is not None:
+        while True:
+            try:
+                async with asyncio.timeout(SUPERVISOR_SILENT_S):
+                    message = await stream.receive()
+            except TimeoutError:
+                break  # another connection may get through where this one is cut
+            if message is None:
+                break
+            if "seq" in message and message["kind"] != "ack":
+                if message["seq"] <= self._orders_seen:
+                    continue
+                self._orders_seen = message["seq"]
+                stream.send({"kind": "ack", "seq": self._orders_seen})
             match message["kind"]:
                 case "ack":
                     for kept in (self._steps, self._others):
@@ -215,22 +269,29 @@ class Agent:
                     stream.send({"kind": "port", "port": free_ports(1)[0]})
                 case "launch":
                     self._launched = int(message["attempt"])
+                    self._passed.clear()
                     self._node.send(message)
+                case "kill" if self._launched is None:
+                    self._report_end()
                 case "kill" | "end":
                     self._node.send(message)
                 case "pass":
-                    only = message["only"]
-                    self._channel.send(
-                        message["message"],
-                        to=message["to"],
-                        rank=message["rank"],
-                        only=None if only is None else Peer(**only),
-                    )
+                    self._passed.append(message)
+                    self._pass_on(message)
                 case "look":
                     looking = asyncio.create_task(self._look(stream, message))
                     self._looking.add(looking)
                     looking.add_done_callback(self._looking.discard)
         stream.close()
+
+    def _pass_on(self, order: Mapping[str, Any], only: Peer | None = None) -> None:
+        """Pass a message on to those for whom it is, or to `only` one of them."""
+        if order["only"] is not None:
+            meant = Peer(**order["only"])
+            if only not in (None, meant):
+                return
+            only = meant
+        self._channel.send(order["message"], to=order["to"], rank=order["rank"], only=only)
 
     async def _look(self, stream: Stream, message: Mapping[str, Any]) -> None:
         self._channel.send({"kind": "look"}, to="rank")
@@ -248,16 +309,24 @@ class Agent:
     def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
         kind, at_s = message["kind"], time.monotonic()
         if kind == "exited":
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 at_s = min(at_s, float(message["at_monotonic_s"]))
         if kind == "gone" and peer.role == "shim":
             message = {**message, "launcher_lives": self._launcher_lives}
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # the ranks run the user's code
-            self._note_process(peer, message)
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+            self._note_process(peer, message)  # the ranks run the user's code
         if kind == "step":
             self._last_step_s = at_s
+        try:
+            json.dumps(message)
+        except (TypeError, ValueError, RecursionError):
+            return  # nothing that can be forwarded
         envelope = Envelope(next(self._numbers), peer, message, at_s)
         self._remember(envelope)
+        if kind == "hello" and message["again"] and time.monotonic() < self._began_s + RETURN_S:
+            # What this agent was to pass on before the peer had connected to it.
+            for order in self._passed:
+                self._pass_on(order, peer)
         (self._steps if kind == "step" else self._others).append(envelope)
         self._send(envelope.to_json(again=False))
 
@@ -277,7 +346,7 @@ class Agent:
 
     def _note_rank(self, rank: int, attempt: int, *, is_attached: bool, pid: int) -> None:
         before = self._processes.get(rank)
-        if before is None or before[:2] <= (attempt, is_attached):
+        if pid > 0 and (before is None or before[:2] <= (attempt, is_attached)):
             self._processes[rank] = attempt, is_attached, pid
 
     def _is_known(self, fact: Envelope) -> bool:
@@ -291,8 +360,16 @@ class Agent:
 
     def _remember(self, envelope: Envelope) -> None:
         kind = envelope.message["kind"]
-        if kind == "event":
-            kind = envelope.message.get("event")
+        if kind == "event" and envelope.message.get("event") == "restored":
+            kind = "restored"
+        if kind == "hello" and envelope.peer.role == "rank":
+            # Of a program that was the rank before, only the last step says something.
+            place = "rank", envelope.peer.rank
+            self._facts = {
+                key: fact
+                for key, fact in self._facts.items()
+                if (key[0].role, key[0].rank) != place or key[0] == envelope.peer
+            }
         if kind in REMEMBERED:
             key = envelope.peer, kind
             if kind != "hello":

@@ -193,6 +193,7 @@ class Node:
                 "home": str(paths.home),
                 "ledger": ledger_url,
                 "token": token,
+                "node_id": self._node_id,
                 "is_lost": is_lost,
                 "adopts": adopts or supervisor.starts > 1,
                 "stop": self._stop,
@@ -211,7 +212,7 @@ class Node:
         self._stop = message = {"kind": "stop", "by": by, "count": count}
         if self._supervisor is not None:
             self._supervisor.send(message)
-        elif self._has_joined:
+        elif self._has_joined and (self._away is None or count == 1):
             self._agent.send(message)
         elif self._ended is not None and not self._ended.done():
             outcome = Outcome(state="stopped", exit_code=4, sentence=f"Stopped by {by}.")
@@ -258,7 +259,12 @@ class Node:
         limit = RestartLimit(restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS)
         while True:
             began_s = time.monotonic()
-            returncode = await self._run_child(child)
+            try:
+                returncode = await self._run_child(child)
+            except OSError as error:  # no process or memory is to be had just now
+                self._observe("trouble", {"text": f"{child.module} cannot be started: {error}."})
+                returncode = -1
+                await asyncio.sleep(QUICK_END_S)
             if self._ended is None or self._ended.done():
                 return
             if not limit.allows_restart(time.monotonic() - began_s):
@@ -269,6 +275,8 @@ class Node:
             await asyncio.sleep(RESTART_WAIT_S)
 
     async def _run_child(self, child: Child) -> int:
+        if self._ended is None or self._ended.done():
+            return 0
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), child.listening.fileno())
         arguments = [*map(str, fds), str(os.getpid())]
@@ -361,7 +369,11 @@ class Node:
 
     def _join(self, run_id: str) -> None:
         self._away = None
-        if self._paths is not None and self._lock is not None:
+        if self._paths is not None and self._paths.run_id != run_id:
+            raise HoldfastError(
+                f"Run {run_id} is led at the place where the nodes of run {self._paths.run_id} met. Start this node anew."
+            )
+        if self._paths is not None:
             return
         self._paths = RunPaths(self._home, run_id)
         self._lock = RunLock.acquire(self._paths.node_lock(self._node_id))
@@ -396,16 +408,19 @@ class Node:
         assert self._paths is not None
         assert self._meeting is not None
         gone = await asyncio.to_thread(watch.gone)
-        if gone is None or not await asyncio.to_thread(claim, self._paths, gone):
-            return
-        try:
-            lock = await asyncio.to_thread(RunLock.acquire, self._paths.lock, timeout_s=LOCK_S)
-        except HoldfastError:  # a process of the first node lives
+        if gone is None:
             return
         with Ledger.open(self._ledger_url) as ledger:
             run = await asyncio.to_thread(ledger.run, self._paths.run_id)
             if run.state != "running":
-                self._end({"state": run.state, "exit_code": run.exit_code, "outcome": run.outcome})
+                code = 1 if run.exit_code is None else run.exit_code
+                self._end({"state": run.state, "exit_code": code, "outcome": run.outcome})
+                return
+            if not await asyncio.to_thread(claim, self._paths, gone):
+                return
+            try:
+                lock = await asyncio.to_thread(RunLock.acquire, self._paths.lock, timeout_s=LOCK_S)
+            except HoldfastError:  # a process of the first node lives
                 return
             host = {"pid": os.getpid(), "host": socket.gethostname()}
             await asyncio.to_thread(ledger.set_run, self._paths.run_id, **host)

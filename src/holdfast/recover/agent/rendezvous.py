@@ -12,13 +12,13 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
 
 LISTEN_BACKLOG = 1024
@@ -125,8 +125,11 @@ class Meeting:
         port = listening.getsockname()[1]
         is_at_place = self.host is not None and (port == self.port or self.is_on_one_host)
         hosts = [self.host] if is_at_place else _own_addresses()
-        write_atomic(path, json.dumps({"hosts": hosts, "port": port, "token": token}).encode())
-        path.chmod(0o600)
+        told = json.dumps({"hosts": hosts, "port": port, "token": token}).encode()
+        new = path.with_suffix(f".{secrets.token_hex(4)}")
+        new.touch(0o600)
+        new.write_bytes(told)
+        new.replace(path)
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -212,6 +215,8 @@ def meeting_of(
     if nnodes is None and "--nnodes" in own:
         nnodes = _number(own["--nnodes"], "torchrun --nnodes")
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    if nnodes == 1 and not spares:
+        return None  # each node on its own
     if in_step > 1 and rendezvous is None:
         return _slurm_meeting(in_step, nnodes, spares, stem, environment)
     if spares:
@@ -220,7 +225,7 @@ def meeting_of(
         )
     if nnodes is None and rendezvous is not None:
         raise BadUse("--rendezvous is for several nodes: give --nnodes N too.")
-    if nnodes is None or nnodes == 1:
+    if nnodes is None:
         return None
     if rendezvous is None and "--rdzv-endpoint" in own:
         rendezvous = own["--rdzv-endpoint"]

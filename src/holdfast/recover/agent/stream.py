@@ -6,17 +6,23 @@ nodes. Frames are bounded, see `core.channel`; nothing that arrives is unpickled
 
 import asyncio
 import contextlib
+import hmac
 import json
 import socket
 from typing import Any, Self
 
-from holdfast.core.channel import frame, notice_loss, read_frame
+from holdfast.core.channel import frame, read_frame
 from holdfast.core.errors import ChannelError
 from holdfast.recover.channel import decode
 
 MAX_BYTES = 4 * 1024 * 1024
 """Of one message: an answer for all ranks of a node, or a rank's message in its envelope."""
 CONNECT_TIMEOUT_S = 5.0
+
+
+def proof(token: str, role: str, nonce: str) -> str:
+    """Return what shows that one side of a connection has the token, without sending the token."""
+    return hmac.new(token.encode(), f"{role} {nonce}".encode(), "sha256").hexdigest()
 
 
 class Stream:
@@ -40,7 +46,8 @@ class Stream:
         """
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
-        notice_loss(writer.get_extra_info("socket"))
+        # No limit for what is not acknowledged: a connection that was cut for a while goes on.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(reader, writer)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -55,6 +62,11 @@ class Stream:
             return decode(await read_frame(self._reader, MAX_BYTES))
         except (OSError, ChannelError):
             return None
+
+    async def flushed(self) -> None:
+        """Wait until the kernel has taken all that was sent."""
+        self._writer.transport.set_write_buffer_limits(0)
+        await self.drained()
 
     async def drained(self) -> None:
         """Wait until the other side has room for more."""

@@ -317,7 +317,7 @@ class RankShim:
     def _obey(self) -> None:
         while True:
             self._obey_until_gone()
-            if not self._client.reconnect(lambda: self._said):
+            if not self._client.reconnect(lambda: [{**one, "again": True} for one in self._said]):
                 break
         self._orders.put(None)
 
@@ -326,6 +326,8 @@ class RankShim:
             while (message := self._client.receive()) is not None:
                 kind, began = message["kind"], self._trainer
                 if kind in ("terminate", "kill"):
+                    if message.get("attempt", self._attempt.number) != self._attempt.number:
+                        continue  # of an attempt that is over
                     number = signal.SIGKILL if kind == "kill" else signal.SIGTERM
                     self._asked_before_start = number
                     if began is not None:
