@@ -177,7 +177,7 @@ def test_a_rank_that_attaches_takes_its_place_from_a_program_that_it_started_bef
 def test_nobody_listening_is_said():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        with pytest.raises(ChannelError, match="No supervisor answers"):
+        with pytest.raises(ChannelError, match="No agent answers"):
             ChannelClient(f"127.0.0.1:{taken.getsockname()[1]}", "token", RANK)
 
 

@@ -250,10 +250,27 @@ class Nodes:
         """Return the nodes of the present launch."""
         return self._launch
 
-    async def gather(self, count: int) -> None:
-        """Wait until there are `count` nodes on which no launcher runs."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: len(self._free()) >= count)
+    @property
+    def launcher_failed(self) -> bool:
+        """Return whether a launcher of the present launch has ended with an error."""
+        ends = [node.last_end for node in self._launch if node.launched is None]
+        return any(end is not None and end[1] != 0 for end in ends)
+
+    async def gather(self, count: int, given_up: asyncio.Event, *, timeout_s: float) -> bool:
+        """Wait until there are `count` nodes on which no launcher runs; return whether there are.
+
+        The wait ends after `timeout_s` seconds, and when it is given up.
+        """
+
+        async def enough() -> None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self.missing(count) == 0)
+
+        waits = [asyncio.create_task(work) for work in (enough(), given_up.wait())]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return self.missing(count) == 0 and not given_up.is_set()
 
     def missing(self, count: int) -> int:
         """Return how many nodes are missing for a launch on `count`."""

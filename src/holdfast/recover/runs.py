@@ -245,6 +245,8 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
         raise BadUse(
             f"Run {run_id} is not going. `holdfast runs show {run_id}` tells how it ended."
         )
+    if not paths.root.is_dir():
+        raise BadUse(f"Run {run_id} is supervised on {run.host}, in another folder; stop it there.")
     try:
         with paths.stop_asked.open("ab") as asked:
             asked.write(b"x")  # the supervisor counts these

@@ -11,24 +11,21 @@ import contextlib
 import functools
 import socket
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.ledger import Incident, Ledger
+from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepRecord
-from holdfast.diagnose import Diagnosis, diagnose
 from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
+from holdfast.recover.casework import Casework
 from holdfast.recover.channel import Peer
-from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.follower import LogFollower
-from holdfast.recover.gate import NOT_HEALTHY
 from holdfast.recover.launch import attempt_environment, make_log_folder
 from holdfast.recover.leadership import BEAT_S, Superseded, beat
 from holdfast.recover.losses import Losses
@@ -36,11 +33,9 @@ from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.recorder import Launch, Recorder
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.stop_vote import StopVote
+from holdfast.recover.stopping import Stopping
 
 TICK_S = 0.1
-VOTES = 1_000_000
-"""More proposals than one supervisor makes."""
 REPORT_S = 1.0
 HERE = "the first node"
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
@@ -52,8 +47,6 @@ KILL_TIMEOUT_S = 5.0
 """How long the shims may take to end their trainers by SIGKILL, before every process of the job is ended."""
 SWEEP_TIMEOUT_S = 30.0
 """How long, likewise, they may take to end all that the trainers have started."""
-SIGTERM_HOLD_S = 5.0
-"""How long after a rank's SIGTERM the supervisor's own may come."""
 ADOPT_TICKS = 100
 """So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
 NODES_S = 1800.0
@@ -111,18 +104,12 @@ class Supervisor:
         """What the shims were sent to start the present attempt, where that began in place."""
         self._all_ended = asyncio.Event()
         self._kill_asked = asyncio.Event()
-        self._vote: StopVote | None = None
-        self._stops = 0
-        """How often the run was asked to stop; several nodes that ask together count once."""
-        self._stop_waiting: tuple[str, str, int] | None = None
-        """The last call of `stop_asked` before the run has begun."""
-        self._detected = (0.0, 0.0)
-        """When the fault happened and when it was seen, wall time; of the incident being worked on."""
-        self._failed_after: int | None = None
-        """Steps completed by then: ranks that do not wait for each other may report more before they are ended."""
-        self._incident: Incident | None = None
-        """The one being worked on, until the job is training again."""
-        self._summary = ""
+        self._stopping = Stopping(
+            paths.stop_asked, self._nodes, self._recorder, self._tell, self._observe
+        )
+        self._casework = Casework(
+            paths.run_id, self._recorder, self._losses, self._clock, self._observe
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Outcome] | None = None
 
@@ -151,20 +138,8 @@ class Supervisor:
                 self._state = self._recorder.remembered(self._spec.restarts)
             if stop is not None:
                 self.stop_asked(str(stop["by"]), HERE, int(stop["count"]))
-            launch = self._recorder.running_launch() if adopts else None
-            if launch is not None:
-                self._remember(launch)
-            adopting = None if launch is None else launch.attempt
-            await self._nodes.start(listening, adopting=adopting)
-            self._spawn(self._tick_forever())
-            if adopts and (over := self._recorder.recorded_end()) is not None:
-                await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
-                self._ended.set_result(Outcome(*over))
-            elif launch is None or not await self._adopt(launch):
-                self._recorder.close_lost_attempts()
-                self._tell(policy.Begin())
-            if self._stop_waiting is not None:
-                self.stop_asked(*self._stop_waiting)
+            await self._begin(listening, adopts=adopts)
+            self._stopping.begin()
             outcome = await self._ended
         except Superseded:
             leads = False
@@ -191,6 +166,21 @@ class Supervisor:
             await self._nodes.close(farewell if leads else None)
             self._recorder.close()
 
+    async def _begin(self, listening: socket.socket, *, adopts: bool) -> None:
+        launch = self._recorder.running_launch() if adopts else None
+        if launch is not None:
+            self._remember(launch)
+        await self._nodes.start(listening, adopting=None if launch is None else launch.attempt)
+        self._spawn(self._tick_forever())
+        over = self._recorder.recorded_end() if adopts else None
+        if over is not None:
+            await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
+            assert self._ended is not None
+            self._ended.set_result(Outcome(*over))
+        elif launch is None or not await self._adopt(launch):
+            self._recorder.close_lost_attempts()
+            self._tell(policy.Begin())
+
     async def _end_launchers(self) -> None:
         with contextlib.suppress(TimeoutError):  # the nodes end what is left on their own
             async with asyncio.timeout(END_TIMEOUT_S):
@@ -201,7 +191,7 @@ class Supervisor:
         self._launched_attempt = launch.attempt
         self._view.start_step = self._recorder.start_step
         if self._view.start_step is None:
-            self._incident = self._recorder.open_incident()
+            self._casework.take_up()
         self._view.frozen, self._view.anomaly = self._recorder.ending()
 
     async def _adopt(self, launch: Launch) -> bool:
@@ -237,40 +227,17 @@ class Supervisor:
                 self._view.launcher_ended(node.last_end[1])
         if self._view.kind_of_failure != "exit":
             self._tell(policy.JobFrozen())
-        elif self._view.culprit is not None or self._view.lost_node or self._launcher_failed:
+        elif self._view.culprit is not None or self._view.lost_node or self._nodes.launcher_failed:
             self._tell(policy.RankFailed())
         return True
-
-    @property
-    def _launcher_failed(self) -> bool:
-        return any(
-            node.launched is None and node.last_end is not None and node.last_end[1] != 0
-            for node in self._nodes.launched
-        )
 
     @property
     def _now_s(self) -> float:
         return self._clock.monotonic_s()
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Save state and stop; asked again at one place, stop at once.
-
-        A scheduler sends SIGTERM on every node, and each node passes that on.
-
-        Args:
-            by: who asks.
-            where: the place at which that was asked: a node's id, or another name.
-            count: how often it was asked there by now.
-        """
-        if self._state.phase is policy.Phase.IDLE:
-            if self._stop_waiting is None or count >= self._stop_waiting[2]:
-                self._stop_waiting = by, where, count
-            return
-        while self._stops < count:
-            self._stops += 1
-            self._tell(policy.StopAsked(by))
-            self._recorder.event("stop_asked", {"by": by, "where": where})
-            self._observe("stopping", {"by": by})
+        """See `Stopping.ask`."""
+        self._stopping.ask(by, where, count)
 
     # What happens
 
@@ -298,7 +265,10 @@ class Supervisor:
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
                 case "vote" | "sigterm" | "stopped":
-                    self._stopping(peer, message)
+                    number = self._view.number
+                    self._stopping.received(
+                        peer, message, self._view, is_present=lambda: self._view.number == number
+                    )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
@@ -401,14 +371,7 @@ class Supervisor:
         self._view.start_step = start_step
         self._losses.restarted(start_step)
         self._recorder.first_step(start_step, record.at_s)
-        incident, self._incident = self._incident, None
-        if incident is None:
-            return
-        if incident.incident_id is not None:
-            self._recorder.resumed(incident.incident_id, record.at_s, start_step)
-        seconds = record.at_s - incident.detected_at_s
-        told = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
-        self._observe("resumed", told)
+        self._casework.stepped(record, start_step)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
         if kind == "restored" and self._view.start_step is None:
@@ -420,37 +383,6 @@ class Supervisor:
             self._recorder.event(kind, data, peer.rank)
         if kind in RANK_EVENTS:
             self._observe(kind, data)
-
-    def _stopping(self, peer: Peer, message: dict[str, Any]) -> None:
-        match message["kind"]:
-            case "sigterm":
-                self._hold_sigterm(peer)
-            case "vote" if self._vote is not None:
-                self._voted(self._vote, peer.rank, message)
-            case "stopped" if self._vote is not None and self._vote.left(peer.rank):
-                self._tell(policy.StateSaved())
-
-    def _voted(self, vote: StopVote, rank: int, message: dict[str, Any]) -> None:
-        decision = vote.voted(rank, message)
-        if decision is None:
-            return
-        self._nodes.send(decision, to="rank")
-        if not vote.can_save:
-            self._tell(policy.CannotSave())
-        elif not decision["commit"]:
-            self._nodes.send(vote.propose(self._view.last_step), to="rank")
-
-    def _hold_sigterm(self, peer: Peer) -> None:
-        """Give a rank that got SIGTERM back to its signal, where the run is not asked to stop within a while.
-
-        A scheduler sends SIGTERM to every process of a job, this one among them, and the ranks first save their state.
-        """
-
-        def release() -> None:
-            if peer.attempt == self._view.number and self._state.stop_by is None:
-                self._nodes.send({"kind": "terminate"}, only=peer)
-
-        asyncio.get_running_loop().call_later(SIGTERM_HOLD_S, release)
 
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()
@@ -470,7 +402,7 @@ class Supervisor:
                 elif self._view.left is not None:
                     self._tell(policy.RankFailed())
             await self._nodes.tick()
-            self._count_stops()
+            self._stopping.look()
             if now_s - last_beat_s > BEAT_S and beating.done():
                 last_beat_s = now_s
                 beating = self._spawn(self._beat())
@@ -480,14 +412,6 @@ class Supervisor:
         """Show that this supervisor lives; end it where another one leads."""
         if not await asyncio.to_thread(beat, self._paths, self._nodes.generation):
             raise Superseded
-
-    def _count_stops(self) -> None:
-        """See whether `holdfast runs stop` has been called since: each call adds a byte to the file."""
-        try:
-            count = self._paths.stop_asked.stat().st_size
-        except OSError:
-            return
-        self.stop_asked("holdfast runs stop", "the run's folder", count)
 
     @property
     def _watching(self) -> bool:
@@ -506,9 +430,7 @@ class Supervisor:
         self._state, actions = policy.decide(self._spec.restarts, self._state, event, now_s)
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
         if before is policy.Phase.RUNNING and self._state.phase in failing:
-            if self._view.frozen is not None or self._view.anomaly is not None:
-                self._recorder.ends(self._view.frozen, self._view.anomaly)
-            self._begin_incident(now_s)
+            self._casework.begin(self._view)
         for action in actions:
             self._do(action)
 
@@ -531,9 +453,9 @@ class Supervisor:
             case policy.Diagnose():
                 self._spawn(self._diagnose())
             case policy.AskRanksToSave():
-                self._ask_ranks_to_save()
+                self._stopping.ask_ranks(self._view)
             case policy.Resolve():
-                self._resolve(action)
+                self._casework.resolve(action)
             case policy.End():
                 self._end(action)
 
@@ -574,7 +496,8 @@ class Supervisor:
                 return
             chosen = await self._nodes.choose(self._spec.nnodes)
         self._all_ended.clear()
-        self._vote = self._start_order = None
+        self._stopping.restart()
+        self._start_order = None
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()
@@ -602,25 +525,18 @@ class Supervisor:
                 f"waiting for nodes: {self._spec.nnodes - missing} of {self._spec.nnodes} are there"
             )
             self._observe("nodes", {"text": text})
-        gathered = asyncio.create_task(self._nodes.gather(self._spec.nnodes))
-        given_up = asyncio.create_task(self._kill_asked.wait())
-        waits = (gathered, given_up)
-        await asyncio.wait(waits, timeout=NODES_S, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        if given_up.done() and not given_up.cancelled():
+        if await self._nodes.gather(self._spec.nnodes, self._kill_asked, timeout_s=NODES_S):
+            return True
+        if self._kill_asked.is_set():
             self._tell(policy.JobExited(-9))
             return False
-        if not gathered.done() or gathered.cancelled():
-            missing = self._nodes.missing(self._spec.nnodes)
-            self._tell(
-                policy.NodesMissing(
-                    f"{missing} of {self._spec.nnodes} nodes are missing, and none came within "
-                    f"{NODES_S / 60:.0f} minutes."
-                )
+        missing = self._nodes.missing(self._spec.nnodes)
+        self._tell(
+            policy.NodesMissing(
+                f"{missing} of {self._spec.nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes."
             )
-            return False
-        return True
+        )
+        return False
 
     def _start_again(self, number: int, environment: dict[str, str]) -> None:
         environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
@@ -662,101 +578,12 @@ class Supervisor:
             self._nodes.send({"kind": "leave"}, to="shim")
         return await over
 
-    def _begin_incident(self, monotonic_s: float) -> None:
-        now_s = self._clock.now_s()
-        view = self._view
-        fault_at_s = now_s
-        if view.frozen is not None:
-            fault_at_s = now_s - view.frozen.waited_s
-        elif view.culprit is not None:
-            fault_at_s = now_s - monotonic_s + view.culprit.at_monotonic_s
-        self._detected = (fault_at_s, now_s)
-        # The ranks go on until they are killed, so that only the step of the anomaly is the same each time.
-        self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
-        told = {
-            "kind": view.kind_of_failure,
-            "rank": None if view.in_doubt else view.blamed_rank,
-        }
-        self._observe("incident", told)
-
     def _follower(self) -> LogFollower:
         logs = self._paths.attempt_logs(self._view.number)
         return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
 
     async def _diagnose(self) -> None:
-        view, context = self._view, self._view.context()
-        try:
-            diagnosis = await asyncio.to_thread(self._logs.diagnosis, context)
-        except Exception as error:
-            # Logs are untrusted: a run does not end because they could not be read.
-            self._observe(
-                "trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."}
-            )
-            diagnosis = diagnose([], context)
-        checkpoint_step, mitigation = self._recorder.checkpoint_step, diagnosis.mitigation
-        if view.anomaly is not None:
-            checkpoint_step = await self._roll_back(view.anomaly)
-            if checkpoint_step is None:
-                mitigation = f"{NOT_HEALTHY} {mitigation}"
-        fault_at_s, detected_at_s = self._detected
-        incident = Incident(
-            run_id=self._paths.run_id,
-            attempt=view.number,
-            kind=view.kind_of_failure,
-            rank=self._rank_at_fault(diagnosis),
-            step=self._failed_after,
-            fault_at_s=fault_at_s,
-            detected_at_s=detected_at_s,
-            diagnosis=diagnosis.to_json(),
-        )
-        self._incident = replace(incident, incident_id=self._recorder.incident(incident))
-        self._summary = diagnosis.summary
-        if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
-            self._summary += f" {diagnosis.mitigation}"
-        self._tell(
-            view.failure(
-                diagnosis,
-                step=self._failed_after,
-                checkpoint_step=checkpoint_step,
-                mitigation=mitigation,
-            )
-        )
-
-    async def _roll_back(self, anomaly: Anomaly) -> int | None:
-        """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
-        try:
-            step = await self._losses.go_back(anomaly.first_step)
-        except (HoldfastError, OSError) as error:
-            self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
-            return None
-        self._recorder.event("rolled_back", {**anomaly.to_json(), "to_step": step})
-        return step
-
-    def _rank_at_fault(self, diagnosis: Diagnosis) -> int | None:
-        """Return the rank at fault. Logs alone show whether a rank that ended with code 0 ended the others."""
-        rank = diagnosis.scope.get("rank")
-        left = diagnosis.decided_by[:1] == ("observer-left",) and isinstance(rank, int)
-        return rank if left else self._view.blamed_rank
-
-    def _resolve(self, resolve: policy.Resolve) -> None:
-        assert self._incident is not None
-        incident_id = self._incident.incident_id
-        if incident_id is not None:
-            self._recorder.resolved(incident_id, resolve)
-        told = {"incident_id": incident_id, "summary": self._summary}
-        self._observe(
-            "resolved", {**told, "action": resolve.action, "explanation": resolve.explanation}
-        )
-
-    def _ask_ranks_to_save(self) -> None:
-        living = self._view.attached - {end.rank for end in self._view.exits}
-        if not living or len(living) < (self._view.world_size or 1):
-            self._tell(policy.CannotSave())
-            return
-        # No rank may take a vote for one that an earlier supervisor has opened.
-        first = self._nodes.generation * VOTES
-        self._vote = StopVote(frozenset(living), self._view.detector.median_step_s, first=first)
-        self._nodes.send(self._vote.propose(self._view.last_step), to="rank")
+        self._tell(await self._casework.diagnose(self._view, self._logs))
 
     def _end(self, end: policy.End) -> None:
         outcome = outcome_of(

@@ -260,29 +260,32 @@ class Agent:
                     continue
                 self._orders_seen = message["seq"]
                 stream.send({"kind": "ack", "seq": self._orders_seen})
-            match message["kind"]:
-                case "ack":
-                    for kept in (self._steps, self._others):
-                        while kept and kept[0].seq <= message["seq"]:
-                            kept.popleft()
-                case "port":
-                    stream.send({"kind": "port", "port": free_ports(1)[0]})
-                case "launch":
-                    self._launched = int(message["attempt"])
-                    self._passed.clear()
-                    self._node.send(message)
-                case "kill" if self._launched is None:
-                    self._report_end()
-                case "kill" | "end":
-                    self._node.send(message)
-                case "pass":
-                    self._passed.append(message)
-                    self._pass_on(message)
-                case "look":
-                    looking = asyncio.create_task(self._look(stream, message))
-                    self._looking.add(looking)
-                    looking.add_done_callback(self._looking.discard)
+            self._carry_out(stream, message)
         stream.close()
+
+    def _carry_out(self, stream: Stream, message: dict[str, Any]) -> None:
+        match message["kind"]:
+            case "ack":
+                for kept in (self._steps, self._others):
+                    while kept and kept[0].seq <= message["seq"]:
+                        kept.popleft()
+            case "port":
+                stream.send({"kind": "port", "port": free_ports(1)[0]})
+            case "launch":
+                self._launched = int(message["attempt"])
+                self._passed.clear()
+                self._node.send(message)
+            case "kill" if self._launched is None:
+                self._report_end()
+            case "kill" | "end":
+                self._node.send(message)
+            case "pass":
+                self._passed.append(message)
+                self._pass_on(message)
+            case "look":
+                looking = asyncio.create_task(self._look(stream, message))
+                self._looking.add(looking)
+                looking.add_done_callback(self._looking.discard)
 
     def _pass_on(self, order: Mapping[str, Any], only: Peer | None = None) -> None:
         """Pass a message on to those for whom it is, or to `only` one of them."""

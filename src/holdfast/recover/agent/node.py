@@ -371,7 +371,7 @@ class Node:
         self._away = None
         if self._paths is not None and self._paths.run_id != run_id:
             raise HoldfastError(
-                f"Run {run_id} is led at the place where the nodes of run {self._paths.run_id} met. Start this node anew."
+                f"Another run, {run_id}, is led at this meeting place now. Start this node anew."
             )
         if self._paths is not None:
             return

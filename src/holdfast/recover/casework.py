@@ -1,0 +1,144 @@
+"""Work on one incident after the other: from the moment that something failed, over its diagnosis, to the next step."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from holdfast.core.clock import Clock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ledger import Incident
+from holdfast.core.telemetry import StepRecord
+from holdfast.diagnose import Diagnosis, diagnose
+from holdfast.recover import policy
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.follower import LogFollower
+from holdfast.recover.gate import NOT_HEALTHY
+from holdfast.recover.losses import Losses
+from holdfast.recover.recorder import Recorder
+
+
+class Casework:
+    """The incident that is being worked on, if there is one."""
+
+    def __init__(
+        self,
+        run_id: str,
+        recorder: Recorder,
+        losses: Losses,
+        clock: Clock,
+        observe: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self._run_id = run_id
+        self._recorder = recorder
+        self._losses = losses
+        self._clock = clock
+        self._observe = observe
+        self._detected = (0.0, 0.0)
+        """When the fault happened and when it was seen, wall time."""
+        self._failed_after: int | None = None
+        """Steps completed by then: ranks that do not wait for each other may report more before they are ended."""
+        self._incident: Incident | None = None
+        """None once the job is training again."""
+        self._summary = ""
+
+    def take_up(self) -> None:
+        """Go on with the incident of an earlier supervisor after which the job has not completed a step yet."""
+        self._incident = self._recorder.open_incident()
+
+    def begin(self, view: AttemptView) -> None:
+        """Take in that an attempt has failed, as it is seen now."""
+        if view.frozen is not None or view.anomaly is not None:
+            self._recorder.ends(view.frozen, view.anomaly)
+        now_s = self._clock.now_s()
+        fault_at_s = now_s
+        if view.frozen is not None:
+            fault_at_s = now_s - view.frozen.waited_s
+        elif view.culprit is not None:
+            fault_at_s = now_s - self._clock.monotonic_s() + view.culprit.at_monotonic_s
+        self._detected = (fault_at_s, now_s)
+        # The ranks go on until they are killed, so that only the step of the anomaly is the same each time.
+        self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
+        told = {
+            "kind": view.kind_of_failure,
+            "rank": None if view.in_doubt else view.blamed_rank,
+        }
+        self._observe("incident", told)
+
+    async def diagnose(self, view: AttemptView, logs: LogFollower) -> policy.Diagnosed:
+        """Find out why the attempt failed, roll back what may be broken, and record the incident."""
+        context = view.context()
+        try:
+            diagnosis = await asyncio.to_thread(logs.diagnosis, context)
+        except Exception as error:
+            # Logs are untrusted: a run does not end because they could not be read.
+            self._observe(
+                "trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."}
+            )
+            diagnosis = diagnose([], context)
+        checkpoint_step, mitigation = self._recorder.checkpoint_step, diagnosis.mitigation
+        if view.anomaly is not None:
+            checkpoint_step = await self._roll_back(view.anomaly)
+            if checkpoint_step is None:
+                mitigation = f"{NOT_HEALTHY} {mitigation}"
+        fault_at_s, detected_at_s = self._detected
+        incident = Incident(
+            run_id=self._run_id,
+            attempt=view.number,
+            kind=view.kind_of_failure,
+            rank=_rank_at_fault(view, diagnosis),
+            step=self._failed_after,
+            fault_at_s=fault_at_s,
+            detected_at_s=detected_at_s,
+            diagnosis=diagnosis.to_json(),
+        )
+        self._incident = replace(incident, incident_id=self._recorder.incident(incident))
+        self._summary = diagnosis.summary
+        if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
+            self._summary += f" {diagnosis.mitigation}"
+        return view.failure(
+            diagnosis,
+            step=self._failed_after,
+            checkpoint_step=checkpoint_step,
+            mitigation=mitigation,
+        )
+
+    async def _roll_back(self, anomaly: Anomaly) -> int | None:
+        """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
+        try:
+            step = await self._losses.go_back(anomaly.first_step)
+        except (HoldfastError, OSError) as error:
+            self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
+            return None
+        self._recorder.event("rolled_back", {**anomaly.to_json(), "to_step": step})
+        return step
+
+    def resolve(self, resolve: policy.Resolve) -> None:
+        """Record what is done about the incident."""
+        assert self._incident is not None
+        incident_id = self._incident.incident_id
+        if incident_id is not None:
+            self._recorder.resolved(incident_id, resolve)
+        told = {"incident_id": incident_id, "summary": self._summary}
+        self._observe(
+            "resolved", {**told, "action": resolve.action, "explanation": resolve.explanation}
+        )
+
+    def stepped(self, record: StepRecord, start_step: int) -> None:
+        """Take in the first step of an attempt, which ends the incident before it."""
+        incident, self._incident = self._incident, None
+        if incident is None:
+            return
+        if incident.incident_id is not None:
+            self._recorder.resumed(incident.incident_id, record.at_s, start_step)
+        seconds = record.at_s - incident.detected_at_s
+        told = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
+        self._observe("resumed", told)
+
+
+def _rank_at_fault(view: AttemptView, diagnosis: Diagnosis) -> int | None:
+    """Return the rank at fault. Logs alone show whether a rank that ended with code 0 ended the others."""
+    rank = diagnosis.scope.get("rank")
+    left = diagnosis.decided_by[:1] == ("observer-left",) and isinstance(rank, int)
+    return rank if left else view.blamed_rank

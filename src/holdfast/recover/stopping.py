@@ -1,0 +1,146 @@
+"""Stop a run with its state saved: who has asked for it, the ranks' vote, and ranks that got SIGTERM."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.recover import policy
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.channel import Peer
+from holdfast.recover.nodes import Nodes
+from holdfast.recover.recorder import Recorder
+from holdfast.recover.stop_vote import StopVote
+
+SIGTERM_HOLD_S = 5.0
+"""How long after a rank's SIGTERM the supervisor's own may come."""
+VOTES = 1_000_000
+"""More proposals than one supervisor makes."""
+
+
+class Stopping:
+    """The stop of one run, once somebody has asked for it."""
+
+    def __init__(
+        self,
+        asked: Path,
+        nodes: Nodes,
+        recorder: Recorder,
+        tell: Callable[[policy.Event], None],
+        observe: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        """Begin before anybody has asked.
+
+        Args:
+            asked: the file to which each call of `holdfast runs stop` adds a byte.
+            nodes: of the run.
+            recorder: of the run.
+            tell: passes an event to the policy.
+            observe: passes on what happens.
+        """
+        self._asked = asked
+        self._nodes = nodes
+        self._recorder = recorder
+        self._tell = tell
+        self._observe = observe
+        self._count = 0
+        """How often the run was asked to stop; several nodes that ask together count once."""
+        self._has_begun = False
+        self._waiting: tuple[str, str, int] | None = None
+        """The last call of `ask` before the run has begun."""
+        self._vote: StopVote | None = None
+
+    def begin(self) -> None:
+        """Take in that the run goes on: from now on it can stop."""
+        self._has_begun = True
+        if self._waiting is not None:
+            self.ask(*self._waiting)
+
+    def ask(self, by: str, where: str, count: int) -> None:
+        """Save state and stop; asked again at one place, stop at once.
+
+        A scheduler sends SIGTERM on every node, and each node passes that on.
+
+        Args:
+            by: who asks.
+            where: the place at which that was asked: a node's id, or another name.
+            count: how often it was asked there by now.
+        """
+        if not self._has_begun:
+            if self._waiting is None or count >= self._waiting[2]:
+                self._waiting = by, where, count
+            return
+        while self._count < count:
+            self._count += 1
+            self._tell(policy.StopAsked(by))
+            self._recorder.event("stop_asked", {"by": by, "where": where})
+            self._observe("stopping", {"by": by})
+
+    def look(self) -> None:
+        """See whether `holdfast runs stop` has been called."""
+        try:
+            count = self._asked.stat().st_size
+        except OSError:
+            return
+        self.ask("holdfast runs stop", "the run's folder", count)
+
+    def restart(self) -> None:
+        """Take in that a new attempt begins, of which nothing was asked."""
+        self._vote = None
+
+    def ask_ranks(self, view: AttemptView) -> None:
+        """Have all ranks save at the same step and leave."""
+        living = view.attached - {end.rank for end in view.exits}
+        if not living or len(living) < (view.world_size or 1):
+            self._tell(policy.CannotSave())
+            return
+        # No rank may take a vote for one that an earlier supervisor has opened.
+        first = self._nodes.generation * VOTES
+        self._vote = StopVote(frozenset(living), view.detector.median_step_s, first=first)
+        self._nodes.send(self._vote.propose(view.last_step), to="rank")
+
+    def received(
+        self,
+        peer: Peer,
+        message: dict[str, Any],
+        view: AttemptView,
+        *,
+        is_present: Callable[[], bool],
+    ) -> None:
+        """Take in a vote, a rank that leaves, or a rank that got SIGTERM.
+
+        Args:
+            peer: the rank.
+            message: of the kinds vote, stopped and sigterm.
+            view: the present attempt.
+            is_present: whether the peer still takes part in the present attempt.
+        """
+        match message["kind"]:
+            case "sigterm":
+                self._hold_sigterm(peer, is_present)
+            case "vote" if self._vote is not None:
+                self._voted(self._vote, peer.rank, message, view)
+            case "stopped" if self._vote is not None and self._vote.left(peer.rank):
+                self._tell(policy.StateSaved())
+
+    def _voted(self, vote: StopVote, rank: int, message: dict[str, Any], view: AttemptView) -> None:
+        decision = vote.voted(rank, message)
+        if decision is None:
+            return
+        self._nodes.send(decision, to="rank")
+        if not vote.can_save:
+            self._tell(policy.CannotSave())
+        elif not decision["commit"]:
+            self._nodes.send(vote.propose(view.last_step), to="rank")
+
+    def _hold_sigterm(self, peer: Peer, is_present: Callable[[], bool]) -> None:
+        """Give a rank that got SIGTERM back to its signal, where the run is not asked to stop within a while.
+
+        A scheduler sends SIGTERM to every process of a job, this one among them, and the ranks first save their state.
+        """
+
+        def release() -> None:
+            if is_present() and self._count == 0:
+                self._nodes.send({"kind": "terminate"}, only=peer)
+
+        asyncio.get_running_loop().call_later(SIGTERM_HOLD_S, release)
