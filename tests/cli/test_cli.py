@@ -167,7 +167,7 @@ def test_logs_of_one_rank_of_all_and_of_the_launcher(home):
         (("logs", "run-1", "-f", "--json"), "do not go together"),
         (("logs", "nope"), "holdfast runs ls"),
         (("runs", "show", "nope"), "There is no run 'nope'"),
-        (("runs", "stop", "run-1"), "supervised on h"),
+        (("runs", "stop", "run-1"), "holdfast runs show run-1"),
         (("runs", "rm", "nope"), "There is no run 'nope'"),
         (("incidents", "show", "9"), "holdfast incidents ls"),
         (("checkpoint", "ls", "/no/such/folder"), "There is no folder"),

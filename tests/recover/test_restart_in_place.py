@@ -20,8 +20,9 @@ for step in range(start + 1, 100_000):
     if step == start + 5:
         with open(f"at-work-{rank}", "a") as facts:
             print(attempt, os.getpid(), file=facts)
-    if rank == 0:
-        progress.write_text(str(step))
+    if rank == 0:  # it may be killed at any moment
+        pathlib.Path("progress-next").write_text(str(step))
+        os.replace("progress-next", progress)
     if pathlib.Path("enough").exists() and step % 100 == 0:
         dist.barrier()
         break

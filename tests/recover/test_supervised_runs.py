@@ -37,7 +37,8 @@ for step in range(start + 1, 21):
     run.step(step, loss=1 / step)
     print(f"step {step} loss {1 / step}")
     if rank == 0 and step % 5 == 0:
-        pathlib.Path("progress").write_text(str(step))
+        pathlib.Path("progress-next").write_text(str(step))  # it may be killed at any moment
+        os.replace("progress-next", "progress")
     (barrier := pathlib.Path(f"at-{attempt}-{rank}")).write_text(str(step))
     deadline = time.monotonic() + 60
     while True:
