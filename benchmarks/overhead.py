@@ -174,7 +174,7 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
             unit="ratio",
         ),
     ]
-    kinds = ["guard", "shims", "supervisor", "torchrun"]
+    kinds = ["agent", "guard", "holdfast run", "shims", "supervisor", "torchrun"]
     for one in found["ours"]:
         if sorted(one.memory_mib) != kinds:
             raise DoesNotWork(
@@ -200,7 +200,7 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
     }
     rows.append(
         Row(
-            measure="memory, shims + guard + supervisor",
+            measure="memory, all of these but torchrun",
             ours=added["ours"] / WORLD_SIZE,
             peer=added["peer"] / WORLD_SIZE,
             limit=0,
@@ -256,7 +256,9 @@ def _memory_mib(launched: int) -> dict[str, float]:
 def _kind(words: str) -> str | None:
     """What a process around the ranks is; None: a rank. The innermost names of a command line come last."""
     for mark, kind in (
-        ("holdfast.cli.main", "supervisor"),
+        ("holdfast.cli.main", "holdfast run"),
+        ("holdfast.recover.supervisor_process", "supervisor"),
+        ("holdfast.recover.agent.agent", "agent"),
         ("holdfast.recover.guard", "guard"),
         ("torch.distributed.run", "torchrun"),
         ("holdfast.recover.shim.rank_shim", "shims"),

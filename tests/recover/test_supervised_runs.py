@@ -10,7 +10,6 @@ import sys
 import termios
 import time
 
-import psutil
 import pytest
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
@@ -498,11 +497,19 @@ def test_a_closed_terminal_stops_the_run(place):
 
 
 @pytest.mark.slow
-def test_a_frozen_guard_does_not_make_a_run_unstoppable(place):
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        "guard",
+        pytest.param("agent", marks=pytest.mark.slow),
+        pytest.param("supervisor_process", marks=pytest.mark.slow),
+    ],
+)
+def test_a_frozen_process_does_not_make_a_run_unstoppable(place, frozen):
     script = place.job(ENDLESS)
     with place.start("run", "--name", "r", "--", "python", script) as process:
         place.wait_for_step("r", 3)
-        psutil.Process(process.pid).children()[0].suspend()
+        place.child(process, frozen).suspend()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

@@ -147,7 +147,10 @@ def supervise(
             paths, lock, ledger_url=ledger.url, listening=listening, is_lost=is_lost
         )
         try:
-            return asyncio.run(_until_the_end(node, leading))
+            outcome = asyncio.run(_until_the_end(node, leading))
+            if ledger.run(run_id).state == "running":  # a supervisor that did not answer
+                end = {"state": outcome.state, "exit_code": outcome.exit_code}
+                ledger.set_run(run_id, ended_at_s=time.time(), outcome=outcome.sentence, **end)
         except Superseded:
             raise
         except (HoldfastError, OSError) as error:
@@ -157,6 +160,8 @@ def supervise(
                     failed = {"state": "failed", "exit_code": 1, "outcome": said}
                     ledger.set_run(run_id, ended_at_s=time.time(), **failed)
             raise HoldfastError(said) from error
+        else:
+            return outcome
     finally:
         lock.release()
 

@@ -94,7 +94,9 @@ async def _supervise(
 
 async def _obey(node: Stream, supervisor: Supervisor) -> None:
     while (message := await node.receive()) is not None:
-        if message["kind"] == "stop":
+        if message["kind"] == "ping":
+            node.send({"kind": "pong"})
+        elif message["kind"] == "stop":
             supervisor.stop_asked(str(message["by"]), HERE, int(message["count"]))
 
 

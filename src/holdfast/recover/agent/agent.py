@@ -137,6 +137,8 @@ class Agent:
                     self._last_end = [message["attempt"], message["returncode"]]
                     self._processes.clear()
                     self._send(message)
+                case "ping":
+                    self._node.send({"kind": "pong"})
                 case "stop":
                     self._stop = message
                     self._send(message)

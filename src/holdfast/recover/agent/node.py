@@ -40,6 +40,11 @@ QUICK_END_S = 5.0
 QUICK_ENDS = 5
 """So many times in a row an agent or supervisor may end within `QUICK_END_S` of its start."""
 RESTART_WAIT_S = 0.2
+PING_S = 2.0
+UNANSWERED = 20
+"""After so many pings without a word a process is taken for frozen."""
+STOP_NOW_S = 15.0
+"""How long a stop at once may take, before this process ends the job itself."""
 UNPUBLISHED_S = 20.0
 """So long after its start a node complains that nobody has published the token of the run."""
 LOCK_S = 5.0
@@ -68,6 +73,8 @@ class Child:
     receive: Callable[[dict[str, Any]], None]
     stream: Stream | None = None
     starts: int = 0
+    missed: int = 0
+    """The pings since its last message."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, if the process is there."""
@@ -214,7 +221,15 @@ class Node:
             self._supervisor.send(message)
         elif self._has_joined and (self._away is None or count == 1):
             self._agent.send(message)
-        elif self._ended is not None and not self._ended.done():
+        else:
+            self._stop_here(by)
+        if count == 2:
+            loop = asyncio.get_running_loop()
+            loop.call_later(STOP_NOW_S, self._stop_here, by)
+
+    def _stop_here(self, by: str) -> None:
+        """End this node's part: whoever was to end it does not answer."""
+        if self._ended is not None and not self._ended.done():
             outcome = Outcome(state="stopped", exit_code=4, sentence=f"Stopped by {by}.")
             self._ended.set_result(outcome)
 
@@ -296,17 +311,31 @@ class Node:
                 theirs.close()
         child.starts += 1
         child.stream = stream = await Stream.of_socket(ours)
+        watching = asyncio.create_task(self._watch_child(child, process))
         try:
             stream.send(child.begin())
+            watching = asyncio.create_task(self._watch_child(child, process))
             while (message := await stream.receive()) is not None:
+                child.missed = 0
                 child.receive(message)
             return await process.wait()
         finally:
+            watching.cancel()
             child.stream = None
             stream.close()
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    @staticmethod
+    async def _watch_child(child: Child, process: asyncio.subprocess.Process) -> None:
+        """Kill a process that answers nothing any more, such as one that was stopped: the next one goes on."""
+        child.missed = 0
+        while child.missed < UNANSWERED:
+            await asyncio.sleep(PING_S)
+            child.missed += 1
+            child.send({"kind": "ping"})
+        process.kill()
 
     def _agent_begins(self) -> dict[str, Any]:
         meeting = self._meeting

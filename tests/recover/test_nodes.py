@@ -1,0 +1,294 @@
+"""The supervisor's side of the nodes, with agents that are connections of the test."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from holdfast.core.clock import SystemClock
+from holdfast.recover.agent.rendezvous import loopback_listener
+from holdfast.recover.agent.stream import Stream, proof
+from holdfast.recover.channel import Peer
+from holdfast.recover.nodes import AWAY_TICKS, AWAY_TICKS_WITH_SPARE, SILENT_TICKS, Nodes
+
+TOKEN = "token"
+SHIM = Peer(role="shim", attempt=1, rank=0, local_rank=0, world_size=1, pid=11)
+
+
+class Listener:
+    def __init__(self):
+        self.heard, self.ends, self.lost, self.stops = [], [], [], []
+
+    def received(self, peer, message, at_monotonic_s, *, again):
+        self.heard.append((message["kind"], again))
+
+    def states(self, states):
+        pass
+
+    def launcher_ended(self, returncode):
+        self.ends.append(returncode)
+
+    def node_lost(self, node):
+        self.lost.append(node.name)
+
+    def stop_asked(self, by, where, count):
+        self.stops.append((by, count))
+
+
+class Agent:
+    """An agent, as far as the supervisor sees one."""
+
+    def __init__(self, port, name, incarnation="1"):
+        self.port, self.name, self.incarnation = port, name, incarnation
+        self.launched = self.last_end = None
+        self.orders_seen = self.generation = 0
+        self.streams = []
+
+    async def connect(self, token=TOKEN):
+        self.stream = await Stream.connect("127.0.0.1", self.port)
+        self.streams.append(self.stream)
+        challenge = await self.stream.receive()
+        hello = {
+            "nonce": "n",
+            "proof": proof(token, "agent", challenge["nonce"]),
+            "node_id": self.name,
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "preferred_rank": None,
+            "launched": self.launched,
+            "last_end": self.last_end,
+            "generation": self.generation,
+            "orders_seen": self.orders_seen,
+        }
+        self.stream.send({"kind": "hello", **hello})
+        welcome = await self.stream.receive()
+        if welcome["kind"] == "welcome":
+            self.generation = welcome["generation"]
+            self.stream.send({"kind": "states", "states": {}})
+        return welcome
+
+    async def order(self):
+        while (message := await self.stream.receive())["kind"] in ("ack", "pong"):
+            pass
+        return message
+
+    def forward(self, seq, message, peer=SHIM):
+        self.stream.send(
+            {
+                "kind": "peer",
+                "seq": seq,
+                "peer": vars(peer),
+                "age_s": 0.0,
+                "message": message,
+                "again": False,
+            }
+        )
+
+
+def with_nodes(scenario, *, adopting=None, own_node=""):
+    async def run():
+        listener, listening = Listener(), loopback_listener()
+        port = listening.getsockname()[1]
+        nodes = Nodes(
+            listener, SystemClock(), run_id="r", token=TOKEN, generation=3, own_node=own_node
+        )
+        await nodes.start(listening, adopting=adopting)
+        agents = []
+
+        def agent(*args):
+            agents.append(Agent(port, *args))
+            return agents[-1]
+
+        try:
+            await scenario(nodes, listener, agent)
+        finally:
+            for stream in (stream for one in agents for stream in one.streams):
+                stream.close()
+                await stream.drained()
+            await nodes.close(None)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+async def until(holds):
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+async def launched(nodes, *agents):
+    """Launch attempt 1 on all of the agents."""
+    for agent in agents:
+        await agent.connect()
+    chosen = list(nodes._nodes.values())
+    nodes.launch(1, chosen, 1, {})
+    for agent in agents:
+        order = await agent.order()
+        assert (order["kind"], order["attempt"]) == ("launch", 1)
+        agent.launched, agent.orders_seen = 1, order["seq"]
+
+
+def test_without_the_token_nobody_is_admitted_and_a_supervisor_proves_that_it_has_it():
+    async def scenario(nodes, listener, agent):
+        assert (await agent("n1").connect(token="wrong"))["kind"] == "refused"
+        welcome = await agent("n1").connect()
+        assert welcome["proof"] == proof(TOKEN, "supervisor", "n")
+        assert (welcome["run_id"], welcome["generation"]) == ("r", 3)
+
+    with_nodes(scenario)
+
+
+def test_nothing_is_lost_or_doubled_by_a_cut():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await one.connect()
+        one.forward(1, {"kind": "hello", "again": False})
+        one.forward(2, {"kind": "watch"})
+        await until(lambda: len(listener.heard) == 2)
+        nodes.send({"kind": "warm"}, to="shim")
+        one.stream.close()
+        nodes.send({"kind": "leave"}, to="shim")
+        assert (await one.connect())["seen"] == 2
+        one.forward(2, {"kind": "watch"})
+        one.forward(3, {"kind": "step"})
+        orders = [await one.order(), await one.order()]
+        assert [order["message"]["kind"] for order in orders] == ["warm", "leave"]
+        await until(lambda: len(listener.heard) == 3)
+        assert listener.heard[-1] == ("step", False)
+        one.stream.send({"kind": "ack", "seq": orders[1]["seq"]})
+        await until(lambda: not nodes._nodes["n1"].orders)
+
+    with_nodes(scenario)
+
+
+@pytest.mark.parametrize(("spare", "ticks"), [(True, AWAY_TICKS_WITH_SPARE), (False, AWAY_TICKS)])
+def test_a_node_whose_agent_stays_away_is_lost(spare, ticks):
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await launched(nodes, one)
+        if spare:
+            await agent("n2").connect()
+        one.stream.close()
+        await until(lambda: nodes._nodes["n1"].stream is None)
+        for _ in range(ticks):
+            await nodes.tick()
+        assert listener.lost == []
+        await nodes.tick()
+        assert listener.lost == ["n1"]
+        assert await nodes.all_launchers_ended() == -9
+        await one.connect()  # it was only cut off: what still runs there must end
+        assert (await one.order())["kind"] == "kill"
+
+    with_nodes(scenario)
+
+
+def test_an_agent_that_returns_has_lost_nothing_and_the_own_node_is_never_lost():
+    async def scenario(nodes, listener, agent):
+        one, own = agent("n1"), agent("own")
+        await launched(nodes, one, own)
+        for each in (one, own):
+            each.stream.close()
+        await until(lambda: not any(node.stream for node in nodes._nodes.values()))
+        for _ in range(AWAY_TICKS):
+            await nodes.tick()
+        one.incarnation = "2"
+        await one.connect()
+        for _ in range(AWAY_TICKS):
+            await nodes.tick()
+        assert (listener.lost, listener.ends) == ([], [])
+
+    with_nodes(scenario, own_node="own")
+
+
+def test_a_silent_connection_is_a_lost_node_only_after_a_long_time():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await launched(nodes, one)
+        for _ in range(SILENT_TICKS):
+            await nodes.tick()
+        one.stream.send({"kind": "ping"})
+        await until(lambda: nodes._nodes["n1"].silent_ticks == 0)
+        for _ in range(SILENT_TICKS):
+            await nodes.tick()
+        assert listener.lost == []
+        await nodes.tick()
+        assert listener.lost == ["n1"]
+
+    with_nodes(scenario)
+
+
+def test_the_end_of_a_launcher_while_its_agent_was_away_is_known():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await launched(nodes, one)
+        one.stream.close()
+        one.launched, one.last_end = None, [1, 7]
+        await one.connect()
+        assert listener.ends == [7]
+        assert await nodes.all_launchers_ended() == 7
+        assert nodes.launcher_failed
+
+    with_nodes(scenario)
+
+
+def test_a_kept_launcher_that_is_ended_says_nothing_of_the_next_attempt():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await launched(nodes, one)
+        ending = asyncio.create_task(nodes.end_launchers())
+        assert (await one.order())["kind"] == "kill"
+        one.stream.send({"kind": "launcher_ended", "attempt": 1, "returncode": -9})
+        await ending
+        assert listener.ends == []
+        assert nodes.missing(1) == 0
+
+    with_nodes(scenario)
+
+
+def test_a_new_supervisor_takes_over_launchers_and_ends_others():
+    async def scenario(nodes, listener, agent):
+        adopted, late, ended, other = (agent(name) for name in ("n1", "n2", "n3", "n4"))
+        adopted.launched = late.launched = 1
+        other.launched, ended.last_end = 4, [1, 0]
+        for each in (adopted, ended, other):
+            await each.connect()
+        assert (await other.order())["kind"] == "kill"
+        ids = ["n1", "n2", "n3"]
+        await until(lambda: len(nodes.left_of(1, ids)) == 2)
+        await late.connect()
+        await until(lambda: len(nodes.left_of(1, ids)) == 3)
+        nodes.adopt(nodes.left_of(1, ids), ids)
+        assert [node.node_rank for node in nodes.launched] == [0, 1, 2]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.1):
+                order = await late.order()
+                raise AssertionError(order)
+
+    with_nodes(scenario, adopting=1)
+
+
+def test_lost_places_are_filled_and_the_others_kept():
+    async def scenario(nodes, listener, agent):
+        agents = [agent(f"n{number}") for number in range(3)]
+        await launched(nodes, *agents)
+        agents[1].stream.close()
+        await agent("n9").connect()
+        await until(lambda: nodes._nodes["n1"].stream is None)
+        for _ in range(AWAY_TICKS_WITH_SPARE + 1):
+            await nodes.tick()
+        for each in (agents[0], agents[2]):
+            each.stream.send({"kind": "launcher_ended", "attempt": 1, "returncode": -9})
+        await nodes.end_launchers()
+        choosing = asyncio.create_task(nodes.choose(3))
+        while (order := await agents[0].order())["kind"] != "port":
+            pass
+        agents[0].stream.send({"kind": "port", "port": 4242})
+        chosen, port = await choosing
+        assert ([node.name for node in chosen], port) == (["n0", "n9", "n2"], 4242)
+        assert order["seq"] > 0
+        assert await nodes.gather(3, asyncio.Event(), timeout_s=1.0)
+        given_up = asyncio.Event()
+        given_up.set()
+        assert not await nodes.gather(4, given_up, timeout_s=30.0)
+
+    with_nodes(scenario)
