@@ -22,7 +22,9 @@ import holdfast
 run = holdfast.attach()
 step = 1000 * int(os.environ["{ENV_ATTEMPT}"])
 name = os.environ["HOLDFAST_NODE_NAME"]
-pathlib.Path(f"rank-{{os.environ['RANK']}}").write_text(f"{{name}} {{os.getpid()}}")
+told = pathlib.Path(f"rank-{{os.environ['RANK']}}")
+told.with_suffix(f".{{os.getpid()}}").write_text(f"{{name}} {{os.getpid()}}")
+told.with_suffix(f".{{os.getpid()}}").replace(told)
 while not pathlib.Path("finish").exists():
     step += 1
     time.sleep(0.02)
