@@ -46,6 +46,8 @@ class Cluster:
 
     def start(self, name):
         environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name}
+        if name in self.nodes:
+            self.nodes[name].communicate()
         self.nodes[name] = self.place.start(*self.command, environment=environment)
         return self.nodes[name]
 
