@@ -19,7 +19,7 @@ BEAT_S = 2.0
 SILENT_S = 20.0
 """A supervisor that has touched its file for so long no more is gone."""
 CLAIM_S = 60.0
-"""A node that has said that it takes over, and has not, is passed over after this time."""
+"""A node that has claimed the lead and has not taken it is passed over after this time."""
 
 
 class Superseded(HoldfastError):

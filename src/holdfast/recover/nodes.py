@@ -58,7 +58,7 @@ HELLO_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 10.0
 STRANGERS = 256
-"""Connections that may be open without having said hello."""
+"""Connections that may be open without a hello."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -80,7 +80,7 @@ class Node:
     seen: int = 0
     """The `seq` of its last message."""
     is_known: bool = False
-    """Whether its agent has sent all that it knows of the present attempt."""
+    """Whether its agent has sent all facts of the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)
     orders: deque[dict[str, Any]] = field(default_factory=deque)
     """Those that its agent has not acknowledged."""
@@ -119,7 +119,7 @@ class Listener(Protocol):
         """Take in that a node of the present launch is lost."""
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Take in that `by` wants the run to stop, and has said so `count` times on the node `where`."""
+        """Take in that `by` has asked `count` times, on the node `where`, for the run to stop."""
 
 
 class Nodes:
@@ -224,7 +224,7 @@ class Nodes:
                 node.order({"kind": "kill"})
 
     async def look(self, pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
-        """Return what the processes of ranks have used, see `core.processes.activity`; ask the ranks for stacks."""
+        """Return what the processes of ranks have used, see `core.processes.activity`; have the ranks send their stacks."""
         number = next(self._look_numbers)
         used: dict[int, tuple[float, int] | None] = dict.fromkeys(pids)
         answers: asyncio.Queue[dict[int, tuple[float, int] | None]] = asyncio.Queue()
@@ -236,7 +236,7 @@ class Nodes:
             if node.stream is not None and mine:
                 node.stream.send({"kind": "look", "look": number, "pids": mine})
                 asked += 1
-        with contextlib.suppress(TimeoutError):  # what is not known is None
+        with contextlib.suppress(TimeoutError):  # what does not arrive is None
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 for _ in range(asked):
                     used |= await answers.get()
@@ -447,7 +447,7 @@ class Nodes:
             node.stream.close()
         if node.incarnation != incarnation:
             node.incarnation, node.seen = incarnation, 0
-            node.peers.clear()  # each of them will say hello again
+            node.peers.clear()  # each of them will connect again
         node.stream, node.away_ticks, node.silent_ticks = stream, 0, 0
         node.address = _plain(stream.remote_host)
         local = _plain(stream.local_host)

@@ -54,7 +54,7 @@ NODES_S = 1800.0
 END_TIMEOUT_S = 60.0
 """How long the nodes may take to end what is left of the job."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
-"""What ranks tell that the observer hears too; a script's own events are for the record."""
+"""The events of ranks that the observer receives; a script's own events are for the record."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Receives what happens, see `agent.node.Observer`."""
@@ -440,7 +440,7 @@ class Supervisor:
                 self._kill_asked.clear()
                 in_place = action.in_place and self._view.can_start_again
                 self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
-                if not in_place:  # what the shims of the former launcher say is past
+                if not in_place:  # messages from shims of the former launcher are past
                     self._launched_attempt = self._view.number
                 self._spawn(self._attempt(in_place=in_place))
             case policy.Terminate():

@@ -1,4 +1,4 @@
-"""The processes of one node: `node` keeps them going, `agent` speaks with the ranks and with the supervisor.
+"""The processes of one node: `node` keeps them going, `agent` passes messages between ranks and supervisor.
 
 `rendezvous` finds out which nodes a run has and where their agents meet.
 """

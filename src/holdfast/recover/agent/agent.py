@@ -1,9 +1,9 @@
-"""Speak with the ranks and shims of one node on one side, and with the supervisor on the other.
+"""Pass messages between the ranks and shims of one node and the supervisor.
 
 The agent forwards what the ranks send, in numbered envelopes, and keeps each until the supervisor has acknowledged it.
 Without a supervisor the ranks train on: the agent connects again and again, and sends a new supervisor first what its
-peers have said of the present attempt. The agent decides nothing. The node that has started this process starts it
-again when it ends; the ranks and shims then connect again, and say the same again.
+peers have sent of the present attempt. The agent decides nothing. The node that has started this process starts it
+again when it ends; the ranks and shims then connect again, and repeat these facts.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ WAITING_BYTES = 64 * 1024 * 1024
 SUPERVISOR_SILENT_S = 8.0
 """A connection on which the supervisor, which answers each ping, is silent for so long is cut."""
 REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started", "exited", "swept")
-"""What a new supervisor must know of the present attempt: the last message of each kind of each peer."""
+"""The facts of an attempt that a new supervisor receives first: the last message of each kind of each peer."""
 
 
 def main() -> None:
@@ -193,7 +193,7 @@ class Agent:
         return stream, ""
 
     async def _greet(self, stream: Stream, token: str) -> dict[str, Any] | None:
-        """Say hello; return the welcome of a supervisor that has the token, None from anybody else."""
+        """Send the hello; return the welcome of a supervisor that has the token, None from anybody else."""
         nonce = secrets.token_hex(16)
         challenge = await stream.receive()
         if challenge is None or challenge["kind"] != "challenge":
@@ -220,7 +220,7 @@ class Agent:
         }
 
     def _catch_up(self, stream: Stream, seen: int, *, is_new: bool) -> None:
-        """Send what this supervisor does not know yet."""
+        """Send what this supervisor has not received yet."""
         if is_new:
             for envelope in list(self._facts.values()):
                 stream.send(envelope.to_json(again=True))
@@ -368,7 +368,7 @@ class Agent:
         if kind == "event" and envelope.message.get("event") == "restored":
             kind = "restored"
         if kind == "hello" and envelope.peer.role == "rank":
-            # Of a program that was the rank before, only the last step says something.
+            # The facts of a program that was the rank before are past.
             place = "rank", envelope.peer.rank
             self._facts = {
                 key: fact

@@ -286,12 +286,12 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def torchrun_options(command: Sequence[str]) -> dict[str, str]:
-    """Return those options of a torchrun command that say how its nodes meet."""
+    """Return the options of a torchrun command by which its nodes meet."""
     return _split(command)[0]
 
 
 def without_rendezvous(command: Sequence[str]) -> list[str]:
-    """Return a torchrun command without the options that say how its nodes meet."""
+    """Return a torchrun command without the options by which its nodes meet."""
     return _split(command)[1]
 
 
