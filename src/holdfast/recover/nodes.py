@@ -224,7 +224,7 @@ class Nodes:
                 node.order({"kind": "kill"})
 
     async def look(self, pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
-        """Return what the processes of ranks have used, see `core.processes.activity`; have the ranks send their stacks."""
+        """Return the use of ranks' processes (see `core.processes.activity`); have the ranks send their stacks."""
         number = next(self._look_numbers)
         used: dict[int, tuple[float, int] | None] = dict.fromkeys(pids)
         answers: asyncio.Queue[dict[int, tuple[float, int] | None]] = asyncio.Queue()
