@@ -104,11 +104,13 @@ def test_the_first_agent_of_an_address_listens(tmp_path):
     assert not here.is_led(tmp_path)
     first = here.listen()
     assert here.listen() is None, "an agent of this node was first"
-    here.publish(tmp_path, first, "secret")
+    here.publish(tmp_path, first, "secret", run_id="r")
     path = here.credentials(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert read_credentials(path) == {"hosts": ["127.0.0.1"], "port": port, "token": "secret"}
+    told = {"hosts": ["127.0.0.1"], "port": port, "token": "secret", "run_id": "r"}
+    assert read_credentials(path) == told
+    assert here.led_before(tmp_path) == "r"
     assert here.is_led(tmp_path)
     first.close()
     assert not here.is_led(tmp_path)

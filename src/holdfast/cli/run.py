@@ -259,14 +259,22 @@ def _recorded(
     meeting: "Meeting | None",
 ) -> str:
     """Record a new run, or the options of one that goes on; return its id."""
-    if run is None and meeting is not None and name == meeting.run_name:
-        # A Slurm job that was queued again goes on with its run.
-        run = next((one for one in ledger.runs() if one.run_id == name), None)
+    if run is None and meeting is not None:
+        run = _led_before(ledger, home, name, meeting)
     if run is None:
         return begin_run(spec, ledger, home, name=name).run_id
     if spec.to_options() != run.options:
         change_options(run, spec.to_options(), ledger, home)
     return run.run_id
+
+
+def _led_before(ledger: Ledger, home: Path, name: str | None, meeting: "Meeting") -> Run | None:
+    """Return the run that goes on: of a Slurm job that was queued again, or of a first node that comes back."""
+    runs = {one.run_id: one for one in ledger.runs()}
+    led = runs.get(meeting.led_before(home) or "")
+    if led is not None and led.state == "running" and name in (None, led.run_id):
+        return led
+    return runs.get(name or "") if name == meeting.run_name else None
 
 
 def _print_outcome(run_id: str, outcome: "Outcome", *, as_json: bool) -> int:
@@ -291,6 +299,7 @@ def _join(
 ) -> int:
     """Take part in a run that another node leads."""
     narrator = _Narrator(meeting.key)
+    ledger.close()  # it is opened again only where this node comes to lead
     try:
         outcome = join(spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo)
         narrator("ended", {"outcome": outcome.sentence})

@@ -391,6 +391,7 @@ class _StopAgreement:
             yes = last is None or last < step
             if yes:
                 self._proposal, self._stop_step, self._decided = proposal, step, None
+                self._changed.notify_all()
             return {"yes": yes, "saves": last is not None, "step": last}
 
     def decide(self, proposal: int, *, commit: bool) -> None:
@@ -404,13 +405,13 @@ class _StopAgreement:
             if self._proposal is None or step < self._stop_step:
                 self._last_save_step = step
                 return False
-            asked = self._proposal
+            # A new supervisor may propose anew meanwhile: at this step, or at a later one, which this save is not.
             self._changed.wait_for(
-                lambda: self._decided is not None or self._proposal != asked, DECISION_TIMEOUT_S
+                lambda: self._decided is not None or step < self._stop_step, DECISION_TIMEOUT_S
             )
             self._last_save_step = step
-            if self._proposal != asked:
-                return False  # a new supervisor proposes anew; this save is an ordinary one
+            if step < self._stop_step:
+                return False
             agreed, self._proposal = bool(self._decided), None
             return agreed
 

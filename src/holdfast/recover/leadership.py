@@ -7,8 +7,6 @@ possible, for some time by the node's own clock: a cut between two nodes moves n
 """
 
 import itertools
-import os
-import socket
 import time
 from pathlib import Path
 
@@ -32,20 +30,38 @@ class Superseded(HoldfastError):
         )
 
 
-def next_generation(paths: RunPaths) -> int:
-    """Return a number that no supervisor of the run has had; two never get the same."""
+def next_generation(paths: RunPaths, node_id: str, after: int | None = None) -> int:
+    """Return a number that no supervisor of the run has had; two never get the same.
+
+    Args:
+        paths: of the run.
+        node_id: the node that keeps the supervisor going.
+        after: the number of the supervisor that this one follows on; None: a person has started this one.
+
+    Raises:
+        Superseded: another node leads the run by now.
+        OSError: the run's folder cannot be used.
+    """
     paths.supervisors.mkdir(parents=True, exist_ok=True)
-    generation = newest_generation(paths) + 1
+    newest = newest_generation(paths)
+    is_ours = newest == 0 or _owner(paths, newest) == node_id
+    if after is not None and newest > after and not is_ours:
+        raise Superseded
+    generation = newest + 1
     while True:
         try:
             with (paths.supervisors / f"{generation:06d}").open("x") as file:
-                file.write(f"{socket.gethostname()} {os.getpid()}\n")
+                file.write(f"{node_id}\n")
         except FileExistsError:
             generation += 1
             continue
         except OSError:  # a full disk: training does not end by that
             pass
         return generation
+
+
+def _owner(paths: RunPaths, generation: int) -> str:
+    return (paths.supervisors / f"{generation:06d}").read_text().strip()
 
 
 def newest_generation(paths: RunPaths) -> int:

@@ -86,11 +86,11 @@ class Node:
     """Those that its agent has not acknowledged."""
     away_ticks: int = 0
     silent_ticks: int = 0
-    _order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def order(self, message: Mapping[str, Any]) -> None:
         """Send an order; again to the next agent, until one has acknowledged it."""
-        order = {**message, "seq": next(self._order_numbers)}
+        order = {**message, "seq": next(self.order_numbers)}
         self.orders.append(order)
         if self.stream is not None:
             self.stream.send(order)
@@ -212,7 +212,9 @@ class Nodes:
                 for peer in node.peers
                 if to in (None, peer.role) and rank in (None, peer.rank) and only in (None, peer)
             ]
-            if meant:
+            # The peers of an agent that has just been started are about to connect to it.
+            are_coming = node.launched is not None and not node.peers and only is None
+            if meant or are_coming:
                 node.order(order)
                 count += len(meant)
         return count
@@ -443,6 +445,8 @@ class Nodes:
             preferred = hello["preferred_rank"]
             node.preferred_rank = None if preferred is None else int(preferred)
             node.launched = launched
+            # An agent of a node that was given up has orders of this supervisor behind it.
+            node.order_numbers = itertools.count(orders_seen + 1)
         if node.stream is not None:
             node.stream.close()
         if node.incarnation != incarnation:

@@ -192,7 +192,6 @@ class Recorder:
         """The ids and names of the nodes on which the launchers of the present attempt run, by their rank."""
         self.event("launched", {"nodes": dict(nodes)})
 
-    @_or_complain
     def running_launch(self) -> "Launch | None":
         """Return the launch below which the newest attempt goes on; None where no attempt does."""
         attempts = self._ledger.attempts(self._run_id)
@@ -218,15 +217,14 @@ class Recorder:
             for one in self._ledger.events(self._run_id, kind="ending")
             if one.attempt == self.attempt
         ]
-        if not told:
+        if not told or any(one.attempt == self.attempt for one in self._incidents()):
             return None, None
         frozen, anomaly = told[-1]["frozen"], told[-1]["anomaly"]
         if anomaly is not None:
             anomaly = Anomaly(**{**anomaly, "value": float(anomaly["value"])})
         return None if frozen is None else Frozen(**frozen), anomaly
 
-    @_or_complain
-    def recorded_end(self) -> "tuple[str, int, str] | None":
+    def recorded_end(self) -> tuple[str, int, str] | None:
         """Return the run's state, exit code and outcome, where an earlier supervisor has recorded its end."""
         run = self._ledger.run(self._run_id)
         if run.state == "running":
@@ -261,10 +259,16 @@ class Recorder:
         attempts = self._ledger.attempts(self._run_id)
         return attempts[-1].start_step if attempts else None
 
+    def _incidents(self) -> list[Incident]:
+        """Return the incidents since a person has started the run last: that person has looked at the earlier ones."""
+        begun_s = [one.at_s for one in self._ledger.events(self._run_id, kind="begun")]
+        since_s = max(begun_s, default=0.0)
+        return [one for one in self._ledger.incidents(self._run_id) if one.detected_at_s >= since_s]
+
     @_or_complain
     def open_incident(self) -> Incident | None:
         """Return the incident after which the job has not completed a step yet."""
-        incidents = self._ledger.incidents(self._run_id)
+        incidents = self._incidents()
         is_open = incidents and incidents[-1].resumed_at_s is None
         return incidents[-1] if is_open else None
 
@@ -282,7 +286,7 @@ class Recorder:
             for event in self._ledger.events(self._run_id, kind="restored")
         }
         state = policy.State()
-        for incident in self._ledger.incidents(self._run_id):
+        for incident in self._incidents():
             at_s, attempt = incident.detected_at_s, attempts.get(incident.attempt)
             durable = [one.step for one in checkpoints if one.attempt == incident.attempt]
             restored_step = restored.get(incident.attempt)

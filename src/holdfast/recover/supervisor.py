@@ -100,6 +100,10 @@ class Supervisor:
         self._logs = self._follower()
         self._launched_attempt = 0
         """The attempt for which the launchers were started."""
+        self._running: Launch | None = None
+        """The launch of an earlier supervisor, which may be going on."""
+        self._over: tuple[str, int, str] | None = None
+        """The state, exit code and outcome of the run, where an earlier supervisor has recorded its end."""
         self._start_order: dict[str, Any] | None = None
         """What the shims were sent to start the present attempt, where that began in place."""
         self._all_ended = asyncio.Event()
@@ -117,7 +121,6 @@ class Supervisor:
         self,
         listening: socket.socket,
         *,
-        is_lost: bool = False,
         adopts: bool = False,
         stop: Mapping[str, Any] | None = None,
     ) -> Outcome:
@@ -125,7 +128,6 @@ class Supervisor:
 
         Args:
             listening: where the agents connect.
-            is_lost: the run was lost with its node; this supervisor goes on with what had been learnt.
             adopts: the run's last supervisor is gone, and its job may be going on.
             stop: the last message to an earlier supervisor that the run is to stop.
         """
@@ -134,8 +136,6 @@ class Supervisor:
         farewell["outcome"] = "Holdfast itself failed; see the node that leads the run."
         leads = True
         try:
-            if is_lost or adopts:
-                self._state = self._recorder.remembered(self._spec.restarts)
             if stop is not None:
                 self.stop_asked(str(stop["by"]), HERE, int(stop["count"]))
             await self._begin(listening, adopts=adopts)
@@ -167,42 +167,77 @@ class Supervisor:
             self._recorder.close()
 
     async def _begin(self, listening: socket.socket, *, adopts: bool) -> None:
-        launch = self._recorder.running_launch() if adopts else None
-        if launch is not None:
-            self._remember(launch)
+        launch, over = self._running, self._over
         await self._nodes.start(listening, adopting=None if launch is None else launch.attempt)
         self._spawn(self._tick_forever())
-        over = self._recorder.recorded_end() if adopts else None
         if over is not None:
             await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
             assert self._ended is not None
             self._ended.set_result(Outcome(*over))
-        elif launch is None or not await self._adopt(launch):
+        elif launch is not None and await self._adopt(launch):
+            pass
+        elif adopts and launch is None and self._view.kind_of_failure != "exit":
+            self._go_on_with_incident()
+        else:
             self._recorder.close_lost_attempts()
             self._tell(policy.Begin())
+
+    def _go_on_with_incident(self) -> None:
+        """Diagnose what an earlier supervisor had seen and ended, and had not diagnosed yet."""
+        self._view.killed = True
+        self._state, _ = policy.decide(
+            self._spec.restarts, self._state, policy.Adopted(in_place=False), self._now_s
+        )
+        self._tell(policy.JobFrozen())
+        self._tell(policy.JobExited(-9))
 
     async def _end_launchers(self) -> None:
         with contextlib.suppress(TimeoutError):  # the nodes end what is left on their own
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._nodes.end_launchers()
 
-    def _remember(self, launch: Launch) -> None:
-        """Take in what an earlier supervisor has recorded of the attempt that may be going on."""
+    @property
+    def generation(self) -> int:
+        """Return the number of this supervisor."""
+        return self._nodes.generation
+
+    def remember(self, *, is_lost: bool, adopts: bool) -> None:
+        """Take in what an earlier supervisor of the run has recorded; call this once, before `run`.
+
+        Args:
+            is_lost: the run was lost with its node; this supervisor goes on with what had been learnt.
+            adopts: the run's last supervisor is gone, and its job may be going on.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        if not is_lost and not adopts:
+            self._recorder.event("begun", {})
+            return
+        self._state = self._recorder.remembered(self._spec.restarts)
+        if not adopts:
+            return
+        self._over = self._recorder.recorded_end()
+        self._running = launch = self._recorder.running_launch()
+        self._view.frozen, self._view.anomaly = self._recorder.ending()
+        if launch is None:
+            return
         self._launched_attempt = launch.attempt
         self._view.start_step = self._recorder.start_step
         if self._view.start_step is None:
             self._casework.take_up()
-        self._view.frozen, self._view.anomaly = self._recorder.ending()
+        if launch.attempt != self._view.number:
+            self._start_order = self._order_of_start()
 
     async def _adopt(self, launch: Launch) -> bool:
         """Take over the attempt that is going on; return False where that is not possible."""
         number, launched, ids = self._view.number, launch.attempt, list(launch.nodes)
         for _ in range(ADOPT_TICKS):
             nodes = self._nodes.left_of(launched, ids)
-            if len(nodes) == len(ids):
+            if len(nodes) == len(ids) and (number == launched or self._view.shims):
                 break
             await asyncio.sleep(TICK_S)
-        if not nodes or (number != launched and self._view.shim_count is None):
+        if not nodes or (number != launched and not self._view.shims):
             return False  # nothing of it is left, or its start was not sent
         self._nodes.adopt(nodes, ids)
         present = {node.node_id for node in nodes}
@@ -504,12 +539,12 @@ class Supervisor:
         self._spawn(self._logs.follow())
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
-        history = self._recorder.failures() or FailureHistory()
-        environment = attempt_environment(number, history)
         if chosen is None:
-            self._start_again(number, environment)
+            self._start_order = self._order_of_start()
+            self._nodes.send(self._start_order, to="shim")
         else:
-            self._nodes.launch(number, *chosen, environment)
+            history = self._recorder.failures() or FailureHistory()
+            self._nodes.launch(number, *chosen, attempt_environment(number, history))
             nodes = {node.node_id: node.name for node in self._nodes.launched}
             self._recorder.launched(nodes)
         if self._kill_asked.is_set():  # while it was being started
@@ -538,12 +573,14 @@ class Supervisor:
         )
         return False
 
-    def _start_again(self, number: int, environment: dict[str, str]) -> None:
+    def _order_of_start(self) -> dict[str, Any]:
+        """Return what starts the trainers of the present attempt below the launchers that are there."""
+        number = self._view.number
+        history = self._recorder.failures() or FailureHistory()
+        environment = attempt_environment(number, history)
         environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
         logs = str(make_log_folder(self._paths, number, launched=self._launched_attempt))
-        order = {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
-        self._start_order = order
-        self._nodes.send(order, to="shim")
+        return {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
 
     async def _see_through(self) -> None:
         """Wait for the end of the attempt, and record the end."""

@@ -17,13 +17,13 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.agent.stream import Stream
-from holdfast.recover.leadership import Superseded, next_generation
+from holdfast.recover.leadership import Superseded, beat, next_generation
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import HERE, Supervisor
+from holdfast.recover.supervisor import HERE, Observer, Supervisor
 
-RETRIES_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""How long a supervisor that follows on another one waits for the ledger, each time."""
+RETRY_S = 6.0
+"""How long a supervisor that cannot follow on another one yet waits before it ends, to be started again."""
 WAITING_BYTES = 4 * 1024 * 1024
 """So much may wait for a node that does not read; then steps are not reported to it."""
 
@@ -46,7 +46,23 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
             node.send({"kind": "observe", "what": kind, "data": dict(data)})
 
     try:
-        outcome = await _supervise(begin, node, listening, observe)
+        supervisor, ledger = await asyncio.to_thread(_prepare, begin, observe)
+    except Superseded:
+        node.send({"kind": "superseded"})
+        await node.drained()
+        return
+    except (HoldfastError, OSError) as error:
+        if begin["adopts"]:  # a database or a disk that fails for a while ends no healthy job
+            observe("trouble", {"text": f"The next supervisor cannot start yet: {error}"})
+            await asyncio.sleep(RETRY_S)
+            sys.exit(1)
+        node.send({"kind": "failed", "text": str(error)})
+        await node.drained()
+        return
+    node.send({"kind": "generation", "number": supervisor.generation})
+    try:
+        with ledger:
+            outcome = await _supervise(begin, node, listening, supervisor)
         said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         node.send({"kind": "ended", **said})
     except Superseded:
@@ -60,19 +76,13 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
     node.close()
 
 
-async def _supervise(
-    begin: Mapping[str, Any], node: Stream, listening: socket.socket, observe: Any
-) -> Outcome:
+def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, Ledger]:
+    """Take a number, and read what is known of the run."""
     paths = RunPaths(Path(begin["home"]), begin["run_id"])
-    generation = await asyncio.to_thread(next_generation, paths)
-    for wait_s in RETRIES_S if begin["adopts"] else ():
-        try:
-            with Ledger.open(begin["ledger"]) as ledger:
-                ledger.run(paths.run_id)
-            break
-        except HoldfastError:  # a database that restarts ends no healthy job
-            await asyncio.sleep(wait_s)
-    with Ledger.open(begin["ledger"]) as ledger:
+    generation = next_generation(paths, begin["node_id"], begin["after"])
+    beat(paths, generation)
+    ledger = Ledger.open(begin["ledger"])
+    try:
         run = ledger.run(paths.run_id)
         supervisor = Supervisor(
             RunSpec.from_options(run.command, run.cwd, run.options),
@@ -83,13 +93,21 @@ async def _supervise(
             own_node=begin["node_id"],
             observer=observe,
         )
-        obeying = asyncio.create_task(_obey(node, supervisor))
-        try:
-            return await supervisor.run(
-                listening, is_lost=begin["is_lost"], adopts=begin["adopts"], stop=begin["stop"]
-            )
-        finally:
-            obeying.cancel()
+        supervisor.remember(is_lost=begin["is_lost"], adopts=begin["adopts"])
+    except BaseException:
+        ledger.close()
+        raise
+    return supervisor, ledger
+
+
+async def _supervise(
+    begin: Mapping[str, Any], node: Stream, listening: socket.socket, supervisor: Supervisor
+) -> Outcome:
+    obeying = asyncio.create_task(_obey(node, supervisor))
+    try:
+        return await supervisor.run(listening, adopts=begin["adopts"], stop=begin["stop"])
+    finally:
+        obeying.cancel()
 
 
 async def _obey(node: Stream, supervisor: Supervisor) -> None:

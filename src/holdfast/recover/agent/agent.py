@@ -125,6 +125,10 @@ class Agent:
             for task in ended:
                 task.result()  # an error ends this process, and the node starts another one
         finally:
+            # The ranks live on: that they are not connected any more is nothing to report.
+            supervisor, self._supervisor = self._supervisor, None
+            if supervisor is not None:
+                supervisor.close()
             for task in tasks:
                 task.cancel()
             await self._channel.close()
@@ -173,7 +177,9 @@ class Agent:
                 stream = await Stream.connect(host, known["port"])
             except OSError:
                 continue
-            welcome = await self._greet(stream, known["token"])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SUPERVISOR_SILENT_S):
+                    welcome = await self._greet(stream, known["token"])
             if welcome is not None:
                 break
             stream.close()
@@ -258,11 +264,12 @@ class Agent:
             if message is None:
                 break
             if "seq" in message and message["kind"] != "ack":
-                if message["seq"] <= self._orders_seen:
-                    continue
-                self._orders_seen = message["seq"]
-                stream.send({"kind": "ack", "seq": self._orders_seen})
-            self._carry_out(stream, message)
+                if message["seq"] > self._orders_seen:
+                    self._carry_out(stream, message)
+                    self._orders_seen = message["seq"]
+                    stream.send({"kind": "ack", "seq": self._orders_seen})
+            else:
+                self._carry_out(stream, message)
         stream.close()
 
     def _carry_out(self, stream: Stream, message: dict[str, Any]) -> None:
@@ -273,6 +280,10 @@ class Agent:
                         kept.popleft()
             case "port":
                 stream.send({"kind": "port", "port": free_ports(1)[0]})
+            case "launch" if int(message["attempt"]) == self._launched:
+                pass  # sent once more
+            case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
+                self._report_end()
             case "launch":
                 self._launched = int(message["attempt"])
                 self._passed.clear()

@@ -41,7 +41,7 @@ QUICK_ENDS = 5
 """So many times in a row an agent or supervisor may end within `QUICK_END_S` of its start."""
 RESTART_WAIT_S = 0.2
 PING_S = 2.0
-UNANSWERED = 20
+UNANSWERED = 10
 """After so many pings without a word a process is taken for frozen."""
 STOP_NOW_S = 15.0
 """How long a stop at once may take, before this process ends the job itself."""
@@ -73,8 +73,8 @@ class Child:
     receive: Callable[[dict[str, Any]], None]
     stream: Stream | None = None
     starts: int = 0
-    missed: int = 0
-    """The pings since its last message."""
+    missed: int | None = None
+    """The pings since its last message; None before its first one, since imports may take long."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, if the process is there."""
@@ -135,6 +135,8 @@ class Node:
         """Where this node's own supervisor listens, and the run's token."""
         self._leads = True
         """False once another node's supervisor has taken over from this node's."""
+        self._generation: int | None = None
+        """The number of this node's last supervisor, or of the one that it takes over from."""
         self._ledger_url = ""
 
     async def lead(
@@ -189,7 +191,7 @@ class Node:
         assert self._paths is not None
         paths, token = self._paths, secrets.token_hex(16)
         if self._meeting is not None:
-            self._meeting.publish(self._home, listening, token)
+            self._meeting.publish(self._home, listening, token, run_id=paths.run_id)
         port = listening.getsockname()[1]
         self._known = {"hosts": ["127.0.0.1"], "port": port, "token": token}
 
@@ -201,6 +203,7 @@ class Node:
                 "ledger": ledger_url,
                 "token": token,
                 "node_id": self._node_id,
+                "after": self._generation,
                 "is_lost": is_lost,
                 "adopts": adopts or supervisor.starts > 1,
                 "stop": self._stop,
@@ -311,7 +314,7 @@ class Node:
                 theirs.close()
         child.starts += 1
         child.stream = stream = await Stream.of_socket(ours)
-        watching = asyncio.create_task(self._watch_child(child, process))
+        child.missed = None
         try:
             stream.send(child.begin())
             watching = asyncio.create_task(self._watch_child(child, process))
@@ -330,10 +333,10 @@ class Node:
     @staticmethod
     async def _watch_child(child: Child, process: asyncio.subprocess.Process) -> None:
         """Kill a process that answers nothing any more, such as one that was stopped: the next one goes on."""
-        child.missed = 0
-        while child.missed < UNANSWERED:
+        while child.missed is None or child.missed < UNANSWERED:
             await asyncio.sleep(PING_S)
-            child.missed += 1
+            if child.missed is not None:
+                child.missed += 1
             child.send({"kind": "ping"})
         process.kill()
 
@@ -376,6 +379,8 @@ class Node:
                 self._observe(str(message["what"]), message["data"])
             case "ended":
                 self._end(message)
+            case "generation":
+                self._generation = int(message["number"])
             case "superseded":
                 self._leads = False
                 assert self._ended is not None
@@ -422,7 +427,11 @@ class Node:
                 continue
             if self._paths is not None:
                 watch = watch or Watch(self._paths)
-                await self._follow(watch)
+                try:
+                    await self._follow(watch)
+                except (HoldfastError, OSError) as error:
+                    text = f"{self._name} cannot take over from the first node: {error}"
+                    self._observe("trouble", {"text": text})
             now_s, (since_s, why) = time.monotonic(), self._away
             if not has_complained and now_s - began_s > UNPUBLISHED_S and not self._has_joined:
                 has_complained = True
@@ -445,7 +454,8 @@ class Node:
                 code = 1 if run.exit_code is None else run.exit_code
                 self._end({"state": run.state, "exit_code": code, "outcome": run.outcome})
                 return
-            if not await asyncio.to_thread(claim, self._paths, gone):
+            claimed = await asyncio.to_thread(claim, self._paths, gone)
+            if not claimed:
                 return
             try:
                 lock = await asyncio.to_thread(RunLock.acquire, self._paths.lock, timeout_s=LOCK_S)
@@ -453,14 +463,15 @@ class Node:
                 return
             host = {"pid": os.getpid(), "host": socket.gethostname()}
             await asyncio.to_thread(ledger.set_run, self._paths.run_id, **host)
-        self._lock = lock
         self._locks.append(lock)
         self._observe("nodes", {"text": f"{self._name} takes over from the first node"})
         listening = self._meeting.follow()
+        self._generation = gone
         await asyncio.to_thread(
             self._lead, listening, ledger_url=self._ledger_url, is_lost=False, adopts=True
         )
         assert self._supervisor is not None
+        self._lock = lock
         self._spawn(self._keep(self._supervisor))
 
     def _complaint(self, why: str) -> str:

@@ -80,6 +80,11 @@ class Meeting:
                 return True
         return False
 
+    def led_before(self, home: Path) -> str | None:
+        """Return the id of the run whose nodes met here last, if it has not ended by itself; else None."""
+        known = read_credentials(self.credentials(home))
+        return None if known is None else str(known["run_id"])
+
     def listen(self) -> socket.socket | None:
         """Listen at the meeting place; return None where this is not the first node.
 
@@ -114,8 +119,8 @@ class Meeting:
         """Listen on a node that takes over from the first one."""
         return _listener("", 0)
 
-    def publish(self, home: Path, listening: socket.socket, token: str) -> None:
-        """Write the addresses and the token for the other nodes.
+    def publish(self, home: Path, listening: socket.socket, token: str, *, run_id: str) -> None:
+        """Write the addresses, the token and the run's id for the other nodes.
 
         Raises:
             OSError: the folder cannot be written.
@@ -125,10 +130,10 @@ class Meeting:
         port = listening.getsockname()[1]
         is_at_place = self.host is not None and (port == self.port or self.is_on_one_host)
         hosts = [self.host] if is_at_place else _own_addresses()
-        told = json.dumps({"hosts": hosts, "port": port, "token": token}).encode()
+        told = {"hosts": hosts, "port": port, "token": token, "run_id": run_id}
         new = path.with_suffix(f".{secrets.token_hex(4)}")
         new.touch(0o600)
-        new.write_bytes(told)
+        new.write_text(json.dumps(told))
         new.replace(path)
 
 
@@ -168,13 +173,14 @@ def routed_address() -> str | None:
 
 
 def read_credentials(path: Path) -> dict[str, Any] | None:
-    """Return `hosts`, `port` and `token` of a meeting; None while they are not there."""
+    """Return `hosts`, `port`, `token` and `run_id` of a meeting; None while they are not there."""
     try:
         told = json.loads(path.read_bytes())
         return {
             "hosts": [str(host) for host in told["hosts"]],
             "port": int(told["port"]),
             "token": str(told["token"]),
+            "run_id": str(told["run_id"]),
         }
     except (OSError, ValueError, KeyError, TypeError):
         return None
