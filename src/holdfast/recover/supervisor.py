@@ -16,7 +16,6 @@ from typing import Any
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepRecord
@@ -26,7 +25,7 @@ from holdfast.recover.attempt import AttemptView
 from holdfast.recover.casework import Casework
 from holdfast.recover.channel import Peer
 from holdfast.recover.follower import LogFollower
-from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.launches import Launches
 from holdfast.recover.leadership import BEAT_S, Superseded, beat
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Node, Nodes
@@ -49,8 +48,6 @@ SWEEP_TIMEOUT_S = 30.0
 """How long, likewise, they may take to end all that the trainers have started."""
 ADOPT_TICKS = 100
 """So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
-NODES_S = 1800.0
-"""How long a launch waits for nodes that are missing."""
 END_TIMEOUT_S = 60.0
 """How long the nodes may take to end what is left of the job."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
@@ -98,14 +95,13 @@ class Supervisor:
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
         self._logs = self._follower()
-        self._launched_attempt = 0
-        """The attempt for which the launchers were started."""
+        self._launches = Launches(
+            paths, self._nodes, self._recorder, self._observe, nnodes=spec.nnodes
+        )
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
         self._over: tuple[str, int, str] | None = None
         """The state, exit code and outcome of the run, where an earlier supervisor has recorded its end."""
-        self._start_order: dict[str, Any] | None = None
-        """What the shims were sent to start the present attempt, where that began in place."""
         self._all_ended = asyncio.Event()
         self._kill_asked = asyncio.Event()
         self._stopping = Stopping(
@@ -222,12 +218,10 @@ class Supervisor:
         self._view.frozen, self._view.anomaly = self._recorder.ending()
         if launch is None:
             return
-        self._launched_attempt = launch.attempt
+        self._launches.take_over(launch.attempt, self._view.number)
         self._view.start_step = self._recorder.start_step
         if self._view.start_step is None:
             self._casework.take_up()
-        if launch.attempt != self._view.number:
-            self._start_order = self._order_of_start()
 
     async def _adopt(self, launch: Launch) -> bool:
         """Take over the attempt that is going on; return False where that is not possible."""
@@ -280,8 +274,8 @@ class Supervisor:
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool
     ) -> None:
         """See `nodes.Listener`."""
-        if not self._is_present(peer, message):
-            self._start_late(peer, message)
+        if not self._launches.is_present(peer, message, self._view.number):
+            self._launches.start_late(peer, message, self._view)
             return  # the last words of an attempt that is over
         began, ended = self._view.world_size is None, len(self._view.exits)
         try:
@@ -319,22 +313,6 @@ class Supervisor:
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
-
-    def _is_present(self, peer: Peer, message: Mapping[str, Any]) -> bool:
-        """Return whether a message is of the present attempt; a shim takes part in several."""
-        if peer.role == "shim" and peer.attempt >= self._launched_attempt:
-            return bool(message.get("attempt", self._view.number) == self._view.number)
-        return peer.attempt == self._view.number
-
-    def _start_late(self, shim: Peer, message: Mapping[str, Any]) -> None:
-        """Repeat the start to a shim whose agent was gone when the start was sent."""
-        if (
-            self._start_order is not None
-            and (shim.role, message["kind"]) == ("shim", "swept")
-            and message.get("attempt") == self._view.number - 1
-            and shim.rank not in self._view.rank_pids
-        ):
-            self._nodes.send(self._start_order, only=shim)
 
     def states(self, states: Mapping[int, str | None]) -> None:
         """See `nodes.Listener`."""
@@ -476,7 +454,7 @@ class Supervisor:
                 in_place = action.in_place and self._view.can_start_again
                 self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
-                    self._launched_attempt = self._view.number
+                    self._launches.attempt = self._view.number
                 self._spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
                 if not self._view.rank_pids:  # there is no rank to ask yet
@@ -526,61 +504,24 @@ class Supervisor:
 
     async def _attempt(self, *, in_place: bool) -> None:
         chosen = None
-        while not in_place and chosen is None:
-            if not await self._have_nodes():
+        if not in_place:
+            found = await self._launches.choose(self._kill_asked)
+            if not isinstance(found, tuple):
+                self._tell(found)
                 return
-            chosen = await self._nodes.choose(self._spec.nnodes)
+            chosen = found
         self._all_ended.clear()
         self._stopping.restart()
-        self._start_order = None
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()
         self._spawn(self._logs.follow())
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
-        if chosen is None:
-            self._start_order = self._order_of_start()
-            self._nodes.send(self._start_order, to="shim")
-        else:
-            history = self._recorder.failures() or FailureHistory()
-            self._nodes.launch(number, *chosen, attempt_environment(number, history))
-            nodes = {node.node_id: node.name for node in self._nodes.launched}
-            self._recorder.launched(nodes)
+        self._launches.start(number, chosen)
         if self._kill_asked.is_set():  # while it was being started
             self._kill()
         await self._see_through()
-
-    async def _have_nodes(self) -> bool:
-        """Wait until there are enough nodes; return False where the attempt is over before it began."""
-        await self._nodes.end_launchers()
-        missing = self._nodes.missing(self._spec.nnodes)
-        if missing and self._spec.nnodes > 1:
-            text = (
-                f"waiting for nodes: {self._spec.nnodes - missing} of {self._spec.nnodes} are there"
-            )
-            self._observe("nodes", {"text": text})
-        if await self._nodes.gather(self._spec.nnodes, self._kill_asked, timeout_s=NODES_S):
-            return True
-        if self._kill_asked.is_set():
-            self._tell(policy.JobExited(-9))
-            return False
-        missing = self._nodes.missing(self._spec.nnodes)
-        self._tell(
-            policy.NodesMissing(
-                f"{missing} of {self._spec.nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes."
-            )
-        )
-        return False
-
-    def _order_of_start(self) -> dict[str, Any]:
-        """Return what starts the trainers of the present attempt below the launchers that are there."""
-        number = self._view.number
-        history = self._recorder.failures() or FailureHistory()
-        environment = attempt_environment(number, history)
-        environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self._launched_attempt)
-        logs = str(make_log_folder(self._paths, number, launched=self._launched_attempt))
-        return {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
 
     async def _see_through(self) -> None:
         """Wait for the end of the attempt, and record the end."""

@@ -1,0 +1,104 @@
+"""Start the attempts of a run: launchers on enough nodes, or trainers below the launchers that are there."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.core.failure_history import FailureHistory
+from holdfast.core.paths import RunPaths
+from holdfast.recover import policy
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.channel import Peer
+from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.recorder import Recorder
+
+NODES_S = 1800.0
+"""How long a launch waits for nodes that are missing."""
+
+
+class Launches:
+    """The launches of one run."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        nodes: Nodes,
+        recorder: Recorder,
+        observe: Callable[[str, Mapping[str, Any]], None],
+        *,
+        nnodes: int,
+    ) -> None:
+        self._paths = paths
+        self._nodes = nodes
+        self._recorder = recorder
+        self._observe = observe
+        self._nnodes = nnodes
+        self._order: dict[str, Any] | None = None
+        """What the shims were sent to start the present attempt, where that began in place."""
+        self.attempt = 0
+        """The attempt for which the launchers were started."""
+
+    def take_over(self, launched: int, number: int) -> None:
+        """Go on with the attempt of an earlier supervisor, below launchers that were started for another or for it."""
+        self.attempt = launched
+        self._order = None if launched == number else self._order_of(number)
+
+    def is_present(self, peer: Peer, message: Mapping[str, Any], number: int) -> bool:
+        """Return whether a message is of the attempt `number`; a shim takes part in several."""
+        if peer.role == "shim" and peer.attempt >= self.attempt:
+            return bool(message.get("attempt", number) == number)
+        return peer.attempt == number
+
+    def start_late(self, shim: Peer, message: Mapping[str, Any], view: AttemptView) -> None:
+        """Repeat the start to a shim whose agent was gone when the start was sent."""
+        if (
+            self._order is not None
+            and (shim.role, message["kind"]) == ("shim", "swept")
+            and message.get("attempt") == view.number - 1
+            and shim.rank not in view.rank_pids
+        ):
+            self._nodes.send(self._order, only=shim)
+
+    async def choose(
+        self, given_up: asyncio.Event
+    ) -> tuple[list[Node], int] | policy.JobExited | policy.NodesMissing:
+        """Wait for enough nodes without a launcher; return those, and a free port of the first one.
+
+        Returns:
+            Or what happened instead: the attempt was given up before it began, or nodes were missing for too long.
+        """
+        while True:
+            await self._nodes.end_launchers()
+            missing = self._nodes.missing(self._nnodes)
+            if missing and self._nnodes > 1:
+                there = f"{self._nnodes - missing} of {self._nnodes}"
+                self._observe("nodes", {"text": f"waiting for nodes: {there} are there"})
+            if not await self._nodes.gather(self._nnodes, given_up, timeout_s=NODES_S):
+                break
+            if (chosen := await self._nodes.choose(self._nnodes)) is not None:
+                return chosen
+        if given_up.is_set():
+            return policy.JobExited(-9)
+        missing = self._nodes.missing(self._nnodes)
+        return policy.NodesMissing(
+            f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes."
+        )
+
+    def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
+        """Start an attempt on the nodes that were chosen; None: below the launchers that are there."""
+        if chosen is None:
+            self._order = self._order_of(number)
+            self._nodes.send(self._order, to="shim")
+            return
+        self._order = None
+        history = self._recorder.failures() or FailureHistory()
+        self._nodes.launch(number, *chosen, attempt_environment(number, history))
+        self._recorder.launched({node.node_id: node.name for node in chosen[0]})
+
+    def _order_of(self, number: int) -> dict[str, Any]:
+        history = self._recorder.failures() or FailureHistory()
+        environment = attempt_environment(number, history)
+        environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self.attempt)
+        logs = str(make_log_folder(self._paths, number, launched=self.attempt))
+        return {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
