@@ -148,9 +148,10 @@ def supervise(
         )
         try:
             outcome = asyncio.run(_until_the_end(node, leading))
-            if ledger.run(run_id).state == "running":  # a supervisor that did not answer
-                end = {"state": outcome.state, "exit_code": outcome.exit_code}
-                ledger.set_run(run_id, ended_at_s=time.time(), outcome=outcome.sentence, **end)
+            with contextlib.suppress(HoldfastError):
+                if ledger.run(run_id).state == "running":  # a supervisor that did not answer
+                    end = {"state": outcome.state, "exit_code": outcome.exit_code}
+                    ledger.set_run(run_id, ended_at_s=time.time(), outcome=outcome.sentence, **end)
         except Superseded:
             raise
         except (HoldfastError, OSError) as error:
