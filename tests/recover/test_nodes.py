@@ -294,3 +294,17 @@ def test_lost_places_are_filled_and_the_others_kept():
         assert not await nodes.gather(4, given_up, timeout_s=30.0)
 
     with_nodes(scenario)
+
+
+def test_an_order_waits_for_the_peers_of_an_agent_that_was_just_started():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await launched(nodes, one)
+        one.forward(1, {"kind": "hello", "again": False})
+        await until(lambda: listener.heard)
+        one.incarnation = "2"
+        await one.connect()
+        nodes.send({"kind": "leave"}, to="shim")
+        assert (await one.order())["message"] == {"kind": "leave"}
+
+    with_nodes(scenario)

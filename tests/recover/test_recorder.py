@@ -1,5 +1,7 @@
 """What is written down, when, and what happens when it cannot be."""
 
+import math
+
 import pytest
 
 from holdfast.core.failure_history import FailureHistory
@@ -7,6 +9,8 @@ from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepRecord, read_steps
 from holdfast.recover import policy
+from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.recorder import Recorder
 from holdfast.testing import FakeClock
 
@@ -205,3 +209,66 @@ def test_the_failures_of_a_run_are_counted_over_the_time_that_it_trained(recorde
             )
         )
     assert recorder.failures() == FailureHistory(failures=1, trained_s=30.0)
+
+
+def saved(step):
+    return {"step": step, "path": f"/c/step-{step}", "size_bytes": 1, "stall_s": 0.0}
+
+
+def made(step):
+    return StepRecord(attempt=1, rank=0, step=step, at_s=1.0, step_s=0.1, loss=None, metrics={})
+
+
+def test_what_agents_send_once_more_to_the_next_supervisor_is_recorded_once(
+    tmp_path, ledger, clock, complaints
+):
+    paths = RunPaths(tmp_path, "r")
+    first = Recorder(paths, ledger, clock, complaints.append)
+    first.attempt_began(1)
+    first.launched({"n1-1": "n1"})
+    for step in (1, 2, 3):
+        first.step(made(step))
+    first.checkpoint(saved(3))
+    first.first_step(0, 1.0)
+    first.close()
+    after = Recorder(paths, ledger, clock, complaints.append)
+    assert (after.running_launch().attempt, after.running_launch().nodes) == (1, {"n1-1": "n1"})
+    assert (after.checkpoint_step, after.start_step, after.any_step) == (3, 0, True)
+    for step in (2, 3, 4, 5):
+        after.step(made(step))
+    after.checkpoint(saved(3))
+    after.checkpoint(saved(5))
+    after.close()
+    assert [one.step for one in read_steps(paths.steps)] == [1, 2, 3, 4, 5]
+    assert [one.step for one in ledger.checkpoints("r")] == [3, 5]
+    assert complaints == []
+
+
+def test_a_person_who_starts_the_run_again_begins_with_a_clean_slate(recorder, ledger, clock):
+    recorder.attempt_began(1)
+    recorder.incident(incident(clock))
+    assert recorder.open_incident() is not None
+    assert recorder.remembered(policy.RestartLimits()).roots_since_gain != ()
+    clock.advance(1.0)
+    recorder.event("begun", {})
+    assert recorder.open_incident() is None
+    assert recorder.remembered(policy.RestartLimits()) == policy.State()
+
+
+def test_why_a_job_was_being_ended_is_known_to_the_next_supervisor(recorder, clock):
+    recorder.attempt_began(1)
+    assert recorder.ending() == (None, None)
+    frozen = Frozen(waited_s=3.0, limit_s=2.0, rank=1, state="T")
+    recorder.ends(frozen, None)
+    assert recorder.ending() == (frozen, None)
+    broken = Anomaly(kind="not finite", first_step=4, step=5, value=math.inf)
+    recorder.ends(None, broken)
+    assert recorder.ending() == (None, broken)
+    recorder.incident(incident(clock))
+    assert recorder.ending() == (None, None), "it was diagnosed"
+
+
+def test_a_recorded_end_is_the_runs_end(recorder, ledger):
+    assert recorder.recorded_end() is None
+    recorder.run_ended(state="stopped", exit_code=4, outcome="Stopped.")
+    assert recorder.recorded_end() == ("stopped", 4, "Stopped.")

@@ -37,6 +37,10 @@ class StepRecord:
     """What else the script reported, `val_loss` for example."""
 
 
+_TAIL_BYTES = 256 * 1024
+"""More than one record has."""
+
+
 class StepJournal:
     """The journal's one writer: the supervisor. A line is in the file, whole, when `append` returns."""
 
@@ -51,6 +55,16 @@ class StepJournal:
         whole_bytes = _whole_lines_bytes(self._fd)
         if whole_bytes < os.fstat(self._fd).st_size:
             os.ftruncate(self._fd, whole_bytes)
+
+    def last(self) -> StepRecord | None:
+        """Return the last record; None where there is none that can be read."""
+        size_bytes = os.fstat(self._fd).st_size
+        tail = os.pread(self._fd, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
+        lines = tail.splitlines()
+        try:
+            return _decode(lines[-1]) if lines else None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
 
     def append(self, record: StepRecord) -> None:
         """Write one line.

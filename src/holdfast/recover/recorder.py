@@ -61,6 +61,8 @@ class Recorder:
         self._clock = clock
         self.complain = complain
         self._journal = StepJournal(paths.steps)
+        self._last_step = self._journal.last()
+        """The last one that an earlier supervisor has recorded, until a later one is."""
         self.attempt = max((one.number for one in ledger.attempts(self._run_id)), default=0)
         """The number of the newest attempt, 0 before the first."""
         self.any_step = any(
@@ -110,12 +112,20 @@ class Recorder:
 
     @_or_complain
     def step(self, record: StepRecord) -> None:
-        """A completed step."""
+        """A completed step; one that an earlier supervisor has recorded is passed over."""
+        last = self._last_step
+        if last is not None and (last.attempt, last.rank) == (record.attempt, record.rank):
+            if record.step <= last.step:
+                return
+            self._last_step = None
         self._journal.append(record)
 
     @_or_complain
     def checkpoint(self, data: dict[str, Any]) -> None:
         """A durable checkpoint, as its `checkpoint` event tells of it."""
+        known = self._ledger.checkpoints(self._run_id)[-1:]
+        if known and (known[0].attempt, known[0].path) == (self.attempt, str(data["path"])):
+            return  # an earlier supervisor has recorded it
         self.checkpoint_step = int(data["step"])
         self._ledger.add_checkpoint(
             Checkpoint(
