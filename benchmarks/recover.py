@@ -10,6 +10,7 @@ The nodes are agents on this host, with one gloo rank each (`workers/training.py
 The limit is the start of a fresh group without launcher, supervisor or checkpoint, to its first step.
 """
 
+import contextlib
 import itertools
 import json
 import random
@@ -107,6 +108,16 @@ def torchruns(count: int) -> dict[str, Sequence[str]]:
 # Our own processes
 
 
+def running(node: psutil.Process, module: str) -> list[psutil.Process]:
+    """Return the children of a node that run a module."""
+    found = []
+    for child in node.children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if any(word.endswith(f".{module}") for word in child.cmdline()):
+                found.append(child)
+    return found
+
+
 def process_rows(source: random.Random, kills: int) -> list[Row]:
     """Kill agents and supervisors of one run, one after the other."""
     killed_at_s: list[float] = []
@@ -114,20 +125,14 @@ def process_rows(source: random.Random, kills: int) -> list[Row]:
         pids = found.pids()
         for number in range(kills):
             node, module = VICTIMS[number % len(VICTIMS)]
-            (victim,) = (
-                one
-                for one in found.processes[node].children()
-                if any(word.endswith(f".{module}") for word in one.cmdline())
-            )
+            (victim,) = running(found.processes[node], module)
             time.sleep(source.uniform(0.0, 0.5))
             killed_at_s.append(time.time())
             victim.kill()
             goal = found.last_step() + STEPS_BETWEEN_KILLS
             wait_until(
-                lambda n=found.processes[node], m=module: any(
-                    any(word.endswith(f".{m}") for word in one.cmdline())
-                    for one in n.children()
-                    if one.pid != victim.pid  # noqa: B023 - evaluated in this round
+                lambda n=found.processes[node], m=module, v=victim: any(
+                    one.pid != v.pid for one in running(n, m)
                 ),
                 timeout_s=BOUND_S,
             )

@@ -10,6 +10,7 @@ whatever way, the kernel ends the agent and the supervisor, and the guard ends t
 """
 
 import asyncio
+import math
 import os
 import secrets
 import signal
@@ -285,7 +286,9 @@ class Node:
                 await asyncio.sleep(QUICK_END_S)
             if self._ended is None or self._ended.done():
                 return
-            if not limit.allows_restart(time.monotonic() - began_s):
+            # What a signal ended has not failed by itself: the next one may well live.
+            ran_s = math.inf if returncode < 0 else time.monotonic() - began_s
+            if not limit.allows_restart(ran_s):
                 raise HoldfastError(
                     f"{child.module} ended {limit.quick_ends} times in a row, the last time with code {returncode}. "
                     "See what was printed above."
