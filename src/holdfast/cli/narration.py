@@ -5,7 +5,7 @@ from typing import Any
 
 
 def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
-    """The line for what the supervisor tells its observer; None for what needs no words (`Observer` has the kinds)."""
+    """Return the line for an event that the observer receives; None for an event without one (see `Observer`)."""
     match kind:
         case "restored":
             over = "".join(

@@ -7,7 +7,7 @@ In order, a module each:
    user's command
 3. `attach`: what the user's script sends, over `channel`, to its node's agent, and from there to `nodes`
 4. `attempt`: what is known of an attempt; `detectors`: what is wrong with it (`stacks`: where its
-   ranks stand); `gate`: which checkpoints are healthy; `stop_vote`: where it can stop
+   ranks stand); `gate`: which checkpoints are healthy; `stopping`: where it can stop
 5. `policy`: what to do next, a pure function
 6. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
 """

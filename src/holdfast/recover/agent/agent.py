@@ -281,7 +281,7 @@ class Agent:
             case "port":
                 stream.send({"kind": "port", "port": free_ports(1)[0]})
             case "launch" if int(message["attempt"]) == self._launched:
-                pass  # sent once more
+                pass  # its acknowledgement was lost: the launcher runs already
             case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
                 self._report_end()
             case "launch":

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from holdfast.recover.attach import _StopAgreement
-from holdfast.recover.stop_vote import StopVote
+from holdfast.recover.stopping import StopVote
 
 
 def test_all_yes_commits():
