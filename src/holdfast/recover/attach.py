@@ -18,6 +18,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from holdfast.core.errors import BadUse, ChannelError
 from holdfast.core.link import JobLink, Number, Unsupervised, note_numbers, set_job_link
 from holdfast.core.whole import whole_number
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
+from holdfast.recover.detectors.collectives import STEPS, read_collectives
 from holdfast.recover.stacks import thread_stacks
 
 DECISION_TIMEOUT_S = 30.0
@@ -151,6 +153,8 @@ class _Link:
         self._mark_s = time.monotonic()
         self._sections_s = 0.0
         self._skipped: dict[str, Any] | None = None
+        self._steps_s: deque[float] = deque(maxlen=STEPS)
+        """When the last steps were completed, Unix seconds."""
         self._last_step: dict[str, Any] | None = None
         """The last one that was sent."""
         self._pid = os.getpid()
@@ -213,11 +217,13 @@ class _Link:
         now_s = time.monotonic()
         step_s = now_s - self._mark_s - self._sections_s
         self._mark_s, self._sections_s = now_s, 0.0
+        at_s = time.time()
+        self._steps_s.append(at_s)
         report = {
             "kind": "step",
             "step": step,
             "step_s": step_s,
-            "at_s": time.time(),
+            "at_s": at_s,
             "loss": loss,
             "metrics": metrics,
         }
@@ -333,6 +339,9 @@ class _Link:
                     self._stop.decide(int(message["proposal"]), commit=bool(message["commit"]))
                 elif message["kind"] == "look":
                     self._answer_look()
+                    self._report_collectives()
+                elif message["kind"] == "collectives":
+                    self._report_collectives()
                 elif message["kind"] == "terminate":
                     self._terminate()
                 elif message["kind"] == "displaced":
@@ -342,6 +351,13 @@ class _Link:
         except OSError:
             pass
         return False
+
+    def _report_collectives(self) -> None:
+        try:
+            collectives = read_collectives(self._steps_s)
+        except Exception:  # the recorder's form is PyTorch's own, and may change
+            collectives = None
+        self._client.send({"kind": "collectives", "collectives": collectives})
 
     def _answer_look(self) -> None:
         # From the receiving thread: the sending one may itself wait for a device that does not answer.

@@ -11,6 +11,7 @@ from holdfast.diagnose import BrokenLoss, Diagnosis, Hang, JobContext, RankExit,
 from holdfast.recover import policy
 from holdfast.recover.channel import Peer
 from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.detectors.collectives import Begun, collectives_of
 from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
 from holdfast.recover.stacks import Stand, stand_of
 
@@ -62,6 +63,8 @@ class AttemptView:
     """The supervisor ended it, so that its deaths say nothing."""
     answers: dict[int, Stand] = field(default_factory=dict)
     """Where the ranks stand, as they have answered since the last look."""
+    begun: dict[int, Begun | None] = field(default_factory=dict)
+    """The collectives that the ranks have begun, as they have answered since the last look."""
     start_step: int | None = None
     """Steps completed in the state it began from; None before its first step."""
     restored: dict[str, Any] | None = None
@@ -82,7 +85,7 @@ class AttemptView:
         return cls(number=number, detector=HangDetector(limits))
 
     def heard(self, peer: Peer, message: dict[str, Any], now_s: float) -> None:
-        """Take in a message; malformed fields raise KeyError, TypeError or ValueError."""
+        """Take in a message; malformed fields raise KeyError, TypeError, ValueError or IndexError."""
         kind, rank = message["kind"], peer.rank
         if kind == "hello":
             self.world_size = self.detector.world_size = peer.world_size
@@ -97,6 +100,8 @@ class AttemptView:
             self._watch(rank, now_s)
         elif kind == "stacks":
             self.answers[rank] = stand_of(message["threads"])
+        elif kind == "collectives":
+            self.begun[rank] = collectives_of(message["collectives"])
         elif kind == "step" and rank in self.attached:
             self._watch(rank, now_s)
             self.steps[rank] = int(message["step"])
@@ -192,11 +197,18 @@ class AttemptView:
     def looked(self, used: Mapping[int, tuple[float, int] | None], now_s: float) -> None:
         """Take in what was `used` by the ranks' processes (see `activity`), and what the ranks answered."""
         answers, self.answers = self.answers, {}
+        begun, self.begun = self.begun, {}
         looks = {}
         for rank, one in used.items():
             cpu_s, io_bytes = (None, None) if one is None else one
             state = self.states.get(rank)
-            looks[rank] = Look(state=state, cpu_s=cpu_s, io_bytes=io_bytes, stand=answers.get(rank))
+            looks[rank] = Look(
+                state=state,
+                cpu_s=cpu_s,
+                io_bytes=io_bytes,
+                stand=answers.get(rank),
+                begun=begun.get(rank),
+            )
         self.detector.looked(looks, now_s)
 
     def check(self, now_s: float) -> Frozen | None:

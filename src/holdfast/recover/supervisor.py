@@ -32,6 +32,7 @@ from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.recorder import Launch, Recorder
 from holdfast.recover.spec import RunSpec
+from holdfast.recover.speed import Speed
 from holdfast.recover.stopping import Stopping
 
 TICK_S = 0.1
@@ -107,6 +108,7 @@ class Supervisor:
         self._stopping = Stopping(
             paths.stop_asked, self._nodes, self._recorder, self._tell, self._observe
         )
+        self._speed = Speed(self._nodes, self._recorder, self._observe)
         self._casework = Casework(
             paths.run_id, self._recorder, self._losses, self._clock, self._observe
         )
@@ -291,6 +293,8 @@ class Supervisor:
                     if peer.rank == min(self._view.watched, default=None):
                         self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
+                case "collectives":
+                    self._speed.answered(peer, message, at_monotonic_s)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
                 case "vote" | "sigterm" | "stopped":
@@ -298,7 +302,7 @@ class Supervisor:
                     self._stopping.received(
                         peer, message, self._view, is_present=lambda: self._view.number == number
                     )
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
             self._recorder.event("malformed_message", wrong, peer.rank)
@@ -356,6 +360,7 @@ class Supervisor:
         if self._view.start_step is None:
             self._first_step(record)
         self._recorder.step(record)
+        self._speed.stepped(record.step_s)
         told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
         self._observe("step", {**told, **record.metrics})
 
@@ -414,6 +419,7 @@ class Supervisor:
                     self._tell(policy.JobFrozen())
                 elif self._view.left is not None:
                     self._tell(policy.RankFailed())
+                self._speed.tick(self._view, now_s)
             await self._nodes.tick()
             self._stopping.look()
             if now_s - last_beat_s > BEAT_S and beating.done():
@@ -512,6 +518,7 @@ class Supervisor:
             chosen = found
         self._all_ended.clear()
         self._stopping.restart()
+        self._speed.restart()
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()

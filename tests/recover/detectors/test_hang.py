@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.recover.detectors.collectives import Begun
 from holdfast.recover.detectors.hang import HangDetector, HangLimits, Look
 from holdfast.recover.stacks import Place, Stand
 
@@ -394,3 +395,37 @@ def test_a_watcher_that_stood_still_blames_nobody():
     assert detector.check(now_s + 1002, {}) is None
     assert detector.check(now_s + 1079, {}) is None
     assert detector.check(now_s + 1081, {}) is not None
+
+
+def begun(last, *, waits=True):
+    return Begun(at_s={}, last=last, waits=waits, read_at_s=0.0, cost_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("collectives", "named"),
+    [
+        # Rank 1 has not begun the collective in which the others wait.
+        ([begun({"0": 9}), begun({"0": 8}, waits=False), begun({"0": 9})], 1),
+        # Rank 1 waits in its group with rank 2, so that rank 0 waits for rank 1: rank 2 is the cause.
+        ([begun({"0": 9}), begun({"0": 8, "1": 5}), begun({"1": 4}, waits=False)], 2),
+        # All wait in the same collective.
+        ([begun({"0": 9}), begun({"0": 9}), begun({"0": 9})], None),
+        # The rank that has not begun it does not answer: nothing is known of it.
+        ([begun({"0": 9}), begun({"0": 9}), None], None),
+    ],
+)
+def test_the_rank_that_has_not_begun_the_others_collective_is_named(collectives, named):
+    detector, now_s = trained(ranks=3)
+    # Every stack stands in a native call that may wait for a device.
+    stand = Stand(Place.DEVICE, ("train_step (train.py:12)",))
+
+    def looks(at_s):
+        return {
+            rank: Look(state="sleeping", cpu_s=at_s, io_bytes=7, stand=stand, begun=one)
+            for rank, one in enumerate(collectives)
+        }
+
+    frozen, _ = first_alarm(detector, now_s, now_s + 90, looks)
+    assert frozen.rank == named
+    if named is not None:
+        assert frozen.why == "the others wait for it; it stands in train_step (train.py:12)"

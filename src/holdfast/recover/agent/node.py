@@ -27,9 +27,9 @@ from holdfast.core.child_process import RestartLimit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
+from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
-from holdfast.recover.kept_memory import end_kept_memory
 from holdfast.recover.launch import Job, Place, launch
 from holdfast.recover.leadership import Superseded, Watch, claim
 from holdfast.recover.outcome import Outcome

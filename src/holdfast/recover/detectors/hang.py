@@ -11,8 +11,9 @@ evaluation waits in them too. The time before an attempt's first step, when rank
 own. While any rank is in a section, the others' silence is waiting for it and counts for nothing: a false alarm costs
 more than a late one.
 
-What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it alone is
-outside the collective in which the others wait; it waits for such a lock; it is behind the others.
+What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it alone has
+not begun a collective that others have begun, and waits for nobody; its stack alone is outside the collective in which
+the others wait; it waits for such a lock; it is behind the others.
 """
 
 from collections import deque
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from holdfast.recover.detectors.collectives import Begun, without_the_others_collective
 from holdfast.recover.stacks import Place, Stand
 
 RECENT_STEPS = 64
@@ -60,6 +62,8 @@ class Look:
     io_bytes: int | None = None
     """What they have read and written."""
     stand: Stand | None = None
+    begun: Begun | None = None
+    """The collectives that it has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,6 +364,14 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
         if len(held) == 1:
             rank, letter = held.popitem()
             return rank, letter, None, None
+    begun = {
+        rank: seen.look.begun
+        for rank, seen in ranks.items()
+        if seen.look is not None and seen.look.begun is not None
+    }
+    late = without_the_others_collective(begun) if len(begun) == len(ranks) else []
+    if len(late) == 1:
+        return late[0], None, None, f"the others wait for it{_where(ranks[late[0]].stand)}"
     stands = {rank: seen.stand for rank, seen in ranks.items() if seen.look is not None}
     waiting = {
         rank for rank, stand in stands.items() if stand is not None and _waits_for_others(stand)

@@ -1,0 +1,225 @@
+"""Find ranks for which the others wait at each step, and a training that has become slower.
+
+A slow rank makes every rank's step slow, since the others wait for it in collectives; the step times of all are the
+same. The moments at which the ranks begin the same collective differ: a slow rank begins late. Its delay is the time
+that it loses from one collective of a step to the next against the middle rank of the group, and before the first
+collective of each step. A rank that begins late for want of a slow rank of another group of its own is not slow itself.
+
+With gloo this shows any slow rank. With NCCL it shows a slow host alone: a GPU works on what the host has begun before.
+
+Nodes' clocks differ. The offset of each node's clock is the smallest difference between the moment of an answer by that
+clock and the moment at which the answer arrived by the supervisor's clock.
+"""
+
+import itertools
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from holdfast.recover.detectors.collectives import Begun, roots
+
+SLOW_SHARE = 0.15
+"""A rank is slow when the others wait for it for so large a share of the time …"""
+WELL_SHARE = 0.05
+"""… until the share is below this."""
+PARTS = 4
+PARTS_SLOW = 3
+"""The share is exceeded in so many of `PARTS` parts of the time, since a save of one rank is a single event."""
+LEAST_COLLECTIVES = 16
+LEAST_DELAY_S = 0.002
+"""A delay per collective that the offset of clocks explains is none."""
+BETWEEN_LOOKS_S = 2.0
+STEPS_BETWEEN_LOOKS = 10.0
+COST_FACTOR = 500.0
+"""Reading the collectives takes at most one part in so many of a rank's time."""
+ANSWER_S = 5.0
+"""Ranks that have not answered by then are left out."""
+OFFSETS = 16
+SLOWER = 1.25
+"""The training has become slower when its median step takes so much longer than in its best time …"""
+AS_BEFORE = 1.10
+"""… until it takes less than this."""
+WINDOW = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowRanks:
+    """The ranks for which the others wait; none: that is over."""
+
+    shares: Mapping[int, float]
+    """For each of them, the share of the time that the others wait for it."""
+    node: str | None = None
+    """The node on which all of them are, where the job has others."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        shares = {str(rank): round(share, 3) for rank, share in self.shares.items()}
+        return {"shares": shares, "node": self.node}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slower:
+    """A change of the time that a step takes."""
+
+    step_s: float
+    before_s: float
+    """The median in the best time of the attempt."""
+    is_over: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+class SlowDetector:
+    """Receives what the ranks of one attempt have begun. Times are monotonic seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._asked_s: float | None = None
+        self._is_waiting = False
+        self._cost_s = 0.0
+        self._answers: dict[int, Begun | None] = {}
+        self._nodes: dict[int, str] = {}
+        self._offsets: dict[str, deque[float]] = {}
+        self._slow: frozenset[int] = frozenset()
+
+    def due(self, now_s: float, median_step_s: float | None) -> bool:
+        """Return whether the ranks should be asked now which collectives they have begun."""
+        if median_step_s is None or self._is_waiting:
+            return False
+        rest_s = max(
+            BETWEEN_LOOKS_S, STEPS_BETWEEN_LOOKS * median_step_s, COST_FACTOR * self._cost_s
+        )
+        return self._asked_s is None or now_s - self._asked_s >= rest_s
+
+    def asked(self, now_s: float) -> None:
+        """Take in that the ranks have been asked."""
+        self._asked_s, self._is_waiting, self._answers = now_s, True, {}
+
+    def answered(self, rank: int, node: str, begun: Begun | None, at_s: float) -> None:
+        """Take in the answer of a rank on a node, which has arrived there at `at_s`."""
+        self._answers[rank], self._nodes[rank] = begun, node
+        if begun is not None:
+            self._cost_s = max(0.9 * self._cost_s, begun.cost_s)
+            self._offsets.setdefault(node, deque(maxlen=OFFSETS)).append(at_s - begun.read_at_s)
+
+    def look(self, now_s: float, ranks: set[int]) -> SlowRanks | None:
+        """Return which ranks are slow, once all living ranks have answered, if that has changed."""
+        if not self._is_waiting or self._asked_s is None:
+            return None
+        if not ranks <= set(self._answers) and now_s - self._asked_s < ANSWER_S:
+            return None
+        self._is_waiting = False
+        begun = {rank: one for rank, one in self._answers.items() if one is not None}
+        offsets = {node: min(known) for node, known in self._offsets.items()}
+        shares = _shares(
+            {rank: one.shifted(offsets[self._nodes[rank]]) for rank, one in begun.items()}
+        )
+        if shares is None:
+            return None
+        limit = {rank: WELL_SHARE if rank in self._slow else SLOW_SHARE for rank in shares}
+        late = {
+            rank: {group for group, share in one.items() if share >= limit[rank]}
+            for rank, one in shares.items()
+        }
+        slow = frozenset(roots(late, shares))
+        if slow == self._slow:
+            return None
+        self._slow = slow
+        nodes = {self._nodes[rank] for rank in slow}
+        is_one = len(nodes) == 1 and len(set(self._nodes.values())) > 1
+        return SlowRanks(
+            shares={rank: max(shares[rank].values()) for rank in sorted(slow)},
+            node=nodes.pop() if is_one else None,
+        )
+
+
+def _shares(begun: Mapping[int, Begun]) -> dict[int, dict[str, float]] | None:
+    """Return by rank and group the share of the time that others wait; None where too little is known."""
+    groups: dict[str, list[int]] = {}
+    for rank, one in begun.items():
+        for group in {group for group, _ in one.at_s}:
+            groups.setdefault(group, []).append(rank)
+    shares: dict[int, dict[str, float]] = {}
+    for group, members in groups.items():
+        common = set.intersection(
+            *({key for key in begun[rank].at_s if key[0] == group} for rank in members)
+        )
+        if len(members) < 2 or len(common) < LEAST_COLLECTIVES:
+            continue
+        times = {rank: [begun[rank].at_s[key] for key in sorted(common)] for rank in members}
+        first = min(members)
+        begins = _begins_step(times[first], begun[first].steps_s)
+        for rank, share in _shares_of_group(times, begins).items():
+            shares.setdefault(rank, {})[group] = share
+    return shares or None
+
+
+def _begins_step(times: Sequence[float], steps_s: Sequence[float]) -> list[bool]:
+    """Return for each collective but the first whether it is the first one of a step."""
+    count = [bisect_left(steps_s, at_s) for at_s in times]
+    return [before < now for before, now in itertools.pairwise(count)]
+
+
+def _shares_of_group(
+    times: Mapping[int, Sequence[float]], begins: Sequence[bool]
+) -> dict[int, float]:
+    """Return for each rank the share that is exceeded in most parts of the time.
+
+    Args:
+        times: for each rank, when it began each collective.
+        begins: for each collective but the first, whether it is the first one of a step.
+    """
+    count = len(next(iter(times.values())))
+    middle = [
+        sorted(one[index] for one in times.values())[(len(times) - 1) // 2]
+        for index in range(count)
+    ]
+    bounds = [round(part * (count - 1) / PARTS) for part in range(PARTS + 1)]
+    shares = {}
+    for rank, one in times.items():
+        late_s = [max(0.0, own - other) for own, other in zip(one, middle, strict=True)]
+        # Before a step all ranks have waited for each other, so that a delay is new there.
+        lost_s = [
+            max(0.0, now - (0.0 if is_first else before))
+            for (before, now), is_first in zip(itertools.pairwise(late_s), begins, strict=True)
+        ]
+        parts = []
+        for begin, end in itertools.pairwise(bounds):
+            passed_s = middle[end] - middle[begin]
+            delay_s = sum(one for one in lost_s[begin:end] if one >= LEAST_DELAY_S)
+            parts.append(delay_s / passed_s if passed_s > 0 else 0.0)
+        shares[rank] = min(1.0, sorted(parts)[PARTS - PARTS_SLOW])
+    return shares
+
+
+class Throughput:
+    """Receives the step times of one attempt."""
+
+    def __init__(self) -> None:
+        self._recent_s: deque[float] = deque(maxlen=WINDOW)
+        self._best_s: float | None = None
+        self._is_slower = False
+        self._count = 0
+
+    def stepped(self, step_s: float) -> Slower | None:
+        """Take in a step; return how the time of steps has changed, if it has."""
+        self._recent_s.append(step_s)
+        self._count += 1
+        if self._count % WINDOW:
+            return None
+        now_s = median(self._recent_s)
+        best_s = self._best_s
+        self._best_s = now_s if best_s is None else min(best_s, now_s)
+        if best_s is None:
+            return None
+        if not self._is_slower and now_s > SLOWER * best_s:
+            self._is_slower = True
+        elif self._is_slower and now_s < AS_BEFORE * best_s:
+            self._is_slower = False
+        else:
+            return None
+        return Slower(step_s=now_s, before_s=best_s, is_over=not self._is_slower)
