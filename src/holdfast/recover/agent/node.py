@@ -30,6 +30,7 @@ from holdfast.core.paths import RunPaths
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
+from holdfast.recover.agent.time_limit import stop_in_time
 from holdfast.recover.launch import Job, Place, launch
 from holdfast.recover.leadership import Superseded, Watch, claim
 from holdfast.recover.outcome import Outcome
@@ -231,6 +232,13 @@ class Node:
             loop = asyncio.get_running_loop()
             loop.call_later(STOP_NOW_S, self._stop_here, by)
 
+    def _stop_once(self, by: str) -> None:
+        if self._stop is None:
+            self.stop(by)
+
+    def _is_leading(self) -> bool:
+        return self._supervisor is not None and self._leads
+
     def _stop_here(self, by: str) -> None:
         """End this node's part: whoever was to end it does not answer."""
         if self._ended is not None and not self._ended.done():
@@ -243,6 +251,9 @@ class Node:
         for child in children:
             self._spawn(self._keep(child))
         self._spawn(self._watch_for_supervisor())
+        if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
+            grace_s = self._spec.restarts.stop_grace_s
+            self._spawn(stop_in_time(job_id, grace_s, self._stop_once, leads=self._is_leading))
         try:
             return await self._ended
         finally:
