@@ -1,25 +1,31 @@
 """Seconds from a fault to the first new step: `holdfast run` beside torchrun's own restarts.
 
-Two gloo ranks train (`workers/training.py`, the same script with the same Checkpointer for all); a random one of them
-is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. Moments are those of the signal and of the lines
-that the ranks write after each step. The peers are `torchrun --standalone --max-restarts=3` as it is, and the same
-with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each restart a store of its own.
+Gloo ranks train (`workers/training.py`, the same script with the same Checkpointer for all). A random rank is killed
+with SIGKILL, or frozen with SIGSTOP, at a random moment. Moments are those of the signal and of the lines that the
+ranks write after each step. The peers are `torchrun --standalone --max-restarts=1000` as it is, and the same with
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each restart a store of its own.
 
-The limit is the start of a fresh group without launcher, supervisor or checkpoint, to its first step: interpreter,
-`import torch`, gloo, one step. No restart of processes can be faster.
+A job is struck once right after its start (`cold`), then again each time it has trained for `WARM_S`, as a job of hours
+has (`warm`). A job that does not recover ends; the next round starts another one.
+
+The limit of a cold restart is the start of a fresh group without launcher, supervisor or checkpoint, to its first step:
+interpreter, `import torch`, gloo, one step. A warm restart has imported everything, so that it has no such limit.
 """
 
-import itertools
+import math
 import os
 import random
 import signal
 import socket
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,15 +46,18 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 
 SCRIPT = str(WORKERS / "training.py")
-WORLD_SIZE = 2
-HANG_FLOOR_S = 1.0
-START_TIMEOUT_S = 60.0
+STEP_S = 0.1
+HANG_FLOOR_S = 2.0
+HANG_FACTOR = 8.0
+START_TIMEOUT_S = 90.0
 RECOVERY_BOUND_S = {"SIGKILL": 45.0, "SIGSTOP": 20.0}
 """How long a round waits for a new step; then it counts as not recovered, and everything is killed."""
 QUICK_BOUND_S = 15.0
-PICKS = (("median", statistics.median), ("min", min), ("max", max))
-STARTS_A_ROUND = 2
+WARM_S = 12.0
+"""A job that has trained for so long is warm: 5 s after a first step our processes import what the ranks use."""
+STILL_S = 0.2
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+COLD, WARM = "cold", "warm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,31 +69,22 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-TORCHRUN_RESTARTS = (
-    *TORCHRUN,
-    "--standalone",
-    f"--nproc-per-node={WORLD_SIZE}",
-    "--max-restarts=3",
-    SCRIPT,
-)
-HOLDFAST_RUN = (
-    *HOLDFAST,
-    "run",
-    "--name",
-    "r",
-    "--nproc",
-    str(WORLD_SIZE),
-    "--hang-floor-s",
-    str(HANG_FLOOR_S),
-)
-OURS = Contender(name="holdfast", command=(*HOLDFAST_RUN, "--", sys.executable, SCRIPT))
-SHARED = Contender(name="torchrun, its default store", command=TORCHRUN_RESTARTS)
-UNSHARED = Contender(
-    name="torchrun, unshared store",
-    command=TORCHRUN_RESTARTS,
-    environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-)
-PEERS = (SHARED, UNSHARED)
+def contenders(world_size: int) -> tuple[Contender, Contender, Contender]:
+    """Return ours, torchrun as it is, and torchrun with a store of its own for each restart."""
+    count = ("--nproc", str(world_size))
+    hangs = ("--hang-floor-s", str(HANG_FLOOR_S), "--hang-factor", str(HANG_FACTOR))
+    script = (SCRIPT, "--step-s", str(STEP_S))
+    ours = (*HOLDFAST, "run", "--name", "r", *count, *hangs, "--", sys.executable, *script)
+    restarts = ("--standalone", f"--nproc-per-node={world_size}", "--max-restarts=1000")
+    return (
+        Contender(name="holdfast", command=ours),
+        Contender(name="torchrun, its default store", command=(*TORCHRUN, *restarts, *script)),
+        Contender(
+            name="torchrun, unshared store",
+            command=(*TORCHRUN, *restarts, *script),
+            environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        ),
+    )
 
 
 class Step(NamedTuple):
@@ -102,114 +102,140 @@ class Round:
     first_step_s: float | None
     detected_s: float | None = None
     right_rank: bool = False
-    parts_s: dict[str, float] = field(default_factory=dict)
-    """Where the time from our detection to the first new step went."""
+    stood_still: bool = False
+    """Whether this process itself did not run for `STILL_S` meanwhile: the machine stood still."""
 
 
-Found = dict[tuple[str, str], list[Round]]
-"""The rounds of each fault and contender."""
-PARTS = (
-    "detected → all old processes gone",
-    "gone → relaunched (diagnosis, policy)",
-    "relaunched → first rank process (torchrun's own start)",
-    "first rank process → first new step",
-)
+Found = dict[tuple[str, str, str], list[Round]]
+"""The rounds of each contender, cold or warm, and of each fault."""
 
 
-def read_steps(folder: Path, rank: int) -> list[Step]:
-    """What a rank wrote so far; a line not yet whole is left out."""
+class StandStill:
+    """Watches whether the machine lets a thread run that wakes up each 10 ms."""
+
+    def __init__(self) -> None:
+        self._gaps: list[tuple[float, float]] = []
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        before_s = time.time()
+        while True:
+            time.sleep(0.01)
+            now_s = time.time()
+            if now_s - before_s > STILL_S:
+                self._gaps.append((before_s, now_s))
+            before_s = now_s
+
+    def within(self, began_s: float, ended_s: float) -> bool:
+        """Return whether the machine stood still at some moment of a stretch."""
+        return any(first_s < ended_s and last_s > began_s for first_s, last_s in self._gaps)
+
+
+def read_steps(folder: Path, rank: int, *, after: int = 0) -> list[Step]:
+    """Return what a rank has written after so many bytes; a line not yet whole is left out."""
     path = folder / f"steps-{rank}.txt"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    if not path.exists():
+        return []
+    with path.open() as file:
+        file.seek(after)
+        lines = file.read().split("\n")[:-1]
     return [
         Step(float(at_s), int(pid), int(step))
         for at_s, pid, step in (line.split() for line in lines)
     ]
 
 
-def strike(contender: Contender, fault: str, source: random.Random, *, bound_s: float) -> Round:
-    """One round: start the job, strike it, wait for a new step of every rank."""
-    rank, after_step, offset_s = (
-        source.randrange(WORLD_SIZE),
-        source.randrange(6, 16),
-        source.uniform(0.0, 0.06),
-    )
+class Job:
+    """A job of one contender that is struck again and again."""
+
+    def __init__(
+        self, contender: Contender, world_size: int, folder: Path, process: subprocess.Popen[bytes]
+    ) -> None:
+        self.contender = contender
+        self._ranks = range(world_size)
+        self._folder = folder
+        self._process = process
+        self._strikes = 0
+        self._read = dict.fromkeys(self._ranks, 0)
+        """The bytes of each rank's steps that are of former processes."""
+
+    def _steps(self, rank: int) -> list[Step]:
+        return read_steps(self._folder, rank, after=self._read[rank])
+
+    def await_steps(self, pids: set[int], count: int, bound_s: float) -> float | None:
+        """Return when each rank had made `count` steps in processes other than `pids`; None after the bound."""
+
+        def steps() -> list[list[Step]]:
+            return [
+                [step for step in self._steps(rank) if step.pid not in pids] for rank in self._ranks
+            ]
+
+        # A launcher that gave up will not bring a new step any more.
+        wait_until(
+            lambda: all(len(one) >= count for one in steps()) or self._process.poll() is not None,
+            timeout_s=bound_s,
+        )
+        found = steps()
+        if any(len(one) < count for one in found):
+            return None
+        return max(one[count - 1].at_s for one in found)
+
+    def strike(self, fault: str, source: random.Random, still: StandStill, bound_s: float) -> Round:
+        """Strike a random rank; wait for a new step of every rank."""
+        rank = source.randrange(len(self._ranks))
+        time.sleep(source.uniform(0.0, STEP_S))
+        steps = {one: self._steps(one) for one in self._ranks}
+        self._read = {one: _size(self._folder, one) for one in self._ranks}
+        pids = {some[-1].pid for some in steps.values()}
+        at_s = time.time()
+        os.kill(steps[rank][-1].pid, FAULTS[fault])
+        self._strikes += 1
+        new_at_s = self.await_steps(pids, 1, bound_s)
+        one = Round(
+            first_step_s=None if new_at_s is None else new_at_s - at_s,
+            stood_still=still.within(at_s, time.time()),
+        )
+        if self.contender.name != "holdfast":
+            return one
+        if new_at_s is None:
+            say(f"not recovered from {fault} of rank {rank}:\n{last_words(self._folder, 30)}")
+        return self._with_ledger(one, fault, rank, at_s)
+
+    def _with_ledger(self, one: Round, fault: str, rank: int, at_s: float) -> Round:
+        """Return a round of ours with what our supervisor wrote down."""
+        with Ledger.open(ledger_url(self._folder / ".holdfast")) as ledger:
+            incidents = ledger.incidents("r")
+        if len(incidents) != self._strikes:
+            say(f"{len(incidents)} incidents after {self._strikes} faults")
+            return one
+        incident = incidents[-1]
+        kind = "hang" if fault == "SIGSTOP" else "exit"
+        return replace(
+            one,
+            detected_s=incident.detected_at_s - at_s,
+            right_rank=(incident.rank, incident.kind) == (rank, kind),
+        )
+
+
+def _size(folder: Path, rank: int) -> int:
+    """Return the bytes of whole lines that a rank has written."""
+    return (folder / f"steps-{rank}.txt").read_bytes().rfind(b"\n") + 1
+
+
+@contextmanager
+def training(contender: Contender, world_size: int, after_step: int) -> Iterator[Job]:
+    """Start a job, and wait until each rank has made so many steps."""
     with tempfile.TemporaryDirectory(prefix="holdfast-restart-") as name:
         folder = Path(name)
         with job(contender.command, folder, environment=contender.environment) as process:
-            reached = wait_until(
-                lambda: (
-                    all(len(read_steps(folder, one)) >= after_step for one in range(WORLD_SIZE))
-                    or process.poll() is not None
-                ),
-                timeout_s=START_TIMEOUT_S,
-            )
-            if not reached or process.poll() is not None:
+            found = Job(contender, world_size, folder, process)
+            if found.await_steps(set(), after_step, START_TIMEOUT_S) is None:
                 raise DoesNotWork(f"{contender.name} did not train at all:\n{last_words(folder)}")
-            time.sleep(offset_s)
-            old_pids = {read_steps(folder, one)[-1].pid for one in range(WORLD_SIZE)}
-            fault_at_s = time.time()
-            os.kill(read_steps(folder, rank)[-1].pid, FAULTS[fault])
-
-            def first_new_steps() -> list[Step]:
-                found = (
-                    [step for step in read_steps(folder, one) if step.pid not in old_pids]
-                    for one in (0, 1)
-                )
-                return [steps[0] for steps in found if steps]
-
-            # A launcher that gave up will not bring a new step any more.
-            wait_until(
-                lambda: len(first_new_steps()) == WORLD_SIZE or process.poll() is not None,
-                timeout_s=bound_s,
-            )
-            steps = first_new_steps()
-            first_step_s = (
-                max(step.at_s for step in steps) - fault_at_s if len(steps) == WORLD_SIZE else None
-            )
-            if contender is not OURS:
-                return Round(first_step_s=first_step_s)
-            if first_step_s is None:
-                say(
-                    f"holdfast did not recover from {fault} of rank {rank}:\n{last_words(folder, 30)}"
-                )
-            return _with_ledger(folder, fault, rank, fault_at_s, first_step_s)
+            yield found
 
 
-def _with_ledger(
-    folder: Path, fault: str, rank: int, fault_at_s: float, first_step_s: float | None
-) -> Round:
-    """One round of ours, with what our supervisor wrote down."""
-    with Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
-        incidents, attempts = ledger.incidents("r"), ledger.attempts("r")
-        started_at_s = [event.at_s for event in ledger.events("r", "started") if event.attempt == 2]
-    if not incidents:
-        return Round(first_step_s=first_step_s)
-    incident = incidents[0]
-    parts_s = {}
-    if (
-        first_step_s is not None
-        and len(attempts) > 1
-        and started_at_s
-        and attempts[0].ended_at_s is not None
-    ):
-        ended_at_s = attempts[0].ended_at_s
-        moments_s = (incident.detected_at_s, ended_at_s, attempts[1].started_at_s, started_at_s[0])
-        between = itertools.pairwise((*moments_s, fault_at_s + first_step_s))
-        parts_s = {
-            part: after_s - before_s
-            for part, (before_s, after_s) in zip(PARTS, between, strict=True)
-        }
-    return Round(
-        first_step_s=first_step_s,
-        detected_s=incident.detected_at_s - fault_at_s,
-        right_rank=incident.rank == rank
-        and incident.kind == ("hang" if fault == "SIGSTOP" else "exit"),
-        parts_s=parts_s,
-    )
-
-
-def fresh_start_s() -> float:
-    """Seconds from starting two ranks by hand to their first step."""
+def fresh_start_s(world_size: int = 2) -> float:
+    """Return the seconds from starting ranks by hand to their first step."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -218,151 +244,165 @@ def fresh_start_s() -> float:
         common = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
-            "WORLD_SIZE": str(WORLD_SIZE),
+            "WORLD_SIZE": str(world_size),
         }
         command = (sys.executable, SCRIPT, "--bare")
         began_s = time.time()
-        with (
-            job(command, folder, environment={**common, "RANK": "0"}) as first,
-            job(command, folder, environment={**common, "RANK": "1"}) as second,
-        ):
+        with ExitStack() as stack:
+            processes = [
+                stack.enter_context(job(command, folder, environment={**common, "RANK": str(rank)}))
+                for rank in range(world_size)
+            ]
 
             def trained() -> bool:
-                return all(read_steps(folder, one) for one in (0, 1))
+                return all(read_steps(folder, rank) for rank in range(world_size))
 
             def ended() -> bool:
-                return any(process.poll() is not None for process in (first, second))
+                return any(process.poll() is not None for process in processes)
 
             wait_until(lambda: trained() or ended(), timeout_s=START_TIMEOUT_S)
             if not trained():
                 raise DoesNotWork(
                     f"{SCRIPT} does not train without a launcher:\n{last_words(folder)}"
                 )
-            return max(read_steps(folder, one)[0].at_s for one in (0, 1)) - began_s
+            return max(read_steps(folder, rank)[0].at_s for rank in range(world_size)) - began_s
 
 
-def measure(
-    source: random.Random, quiet: Quiet, *, quick: bool, rounds: int
-) -> tuple[Found, list[float]]:
-    """All rounds, interleaved, in a random order within each; and the fresh starts, shuffled among them."""
-    found: Found = {}
-    starts_s: list[float] = []
-    for number in range(rounds):
-        plan: list[tuple[Contender, str] | None] = [
-            (OURS, "SIGKILL"),
-            (OURS, "SIGSTOP"),
-            (UNSHARED, "SIGKILL"),
-        ]
-        if not quick:
-            plan.append((SHARED, "SIGKILL"))
-            plan += [(peer, "SIGSTOP") for peer in PEERS if number == 0]
-        # None is a fresh start. It is shuffled like the others, so that the load of the machine falls on all alike.
-        plan += [None] * (1 if quick else STARTS_A_ROUND)
+class Measurement:
+    """All rounds, by contender, in a random order."""
+
+    def __init__(
+        self, source: random.Random, quiet: Quiet, *, world_size: int, is_quick: bool
+    ) -> None:
+        self._source = source
+        self._quiet = quiet
+        self._world_size = world_size
+        self._is_quick = is_quick
+        self._still = StandStill()
+        self.found: Found = {}
+        self.starts_s: list[float] = []
+
+    def fresh_start(self) -> None:
+        """Start ranks without a launcher."""
+        self._quiet.wait()
+        self.starts_s.append(fresh_start_s(self._world_size))
+        say(f"fresh start: first step after {self.starts_s[-1]:.2f} s")
+
+    def strike(self, contender: Contender, cold: str, warm: Sequence[str]) -> int:
+        """Strike a new job, first by the fault `cold`, then by each of `warm`; return how many of `warm` were made."""
+        self._quiet.wait()
+        made = 0
+        with training(contender, self._world_size, self._source.randrange(6, 16)) as found:
+            recovered = self._strike_once(found, COLD, cold)
+            for fault in warm if recovered else ():
+                time.sleep(WARM_S)
+                made += 1
+                if not self._strike_once(found, WARM, fault):
+                    break
+        return made
+
+    def _strike_once(self, job_: Job, when: str, fault: str) -> bool:
+        is_ours = job_.contender.name == "holdfast"
+        bound_s = QUICK_BOUND_S if self._is_quick and not is_ours else RECOVERY_BOUND_S[fault]
+        one = job_.strike(fault, self._source, self._still, bound_s)
+        rounds = self.found.setdefault((job_.contender.name, when, fault), [])
+        rounds.append(one)
+        took = (
+            "not recovered"
+            if one.first_step_s is None
+            else f"first new step after {one.first_step_s:.2f} s"
+        )
+        say(f"{job_.contender.name}, {when} {fault} {len(rounds)}: {took}")
+        return one.first_step_s is not None
+
+
+def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds: int) -> None:
+    """Strike `rounds` times by each fault while warm, and a fifth as often while cold; the peers a fifth as often."""
+    ours, shared, unshared = contenders(world_size)
+    source = random.Random(rounds)
+    if is_quick:
+        measurement.fresh_start()
+        measurement.strike(unshared, "SIGKILL", ())
+        measurement.strike(ours, "SIGKILL", ("SIGKILL", "SIGSTOP"))
+        return
+    left = [fault for fault in FAULTS for _ in range(rounds)]
+    source.shuffle(left)
+    number = 0
+    while left:
+        measurement.fresh_start()
+        plan: list[tuple[Contender, str, Sequence[str]]] = [(ours, "SIGKILL", left[:10])]
+        plan += [(peer, "SIGKILL", ("SIGKILL", "SIGKILL")) for peer in (shared, unshared)]
+        if number == 0:
+            plan += [(peer, "SIGSTOP", ()) for peer in (shared, unshared)]
         source.shuffle(plan)
-        for planned in plan:
-            quiet.wait()
-            if planned is None:
-                starts_s.append(fresh_start_s())
-                say(
-                    f"round {number + 1} of {rounds}: fresh start: first step after {starts_s[-1]:.2f} s"
-                )
-                continue
-            contender, fault = planned
-            bound_s = QUICK_BOUND_S if quick and contender is not OURS else RECOVERY_BOUND_S[fault]
-            one = strike(contender, fault, source, bound_s=bound_s)
-            took = (
-                "not recovered"
-                if one.first_step_s is None
-                else f"first new step after {one.first_step_s:.2f} s"
-            )
-            say(f"round {number + 1} of {rounds}: {fault}, {contender.name}: {took}")
-            found.setdefault((fault, contender.name), []).append(one)
-    return found, starts_s
+        for contender, cold, warm in plan:
+            made = measurement.strike(contender, cold, warm)
+            if contender is ours:
+                del left[:made]
+        number += 1
 
 
 def rows_of(found: Found, limit_s: float) -> list[Row]:
-    """The table."""
+    """Return the table."""
     rows = []
-    for fault in FAULTS:
-        ours = found[fault, OURS.name]
-        count = len(ours)
-        # Nobody can know of a silence before it has lasted as long as the limit says.
-        detect_limit_s = HANG_FLOOR_S if fault == "SIGSTOP" else 0.0
+    for when, fault in ((COLD, "SIGKILL"), (WARM, "SIGKILL"), (WARM, "SIGSTOP")):
+        ours = found["holdfast", when, fault]
+        what, count = f"{when} {fault}", len(ours)
         all_rounds = {"limit": count, "unit": "rounds", "must": Must("=", count)}
-        recovered = sum(one.first_step_s is not None for one in ours)
+        recovered_s = _present(one.first_step_s for one in ours)
+        calm_s = _present(one.first_step_s for one in ours if not one.stood_still)
         right = sum(one.right_rank for one in ours)
+        # Nobody can know of a silence before it has lasted as long as the limit says.
+        silence_s = HANG_FLOOR_S if fault == "SIGSTOP" else 0.0
+        least_s = limit_s if when == COLD else silence_s
         rows += [
-            Row(measure=f"{fault}: recovered, of {count}", ours=recovered, **all_rounds),
+            Row(measure=f"{what}: recovered, of {count}", ours=len(recovered_s), **all_rounds),
+            Row(measure=f"{what}: right rank and kind, of {count}", ours=right, **all_rounds),
             Row(
-                measure=f"{fault}: right rank and kind named, of {count}", ours=right, **all_rounds
-            ),
-            Row(
-                measure=f"{fault} → detected, median",
-                ours=_picked(statistics.median, [one.detected_s for one in ours]),
-                limit=detect_limit_s,
+                measure=f"{what} → detected, median",
+                ours=_quantile(_present(one.detected_s for one in ours), 0.5),
+                limit=silence_s,
                 unit="s",
             ),
         ]
-        rows += [
-            Row(
-                measure=f"  of the restart: {part}, median",
-                ours=_picked(statistics.median, [one.parts_s.get(part) for one in ours]),
-                unit="s",
+        musts: tuple[Must | None, Must | None] = (None, None)
+        if when == WARM:
+            musts = (
+                (Must("<=", 0.7), Must("<=", 2.0))
+                if fault == "SIGKILL"
+                else (Must("<=", 3.0), None)
             )
-            for part in PARTS
+        unshared_s = _present(
+            one.first_step_s for one in found.get(("torchrun, unshared store", when, fault), [])
+        )
+        rows += [
+            Row(
+                measure=f"{what} → first new step, median",
+                ours=_quantile(recovered_s, 0.5),
+                peer=_quantile(unshared_s, 0.5),
+                limit=least_s,
+                unit="s",
+                must=musts[0],
+            ),
+            Row(
+                measure=f"{what} → first new step, 95th percentile of the {len(calm_s)} without a standstill",
+                ours=_quantile(calm_s, 0.95),
+                peer=_quantile(unshared_s, 0.95),
+                limit=least_s,
+                unit="s",
+                must=musts[1],
+            ),
         ]
-        ours_s = _present(one.first_step_s for one in ours)
-        compared = False
-        for peer in PEERS:
-            theirs = found.get((fault, peer.name))
-            if theirs is None:
-                continue
-            theirs_s = _present(one.first_step_s for one in theirs)
+        if recovered_s and unshared_s:
+            ratio = statistics.median(recovered_s) / statistics.median(unshared_s)
             rows.append(
-                Row(
-                    measure=f"{fault}, {peer.name}: recovered, of {len(theirs)}",
-                    peer=len(theirs_s),
-                    limit=len(theirs),
-                    unit="rounds",
-                )
+                Row(measure=f"{what}: medians, ours ÷ peer", ours=ratio, peer=1, unit="ratio")
             )
-            if theirs_s:
-                compared = True
-                rows += _first_step_rows(
-                    fault, peer.name, ours_s, theirs_s, detect_limit_s + limit_s
-                )
-        if not compared:
-            rows += _first_step_rows(
-                fault, "no peer recovered", ours_s, [], detect_limit_s + limit_s
-            )
-    return rows
-
-
-def _first_step_rows(
-    fault: str, peer: str, ours_s: list[float], theirs_s: list[float], limit_s: float
-) -> list[Row]:
-    """Seconds to the first new step of the rounds that recovered."""
-    rows = [
-        Row(
-            measure=f"{fault} → first new step, {name}; {peer}",
-            ours=_picked(pick, ours_s),
-            peer=_picked(pick, theirs_s),
-            limit=limit_s,
-            unit="s",
-        )
-        for name, pick in PICKS
-    ]
-    if ours_s and theirs_s:
-        median_s = statistics.median(theirs_s)
-        rows.append(
-            Row(
-                measure=f"{fault} → first new step, medians ÷ that of {peer}",
-                ours=statistics.median(ours_s) / median_s,
-                peer=1,
-                limit=limit_s / median_s,
-                unit="ratio",
-            )
-        )
+    for (name, when, fault), theirs in found.items():
+        if name != "holdfast":
+            recovered = len(_present(one.first_step_s for one in theirs))
+            measure = f"{name}, {when} {fault}: recovered, of {len(theirs)}"
+            rows.append(Row(measure=measure, peer=recovered, limit=len(theirs), unit="rounds"))
     return rows
 
 
@@ -370,66 +410,58 @@ def _present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _picked(pick: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    present = _present(values)
-    return pick(present) if present else None
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least a share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
 
 
 def main() -> int:
-    args = parse_arguments(__doc__ or "")
+    args = parse_arguments(__doc__ or "", rounds=100)
     adopt_orphans()
-    rounds = 1 if args.quick else 5
-    source, quiet = random.Random(args.seed), Quiet(patience_s=0.0 if args.quick else 20.0)
+    world_size = 2 if args.quick else 4
+    quiet = Quiet(patience_s=0.0 if args.quick else 20.0)
+    measurement = Measurement(
+        random.Random(args.seed), quiet, world_size=world_size, is_quick=args.quick
+    )
     try:
         with OthersLoad() as others:
-            found, starts_s = measure(source, quiet, quick=args.quick, rounds=rounds)
+            measure(measurement, world_size, is_quick=args.quick, rounds=args.rounds)
     except DoesNotWork as error:
         say(f"restart.py: {error}")
         return 1
-    limit_s = min(starts_s)
-    rows = rows_of(found, limit_s)
+    limit_s = min(measurement.starts_s)
+    rows = rows_of(measurement.found, limit_s)
     rows.append(
         Row(
             measure="fresh start → first step, median",
-            limit=statistics.median(starts_s),
+            limit=statistics.median(measurement.starts_s),
             unit="s",
         )
     )
     bounds = ", ".join(
         f"{bound_s:.0f} s after {fault}" for fault, bound_s in RECOVERY_BOUND_S.items()
     )
-    peer_bound = f" ({QUICK_BOUND_S:.0f} s for the peers with --quick)" if args.quick else ""
+    peers = f" ({QUICK_BOUND_S:.0f} s for the peers with --quick)" if args.quick else ""
     setting = (
-        f"{WORLD_SIZE} gloo ranks, steps of 0.06 s, a checkpoint every 5 steps, hang floor {HANG_FLOOR_S:g} s; "
-        "the order is random within each round"
-    )
-    not_recovered = (
-        f"not recovered: no new step within {bounds}{peer_bound}. torchrun has no detector of hangs: its ranks wait "
-        "for gloo's own timeout of 30 min, so that its SIGSTOP runs one round only"
+        f"{world_size} gloo ranks, steps of {STEP_S:g} s, a checkpoint every 5 steps; hang limit {HANG_FLOOR_S:g} s; "
+        "the order is random"
     )
     limit = (
-        "limit: a fresh group without launcher, supervisor and checkpoint, to its first step, the fastest of "
-        f"{1 if args.quick else STARTS_A_ROUND * rounds} (after SIGSTOP: plus the hang floor, less up to a step, "
-        "since silence counts from the last step)"
+        "limit: of cold restarts, a fresh group without launcher, supervisor and checkpoint, to its first step, the "
+        f"fastest of {len(measurement.starts_s)}; of a SIGSTOP, the silence that must pass first"
     )
-    notes = [setting, not_recovered, limit, quiet.sentence(), others.sentence()]
-    kills_s = _present(
-        one.first_step_s for (fault, _), some in found.items() if fault == "SIGKILL" for one in some
-    )
-    below = sum(first_s < limit_s for first_s in kills_s)
-    if below:
-        notes.append(
-            f"NOT A LIMIT: {below} of {len(kills_s)} restarts beat the fastest fresh start, which cannot be; "
-            "the machine was too busy for the seconds of this run to be compared"
-        )
-    report("Fault → first new step", rows, notes=notes, json_file=args.json)
-    broken = [
-        fault
-        for fault in FAULTS
-        if all(one.first_step_s is None for one in found[fault, OURS.name])
+    notes = [
+        setting,
+        f"not recovered: no new step within {bounds}{peers}. torchrun has no detector of hangs",
+        limit,
+        f"a standstill: a thread that wakes up each 10 ms did not run for {STILL_S:g} s",
+        quiet.sentence(),
+        others.sentence(),
     ]
-    if broken:
-        say(f"restart.py: holdfast never recovered from {' or '.join(broken)}")
+    report("Fault → first new step", rows, notes=notes, json_file=args.json)
+    ours = [one for key, some in measurement.found.items() if key[0] == "holdfast" for one in some]
+    if not any(one.first_step_s is not None for one in ours):
+        say("restart.py: holdfast never recovered")
         return 1
     return 0
 
