@@ -145,6 +145,14 @@ def test_a_poisoned_training_is_found_three_steps_later(seed):
     assert at < found.first_step <= found.step <= at + 2 + SPIKE_STEPS
 
 
+@pytest.mark.parametrize("at", [100, 300, 900])
+def test_a_loss_that_jumps_while_it_falls_fast_is_found(at):
+    """Higher losses than the broken ones are among the last ordinary ones."""
+    losses = list(curve("even", at, seed=at))
+    found = found_in([*losses, *[1.5 * losses[-1]] * 5])
+    assert (found.first_step, found.step) == (at + 1, at + 3)
+
+
 def test_before_enough_steps_are_known_only_what_is_not_finite_counts():
     rising = [1.0 + step for step in range(LEAST_STEPS - 1)]
     assert found_in(rising) is None

@@ -6,18 +6,22 @@ loss is passed over: a stage of a pipeline may report NaN for want of a loss.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary steps (robust
 statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before, and it must be higher than each of them.
-Until `LEAST_STEPS` are known, as in the warm-up, only losses that are not finite count. A falling loss, and a learning
-rate that changes, widen the deviation and so make the comparison less strict.
+A falling loss widens that deviation. So a loss is also compared with the median of the last `LEVEL` steps, and with how
+far ordinary losses were from that median when they came; it must be farther than each of them, and higher than the last
+`LEAST_STEPS`. Until so many steps are known, as in the warm-up, only losses that are not finite count.
 """
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from statistics import median
 from typing import Any, Literal
 
 WINDOW = 256
 LEAST_STEPS = 64
+LEVEL = 32
 NOT_FINITE_STEPS = 2
 SPIKE_STEPS = 3
 DEVIATIONS = 8.0
@@ -40,7 +44,7 @@ class Anomaly:
     value: float
     """The loss of that step."""
     usual: float | None = None
-    """The median of ordinary losses; None where too few are known."""
+    """The median of the last ordinary losses; None where too few are known."""
     limit: float | None = None
     """The lowest loss that would have been a spike; None likewise."""
 
@@ -54,7 +58,8 @@ class AnomalyDetector:
     """Receives the losses of one run, also across its attempts."""
 
     def __init__(self) -> None:
-        self._ordinary: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._ordinary: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
+        """Steps, their losses, and the distance of each from the level before it."""
         self._high: list[int] = []
         """Steps in a row whose loss was not ordinary."""
         self._not_finite: dict[int, list[int]] = {}
@@ -121,7 +126,8 @@ class AnomalyDetector:
         usual, limit = self._usual()
         if limit is None or loss <= limit:
             self._high.clear()
-            self._ordinary.append((step, loss))
+            level = median(self._last(LEVEL)) if self._ordinary else loss
+            self._ordinary.append((step, loss, loss - level))
             self._learns_anew &= limit is None
             return None
         self._high.append(step)
@@ -137,13 +143,31 @@ class AnomalyDetector:
         self._high = []
         self._not_finite = {}
 
+    def _last(self, count: int) -> list[float]:
+        """Return the last ordinary losses, at most `count`."""
+        first = max(0, len(self._ordinary) - count)
+        return [loss for _, loss, _ in islice(self._ordinary, first, None)]
+
     def _usual(self) -> tuple[float | None, float | None]:
-        """Return the median of ordinary losses, and the limit of a spike; None where too few are known."""
+        """Return the level of ordinary losses, and the limit of a spike; None where too few are known."""
         if len(self._ordinary) < LEAST_STEPS:
             return None, None
-        losses = [loss for _, loss in self._ordinary]
-        middle = median(losses)
-        deviation = NORMAL * median(abs(loss - middle) for loss in losses)
-        rise = max(DEVIATIONS * deviation, LEAST_RISE * abs(middle))
-        # Where most losses are equal, as zeros are, nothing shows how far they may be from each other.
-        return middle, None if deviation == 0 else max(middle + rise, *losses)
+        losses = self._last(WINDOW)
+        distances = [distance for _, _, distance in self._ordinary]
+        level = median(losses[-LEVEL:])
+        limits = [
+            _limit(median(losses), losses, highest=max(losses)),
+            _limit(level, distances, highest=max(level + max(distances), *losses[-LEAST_STEPS:])),
+        ]
+        return level, min((limit for limit in limits if limit is not None), default=None)
+
+
+def _limit(level: float, values: Sequence[float], *, highest: float) -> float | None:
+    """Return the lowest loss that is no noise about a level, given the spread of values; None where all are equal.
+
+    Where most losses are equal, as zeros are, nothing shows how far they may be from each other.
+    """
+    middle = median(values)
+    deviation = NORMAL * median(abs(value - middle) for value in values)
+    rise = max(DEVIATIONS * deviation, LEAST_RISE * abs(level))
+    return None if deviation == 0 else max(level + rise, highest)

@@ -1,0 +1,275 @@
+"""What the detectors of `holdfast run` find in trainings that are emulated: broken losses, and slow ranks.
+
+- `losses`: curves of training losses with six kinds of noise, in which nothing happens, and such with a loss that jumps
+  and stays, or becomes NaN. The peers are two rules in use: 1.5 times the loss before (the rule of InternEvo's
+  monitor), and twice the mean of the last ten (the rule of Lightning's SpikeDetection).
+- `slow`: ranks that compute, and wait for each other at the end of each step. One of them is slower by 30% to 100%, or
+  none. There is no peer: step times, which other tools compare, are the same for all ranks.
+
+Nothing here runs in real time, so that a figure does not depend on the machine.
+"""
+
+import math
+import random
+import statistics
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from common.table import Must, Row, parse_arguments, report
+from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, SPIKE_STEPS, AnomalyDetector
+from holdfast.recover.detectors.collectives import Begun
+from holdfast.recover.detectors.slow import SlowDetector
+
+PARTS = ("losses", "slow")
+NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "outliers")
+BEFORE = 300
+"""Steps before a loss breaks."""
+AFTER = 40
+WORLDS = (2, 4, 8, 16, 64)
+RANKS_A_NODE = 8
+STEPS = 20
+
+Rule = Callable[[float], bool]
+"""Takes in a loss; returns whether the rule calls that a spike."""
+
+
+# Losses
+
+
+def curve(kind: str, steps: int, source: random.Random) -> Iterator[float]:
+    """Return the losses of a training in which nothing happens."""
+    drift = 0.0
+    for step in range(steps):
+        base = 1.8 + 9.0 * math.exp(-step / 400)
+        drift = 0.98 * drift + source.gauss(0, 0.01)
+        tail = source.gauss(0, 1) / math.sqrt(source.gammavariate(1.5, 1 / 1.5))
+        noise = {
+            "even": source.gauss(0, 0.05),
+            "heavy tails": 0.05 * tail,
+            "slow": drift + source.gauss(0, 0.02),
+            "sawtooth": 0.3 * (step % 500) / 500 + source.gauss(0, 0.02),
+            "other data": (0.35 if step // 700 % 2 else 0.0) + source.gauss(0, 0.01),
+            "outliers": source.gauss(0, 0.03) + (3.0 if source.random() < 0.02 else 0.0),
+        }[kind]
+        yield base + noise
+
+
+def poisoned(kind: str, source: random.Random) -> list[float]:
+    """Return losses that jump after `BEFORE` steps, by half to four times, and come down slowly if at all."""
+    losses = list(curve(kind, BEFORE + AFTER, source))
+    height, ease = source.uniform(1.5, 5.0), source.choice((1.0, 0.98))
+    for step in range(BEFORE, BEFORE + AFTER):
+        losses[step] *= 1 + (height - 1) * ease ** (step - BEFORE)
+    return losses
+
+
+def ours() -> Rule:
+    """Return our own detector as a rule."""
+    detector, steps = AnomalyDetector(), iter(range(1, sys.maxsize))
+
+    def look(loss: float) -> bool:
+        found = detector.look(0, next(steps), loss, leads=True)
+        if found is not None:
+            detector.accept()
+        return found is not None
+
+    return look
+
+
+def above_the_one_before() -> Rule:
+    """Return the rule that compares a loss with the one before."""
+    before = [math.inf]
+
+    def look(loss: float) -> bool:
+        is_spike = loss > 1.5 * before[0]
+        before[0] = loss
+        return is_spike
+
+    return look
+
+
+def above_the_last_ten() -> Rule:
+    """Return the rule that compares a loss with the mean of the last ten."""
+    last: deque[float] = deque(maxlen=10)
+
+    def look(loss: float) -> bool:
+        is_spike = len(last) == 10 and loss > 2.0 * statistics.fmean(last)
+        last.append(loss)
+        return is_spike
+
+    return look
+
+
+RULES = {
+    "1.5 times the one before": above_the_one_before,
+    "twice the mean of ten": above_the_last_ten,
+}
+
+
+def first_alarm(losses: Sequence[float], make: Callable[[], Rule]) -> int | None:
+    """Return after how many steps a rule finds a broken loss; None: never. Earlier alarms do not count."""
+    look = make()
+    for step, loss in enumerate(losses, 1 - BEFORE):
+        if look(loss) and step > 0:
+            return step
+    return None
+
+
+def loss_rows(source: random.Random, *, steps: int, poisonings: int) -> list[Row]:
+    """Measure what is found of broken losses, and what of noise is taken for one."""
+    curves = [list(curve(kind, steps // len(NOISE), source)) for kind in NOISE]
+    broken = [poisoned(NOISE[number % len(NOISE)], source) for number in range(poisonings)]
+    nan = [one[: BEFORE + 1] + [math.nan] * AFTER for one in broken]
+
+    def false_alarms(make: Callable[[], Rule]) -> int:
+        return sum(sum(map(make(), one)) for one in curves)
+
+    def alarms(make: Callable[[], Rule], some: list[list[float]]) -> list[int]:
+        return [found for one in some if (found := first_alarm(one, make)) is not None]
+
+    spikes, not_finite = alarms(ours, broken), alarms(ours, nan)
+    rows = [
+        Row(
+            measure=f"alarms in {steps:,} noisy steps, {name}",
+            ours=false_alarms(ours) if name == "ours" else None,
+            peer=None if name == "ours" else false_alarms(RULES[name]),
+            limit=0,
+            unit="alarms",
+            must=Must("<=", 1) if name == "ours" else None,
+        )
+        for name in ("ours", *RULES)
+    ]
+    found = {"limit": poisonings, "unit": "trainings"}
+    rows += [
+        Row(
+            measure=f"loss that jumps: found, of {poisonings}",
+            ours=len(spikes),
+            must=Must("=", poisonings),
+            **found,
+        ),
+        *(
+            Row(
+                measure=f"loss that jumps: found, of {poisonings}, {name}",
+                peer=len(alarms(make, broken)),
+                **found,
+            )
+            for name, make in RULES.items()
+        ),
+        Row(
+            measure="loss that jumps: steps to the alarm, slowest",
+            ours=max(spikes, default=None),
+            limit=SPIKE_STEPS,
+            unit="steps",
+            must=Must("<=", SPIKE_STEPS + 5),
+        ),
+        Row(
+            measure=f"NaN: found, of {poisonings}",
+            ours=len(not_finite),
+            must=Must("=", poisonings),
+            **found,
+        ),
+        Row(
+            measure="NaN: steps to the alarm, slowest",
+            # The curve has one ordinary step first.
+            ours=max((one - 1 for one in not_finite), default=None),
+            limit=NOT_FINITE_STEPS,
+            unit="steps",
+            must=Must("<=", NOT_FINITE_STEPS),
+        ),
+    ]
+    return rows
+
+
+# Slow ranks
+
+
+def emulated(
+    world: int, source: random.Random, *, slow: int | None, factor: float, jitter: float
+) -> SlowDetector:
+    """Return a detector that has received what the ranks of a training have begun in `STEPS` steps of 1 s."""
+    buckets = source.choice((1, 4, 16))
+    begun: list[dict[tuple[str, int], float]] = [{} for _ in range(world)]
+    now_s, number, steps_s = 1000.0, 0, []
+    for _ in range(STEPS):
+        at_s = [now_s] * world
+        for _ in range(buckets):
+            number += 1
+            for rank in range(world):
+                part_s = (factor if rank == slow else 1.0) / buckets
+                at_s[rank] += part_s * max(0.3, source.gauss(1.0, jitter))
+                begun[rank]["0", number] = at_s[rank]
+        now_s = max(at_s)
+        steps_s.append(now_s)
+    detector = SlowDetector()
+    detector.asked(now_s)
+    clocks = [source.uniform(-1, 1) for _ in range(world // RANKS_A_NODE + 1)]
+    for rank, collectives in enumerate(begun):
+        clock_s = clocks[rank // RANKS_A_NODE]
+        one = Begun(
+            at_s=collectives,
+            last={"0": number},
+            waits=False,
+            steps_s=tuple(steps_s),
+            read_at_s=now_s,
+            cost_s=0.0,
+        )
+        detector.answered(
+            rank,
+            f"node{rank // RANKS_A_NODE}",
+            one.shifted(clock_s),
+            now_s + source.uniform(0.0, 0.01),
+        )
+    return detector
+
+
+def slow_rows(source: random.Random, *, rounds: int) -> list[Row]:
+    """Measure which ranks are named after 20 steps."""
+    named, wrong, of = 0, 0, 0
+    false = 0
+    for _ in range(rounds):
+        for world in WORLDS:
+            slow, factor = source.randrange(world), source.uniform(1.3, 2.0)
+            jitter = source.uniform(0.01, 0.1)
+            detector = emulated(world, source, slow=slow, factor=factor, jitter=jitter)
+            found = detector.look(1e9, set(range(world)))
+            ranks = set() if found is None else set(found.shares)
+            of += 1
+            named += slow in ranks
+            wrong += len(ranks - {slow})
+            calm = emulated(world, source, slow=None, factor=1.0, jitter=jitter)
+            false += calm.look(1e9, set(range(world))) is not None
+    none = {"limit": 0, "must": Must("=", 0)}
+    return [
+        Row(
+            measure=f"slow rank named after {STEPS} steps, of {of}",
+            ours=named,
+            limit=of,
+            unit="trainings",
+            must=Must(">=", math.ceil(0.99 * of)),
+        ),
+        Row(measure="ranks named that are not slow", ours=wrong, unit="ranks", **none),
+        Row(measure=f"alarms in {of} trainings alike", ours=false, unit="alarms", **none),
+    ]
+
+
+def main() -> int:
+    args = parse_arguments(__doc__ or "", parts=PARTS, rounds=40)
+    source = random.Random(args.seed)
+    parts = args.only or PARTS
+    rows: list[Row] = []
+    if "losses" in parts:
+        steps, poisonings = (12_000, 12) if args.quick else (100_000, 50)
+        rows += loss_rows(source, steps=steps, poisonings=poisonings)
+    if "slow" in parts:
+        rows += slow_rows(source, rounds=2 if args.quick else args.rounds)
+    notes = [
+        "losses: from 10.8 down to 1.8; each kind of noise has as many steps",
+        "slow ranks: worlds of 2 to 64, 8 a node with clocks up to 2 s apart; own times vary by 1% to 10%",
+    ]
+    report("What the detectors find", rows, notes=notes, json_file=args.json)
+    return 0 if all(row.met for row in rows if row.must is not None) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
