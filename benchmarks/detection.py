@@ -1,10 +1,14 @@
-"""What the detectors of `holdfast run` find in trainings that are emulated: broken losses, and slow ranks.
+"""What the detectors of `holdfast run` find in trainings that are emulated: broken losses, slow ranks, and hangs.
 
 - `losses`: curves of training losses with six kinds of noise, in which nothing happens, and such with a loss that jumps
   and stays, or becomes NaN. The peers are two rules in use: 1.5 times the loss before (the rule of InternEvo's
   monitor), and twice the mean of the last ten (the rule of Lightning's SpikeDetection).
 - `slow`: ranks that compute, and wait for each other at the end of each step. One of them is slower by 30% to 100%, or
   none. There is no peer: step times, which other tools compare, are the same for all ranks.
+- `hangs`: 24 hours of a training with pauses that are no hang: steps of up to five times the median, saves, an
+  evaluation of 10 minutes by one rank that marks nothing, ranks without CPU time for half a minute, a machine that is
+  suspended. And trainings in which one rank is stopped, waits for a lock, sleeps, computes for ever, or keeps the
+  interpreter's lock.
 
 Nothing here runs in real time, so that a figure does not depend on the machine.
 """
@@ -19,9 +23,11 @@ from collections.abc import Callable, Iterator, Sequence
 from common.table import Must, Row, parse_arguments, report
 from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, SPIKE_STEPS, AnomalyDetector
 from holdfast.recover.detectors.collectives import Begun
+from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
 from holdfast.recover.detectors.slow import SlowDetector
+from holdfast.recover.stacks import Place, Stand
 
-PARTS = ("losses", "slow")
+PARTS = ("losses", "slow", "hangs")
 NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "outliers")
 BEFORE = 300
 """Steps before a loss breaks."""
@@ -29,6 +35,15 @@ AFTER = 40
 WORLDS = (2, 4, 8, 16, 64)
 RANKS_A_NODE = 8
 STEPS = 20
+TICK_S = 0.1
+"""The supervisor's."""
+STEP_S = 1.0
+HOUR_S = 3600.0
+KINDS = ("stopped", "lock", "sleep", "busy", "interpreter")
+TRAIN = Stand(Place.OTHER, ("forward (model.py:80)",))
+WAIT = Stand(Place.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)"))
+BARRIER = Stand(Place.COLLECTIVE, ("barrier (distributed_c10d.py:4159)", "<module> (train.py:9)"))
+EVALUATE = Stand(Place.OTHER, ("evaluate (train.py:40)",))
 
 Rule = Callable[[float], bool]
 """Takes in a loss; returns whether the rule calls that a spike."""
@@ -253,6 +268,154 @@ def slow_rows(source: random.Random, *, rounds: int) -> list[Row]:
     ]
 
 
+# Hangs
+
+
+class Ranks:
+    """Ranks that train in virtual time, under the hang detector."""
+
+    def __init__(self, world: int, source: random.Random) -> None:
+        self.world, self.source = world, source
+        self.detector = HangDetector(HangLimits())
+        self.detector.world_size = world
+        self.now_s = self.step = 0.0
+        self.looks: Callable[[], dict[int, Look]] = dict
+        self.states: dict[int, str | None] = {}
+        self.io_bytes = 0
+        for rank in range(world):
+            self.detector.attached(rank, self.now_s)
+
+    def pass_time(self, seconds: float) -> Frozen | None:
+        """Let the supervisor watch for some time; return the first alarm."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s = min(until_s, self.now_s + TICK_S)
+            if self.detector.look_due(self.now_s):
+                self.detector.looked(self.looks(), self.now_s)
+            frozen = self.detector.check(self.now_s, self.states)
+            if frozen is not None:
+                return frozen
+        return None
+
+    def steps(self, count: int, *, jitter: bool = False) -> Frozen | None:
+        """Make steps, with `jitter` of up to five times the usual time."""
+        self.looks = lambda: {rank: self.at_work(WAIT) for rank in range(self.world)}
+        for _ in range(count):
+            own_s = STEP_S * (self.source.uniform(0.8, 5.0) if jitter else 1.0)
+            frozen = self.pass_time(own_s)
+            if frozen is not None:
+                return frozen
+            self.step += 1
+            for rank in range(self.world):
+                self.detector.stepped(rank, int(self.step), own_s, self.now_s)
+        return None
+
+    def at_work(self, stand: Stand) -> Look:
+        """Return a look at a rank that computes."""
+        self.io_bytes += 1
+        return Look(state="running", cpu_s=self.now_s, io_bytes=self.io_bytes, stand=stand)
+
+    def idle(self, stand: Stand | None, *, last: int | None = None) -> Look:
+        """Return a look at a rank that does nothing; it has begun so many collectives where it answers that."""
+        begun = None
+        if last is not None:
+            waits = stand in (WAIT, BARRIER)
+            begun = Begun(at_s={}, last={"0": last}, waits=waits, read_at_s=0.0, cost_s=0.0)
+        return Look(state="sleeping", cpu_s=1.0, io_bytes=7, stand=stand, begun=begun)
+
+
+def save(ranks: Ranks) -> Frozen | None:
+    """Save on all ranks, for up to a minute."""
+    for rank in range(ranks.world):
+        ranks.detector.section(rank, ranks.now_s, is_open=True, limit_s=None)
+    ranks.looks = lambda: {rank: ranks.at_work(TRAIN) for rank in range(ranks.world)}
+    frozen = ranks.pass_time(ranks.source.uniform(1.0, 60.0))
+    for rank in range(ranks.world):
+        ranks.detector.section(rank, ranks.now_s, is_open=False, limit_s=None)
+    return frozen
+
+
+def evaluate(ranks: Ranks) -> Frozen | None:
+    """Have one rank evaluate for 10 minutes without a word, while the others wait for it."""
+    ranks.looks = lambda: {
+        rank: ranks.at_work(EVALUATE) if rank == 0 else ranks.idle(BARRIER)
+        for rank in range(ranks.world)
+    }
+    return ranks.pass_time(600.0)
+
+
+def starve(ranks: Ranks) -> Frozen | None:
+    """Leave all ranks without CPU time for half a minute, wherever they are."""
+    stands = [ranks.source.choice((TRAIN, WAIT, None)) for _ in range(ranks.world)]
+    ranks.looks = lambda: {rank: ranks.idle(stand) for rank, stand in enumerate(stands)}
+    return ranks.pass_time(30.0)
+
+
+def suspend(ranks: Ranks) -> Frozen | None:
+    """Suspend the machine, with the supervisor, for an hour."""
+    ranks.now_s += HOUR_S
+    ranks.detector.resumed(HOUR_S)
+    return ranks.pass_time(STEP_S)
+
+
+def false_alarms(source: random.Random, hours: float) -> tuple[int, float]:
+    """Return the alarms in hours of noise, and how many hours they were."""
+    ranks, alarms, passed_s = Ranks(4, source), 0, 0.0
+    ranks.steps(100)
+    while passed_s < hours * HOUR_S:
+        began_s = ranks.now_s
+        pause = source.choice((save, save, save, evaluate, starve, suspend))
+        alarms += ranks.steps(source.randrange(50, 400), jitter=True) is not None
+        alarms += pause(ranks) is not None
+        passed_s += ranks.now_s - began_s - (HOUR_S if pause is suspend else 0.0)
+    return alarms, passed_s / HOUR_S
+
+
+def hang(kind: str, source: random.Random) -> tuple[int, Frozen | None]:
+    """Have a random rank hang; return the rank, and the alarm within 40 minutes."""
+    ranks = Ranks(source.choice((2, 4, 8)), source)
+    ranks.steps(source.randrange(20, 60))
+    victim, last = source.randrange(ranks.world), int(ranks.step)
+    stand = Stand(Place.LOCK if kind == "lock" else Place.OTHER, ("fetch (data.py:12)",))
+    # A stopped process and one that keeps the interpreter's lock answer nothing.
+    answers = kind not in ("stopped", "interpreter")
+    if kind == "stopped":
+        ranks.states = {victim: "stopped"}
+
+    def look(rank: int) -> Look:
+        if rank != victim:
+            return ranks.idle(WAIT, last=last + 1)
+        if kind in ("busy", "interpreter"):
+            return ranks.at_work(stand) if answers else Look(state="running", cpu_s=ranks.now_s)
+        return ranks.idle(stand if answers else None, last=last if answers else None)
+
+    ranks.looks = lambda: {rank: look(rank) for rank in range(ranks.world)}
+    return victim, ranks.pass_time(2400.0)
+
+
+def hang_rows(source: random.Random, *, hours: float, hangs: int) -> list[Row]:
+    """Measure what is named of hangs, and what of pauses is taken for one."""
+    alarms, passed_h = false_alarms(source, hours)
+    found = [hang(KINDS[number % len(KINDS)], source) for number in range(hangs)]
+    named = sum(frozen is not None and frozen.rank == victim for victim, frozen in found)
+    return [
+        Row(
+            measure=f"alarms in {passed_h:.0f} h of pauses that are no hang",
+            ours=alarms,
+            limit=0,
+            unit="alarms",
+            must=Must("=", 0),
+        ),
+        Row(
+            measure=f"rank that hangs: named, of {hangs}",
+            ours=named,
+            limit=hangs,
+            unit="trainings",
+            must=Must(">=", math.ceil(0.99 * hangs)),
+        ),
+    ]
+
+
 def main() -> int:
     args = parse_arguments(__doc__ or "", parts=PARTS, rounds=40)
     source = random.Random(args.seed)
@@ -263,9 +426,13 @@ def main() -> int:
         rows += loss_rows(source, steps=steps, poisonings=poisonings)
     if "slow" in parts:
         rows += slow_rows(source, rounds=2 if args.quick else args.rounds)
+    if "hangs" in parts:
+        hours, hangs = (1.0, 10) if args.quick else (24.0, 200)
+        rows += hang_rows(source, hours=hours, hangs=hangs)
     notes = [
         "losses: from 10.8 down to 1.8; each kind of noise has as many steps",
         "slow ranks: worlds of 2 to 64, 8 a node with clocks up to 2 s apart; own times vary by 1% to 10%",
+        "hangs: worlds of 2 to 8, the limits as they are by default; ranks stand where such ranks were found to stand",
     ]
     report("What the detectors find", rows, notes=notes, json_file=args.json)
     return 0 if all(row.met for row in rows if row.must is not None) else 1
