@@ -1,0 +1,249 @@
+"""How each kind of loader is put at a place within an epoch, and how its batches are left out.
+
+| kind | goes to a place by | leaves a batch out |
+|---|---|---|
+| `OrderedLoader`: a DataLoader of a dataset with indices | its sampler's order | before it is loaded |
+| `StatefulLoader`: has `state_dict` and `load_state_dict` | its own state | after it was loaded |
+| `AnyIterable` | being gone through from the start | after it was loaded |
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.checkpoint.batches.order import Order
+from holdfast.core.errors import BadUse
+
+
+class Loader(Protocol):
+    """One kind of loader. A place is how many batches of an epoch were taken, those that were left out included."""
+
+    count: int
+    """Batches of the last epoch that was gone through to its end."""
+
+    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """Begin an epoch.
+
+        Args:
+            is_left_out: whether a batch of this epoch is left out, given its number within the epoch, from 1 on.
+
+        Returns:
+            The batches, each with its number; those that are left out are missing.
+        """
+        ...
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """Go on with an epoch after `taken` batches.
+
+        Args:
+            is_left_out: as for `begin`.
+            taken: batches of the epoch that were taken.
+            before: batches that were taken in earlier epochs.
+            order: what the order of the epoch depends on.
+            state: what `state` has returned there.
+        """
+        ...
+
+    def state(self) -> Any:
+        """Return the loader's own state within an epoch; None for a loader without one."""
+        ...
+
+
+def loader_of(loader: Any) -> Loader:
+    """Return a loader as the kind that it is.
+
+    Raises:
+        BadUse: it cannot be iterated, or returns its batches in no certain order.
+    """
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise BadUse(
+            f"run.batches() was given {type(loader).__name__}: give what your loop iterates over, such as a DataLoader."
+        )
+    if getattr(loader, "in_order", True) is False:
+        raise BadUse(
+            "The loader has in_order=False, so that nobody finds its order again. Leave in_order at its default."
+        )
+    if callable(getattr(loader, "state_dict", None)) and callable(
+        getattr(loader, "load_state_dict", None)
+    ):
+        return StatefulLoader(loader)
+    is_ordered = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    if is_ordered and not isinstance(loader.dataset, IterableDataset):
+        return OrderedLoader(loader)
+    return AnyIterable(loader)
+
+
+class OrderedLoader:
+    """A DataLoader whose sampler says which samples are in each batch."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        """Take a loader, which is left as it is."""
+        self.count = 0
+        self._original = loader
+        # A DataLoader refuses another sampler once it is made, so a copy gets it past that.
+        self._loader = copy.copy(loader)
+        self._loader._iterator = None
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._walks = _Walks(getattr(loader, name))
+        vars(self._loader)[name] = self._walks
+
+    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """See `Loader.begin`."""
+        self._walks.prepare(0, is_left_out)
+        return self._numbered(iter(self._loader), 0, is_left_out)
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.go_on`."""
+        del before, state
+        self._walks.prepare(taken, is_left_out)
+        with order.put_back(self._original):
+            batches = iter(self._loader)
+            self._walks.pass_over()
+        return self._numbered(batches, taken, is_left_out)
+
+    def state(self) -> None:
+        """See `Loader.state`."""
+
+    def _numbered(
+        self, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Any]]:
+        numbers = (number for number in itertools.count(taken + 1) if not is_left_out(number))
+        for batch in batches:
+            yield next(numbers), batch
+        self.count = self._walks.taken
+
+
+class _Walks:
+    """A sampler that goes through another one's order, one walk an epoch, and leaves out what is to be left out."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._items: Iterator[Any] = iter(())
+        self._first = 0
+        self._is_left_out: Callable[[int], bool] = lambda _number: False
+        self.taken = 0
+        """Items of the order that were taken in the present walk."""
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def prepare(self, first: int, is_left_out: Callable[[int], bool]) -> None:
+        """Have the next walk begin after so many items."""
+        self._first, self._is_left_out = first, is_left_out
+
+    def __iter__(self) -> Iterator[Any]:
+        # At once, as a sampler does that draws its order here: the loader draws from the same generators next.
+        self._items, self.taken = iter(self._source), 0
+        return self._walk()
+
+    def pass_over(self) -> None:
+        """Draw the items before the first one of the walk, if that was not done."""
+        while self.taken < self._first:
+            next(self._items, None)
+            self.taken += 1
+
+    def _walk(self) -> Iterator[Any]:
+        self.pass_over()
+        for item in self._items:
+            self.taken += 1
+            if not self._is_left_out(self.taken):
+                yield item
+
+
+class StatefulLoader:
+    """A loader that has its place as its state, such as torchdata's StatefulDataLoader."""
+
+    def __init__(self, loader: Any) -> None:
+        """Take a loader."""
+        self.count = 0
+        self._loader = loader
+
+    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """See `Loader.begin`."""
+        return _kept(self, iter(self._loader), 0, is_left_out)
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.go_on`."""
+        del before
+        with order.put_back(self._loader):
+            self._loader.load_state_dict(state)
+            batches = iter(self._loader)
+        return _kept(self, batches, taken, is_left_out)
+
+    def state(self) -> Any:
+        """See `Loader.state`."""
+        return self._loader.state_dict()
+
+
+class AnyIterable:
+    """Anything else, which is gone through from the start to get to a place."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        """Take something that can be iterated."""
+        self.count = 0
+        self._loader = loader
+
+    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+        """See `Loader.begin`."""
+        return _kept(self, iter(self._loader), 0, is_left_out)
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.go_on`."""
+        del state
+        with order.put_back(self._loader):
+            batches = iter(self._loader)
+            # An iterator does not begin anew with an epoch.
+            gone = taken + before if batches is self._loader else taken
+            for _ in itertools.islice(batches, gone):
+                pass
+        return _kept(self, batches, taken, is_left_out)
+
+    def state(self) -> None:
+        """See `Loader.state`."""
+
+
+def _kept(
+    loader: Loader, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the batches that are not left out, with their numbers; set the loader's count at the end."""
+    number = taken
+    for batch in batches:
+        number += 1
+        if not is_left_out(number):
+            yield number, batch
+    loader.count = number
