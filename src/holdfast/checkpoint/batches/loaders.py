@@ -74,14 +74,35 @@ def loader_of(loader: Any) -> Loader:
         raise BadUse(
             "The loader has in_order=False, so that nobody finds its order again. Leave in_order at its default."
         )
-    if callable(getattr(loader, "state_dict", None)) and callable(
-        getattr(loader, "load_state_dict", None)
-    ):
+    if _has_state(loader) and _finds_its_place(loader):
         return StatefulLoader(loader)
     is_ordered = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if is_ordered and not isinstance(loader.dataset, IterableDataset):
         return OrderedLoader(loader)
     return AnyIterable(loader)
+
+
+def _has_state(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    )
+
+
+def _finds_its_place(loader: Any) -> bool:
+    """Return whether a loader goes on exactly where its state says.
+
+    torchdata counts twice what it passes over of a dataset without a state. Of a sampler without a state it begins
+    the order twice, so that one that draws the order as it begins has another one.
+    """
+    if not isinstance(loader, DataLoader):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return _has_state(loader.dataset)
+    return all(
+        _has_state(part) or type(part).__module__.startswith(("torch.utils.data.", "torchdata."))
+        for part in (loader.sampler, loader.batch_sampler)
+        if part is not None
+    )
 
 
 class OrderedLoader:
@@ -176,10 +197,12 @@ class StatefulLoader:
         """Take a loader."""
         self.count = 0
         self._loader = loader
+        self._drawn: dict[str, Any] | None = None
+        """The generators of the loader once the order of the epoch was drawn."""
 
     def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
         """See `Loader.begin`."""
-        return _kept(self, iter(self._loader), 0, is_left_out)
+        return self._noted(_kept(self, iter(self._loader), 0, is_left_out), None)
 
     def go_on(
         self,
@@ -193,13 +216,38 @@ class StatefulLoader:
         """See `Loader.go_on`."""
         del before
         with order.put_back(self._loader):
-            self._loader.load_state_dict(state)
+            self._loader.load_state_dict(state["loader"])
             batches = iter(self._loader)
-        return _kept(self, batches, taken, is_left_out)
+        return self._noted(_kept(self, batches, taken, is_left_out), state["drawn"])
 
-    def state(self) -> Any:
+    def state(self) -> dict[str, Any]:
         """See `Loader.state`."""
-        return self._loader.state_dict()
+        return {"loader": self._loader.state_dict(), "drawn": self._drawn}
+
+    def _noted(
+        self, batches: Iterator[tuple[int, Any]], drawn: dict[str, Any] | None
+    ) -> Iterator[tuple[int, Any]]:
+        """Note the generators at the first batch; where an epoch goes on, set them to what was noted.
+
+        torchdata draws the order anew from the state before it, and leaves out what the loader had drawn in between
+        from the same generator: the next epoch would have another order.
+        """
+        self._drawn, has_begun = drawn, False
+        for batch in batches:
+            if not has_begun:
+                self._settle()
+                has_begun = True
+            yield batch
+        if not has_begun:
+            self._settle()
+
+    def _settle(self) -> None:
+        if getattr(getattr(self._loader, "sampler", None), "replacement", False):
+            return  # it draws on and on
+        if self._drawn is None:
+            self._drawn = Order.of_next(self._loader).to_plain()
+        else:
+            Order.of_plain(self._drawn).put_back_own(self._loader)
 
 
 class AnyIterable:
