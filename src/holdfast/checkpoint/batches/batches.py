@@ -89,7 +89,9 @@ class Batches:
             if restored is not None:
                 self._order.put_back_own(self._source)
             self._order = Order.of(self._source)
-            batches = self._loader.begin(lambda number: before + number in self._left_out)
+            batches = self._loader.begin(
+                lambda number: before + number in self._left_out, is_first=not self._epoch
+            )
         for number, batch in batches:
             self._took(number)
             yield batch

@@ -10,6 +10,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -24,11 +25,14 @@ class Loader(Protocol):
     count: int
     """Batches of the last epoch that was gone through to its end."""
 
-    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
         """Begin an epoch.
 
         Args:
             is_left_out: whether a batch of this epoch is left out, given its number within the epoch, from 1 on.
+            is_first: whether this is the first epoch of the training, also of one that a former process has begun.
 
         Returns:
             The batches, each with its number; those that are left out are missing.
@@ -119,8 +123,12 @@ class OrderedLoader:
         self._walks = _Walks(getattr(loader, name))
         vars(self._loader)[name] = self._walks
 
-    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
         """See `Loader.begin`."""
+        if not is_first:
+            self._start_workers()
         self._walks.prepare(0, is_left_out)
         return self._numbered(iter(self._loader), 0, is_left_out)
 
@@ -134,7 +142,9 @@ class OrderedLoader:
         state: Any,
     ) -> Iterator[tuple[int, Any]]:
         """See `Loader.go_on`."""
-        del before, state
+        del state
+        if before:
+            self._start_workers()
         self._walks.prepare(taken, is_left_out)
         with order.put_back(self._original):
             batches = iter(self._loader)
@@ -144,6 +154,12 @@ class OrderedLoader:
     def state(self) -> None:
         """See `Loader.state`."""
 
+    def _start_workers(self) -> None:
+        """Start workers that stay, if there are none: a loader draws a seed for them in its first epoch alone."""
+        if self._loader.persistent_workers and self._loader._iterator is None:
+            with Order.of(self._original).kept(self._original), self._walks.empty():
+                iter(self._loader)
+
     def _numbered(
         self, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
     ) -> Iterator[tuple[int, Any]]:
@@ -151,6 +167,9 @@ class OrderedLoader:
         for batch in batches:
             yield next(numbers), batch
         self.count = self._walks.taken
+
+
+_NOTHING: tuple[Any, ...] = ()
 
 
 class _Walks:
@@ -176,9 +195,18 @@ class _Walks:
         self._items, self.taken = iter(self._source), 0
         return self._walk()
 
+    @contextmanager
+    def empty(self) -> Iterator[None]:
+        """Have walks within the block end at once."""
+        source, self._source = self._source, _NOTHING
+        try:
+            yield
+        finally:
+            self._source = source
+
     def pass_over(self) -> None:
         """Draw the items before the first one of the walk, if that was not done."""
-        while self.taken < self._first:
+        while self.taken < self._first and self._source is not _NOTHING:
             next(self._items, None)
             self.taken += 1
 
@@ -200,8 +228,11 @@ class StatefulLoader:
         self._drawn: dict[str, Any] | None = None
         """The generators of the loader once the order of the epoch was drawn."""
 
-    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
         """See `Loader.begin`."""
+        del is_first
         return self._noted(_kept(self, iter(self._loader), 0, is_left_out), None)
 
     def go_on(
@@ -258,8 +289,11 @@ class AnyIterable:
         self.count = 0
         self._loader = loader
 
-    def begin(self, is_left_out: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
         """See `Loader.begin`."""
+        del is_first
         return _kept(self, iter(self._loader), 0, is_left_out)
 
     def go_on(

@@ -69,6 +69,16 @@ class Order:
         finally:
             random_state.put_back(now)
 
+    @contextmanager
+    def kept(self, loader: Any) -> Iterator[None]:
+        """Leave the generators as they are here, whatever draws from them within the block."""
+        try:
+            yield
+        finally:
+            self.put_back_own(loader)
+            if self.process is not None:
+                random_state.put_back(self.process)
+
     def put_back_own(self, loader: Any) -> None:
         """Set the generators of a loader and its samplers."""
         for name, generator in _generators(loader):
