@@ -30,6 +30,7 @@ from holdfast.recover.policy import (
     Tick,
     decide,
 )
+from holdfast.recover.skipping.plan import Skip
 
 LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
 
@@ -308,6 +309,64 @@ def test_a_spike_is_left_once_and_lived_with_where_it_comes_again_or_nothing_is_
     assert decide(LIMITS, state, later, 9.0)[1] == (Kill(),)
     unsafe = LossBroken(step=500, is_spike=True, can_go_back=False)
     assert decide(LIMITS, state, unsafe, 9.0) == (state, ())
+
+
+def broken_by(at_s, step, batches, *, healthy=100, spike=False):
+    event = LossBroken(step=step, is_spike=spike, batches=batches)
+    cause = diagnosed("loss", step, healthy_step=healthy, batches=batches)
+    return [(at_s, event), (at_s, JobExited(-9)), (at_s, cause)]
+
+
+def skips(actions):
+    return [(one.first, one.last) for one in actions if isinstance(one, Skip)]
+
+
+def test_a_broken_loss_has_its_batches_left_out_before_the_next_launch():
+    state, actions = play([(0, Begin()), *broken_by(5, 171, (170, 172))])
+    assert actions[1:3] == [Kill(), Diagnose()]
+    skip, resolve, launch = actions[3:]
+    assert (skip, launch) == (Skip(first=170, last=172), Launch(in_place=True))
+    assert "From now on batches 170 to 172 of the data are left out." in resolve.explanation
+    assert state.skipping.left_out.ranges == ((170, 172),)
+
+
+@pytest.mark.parametrize("spike", [True, False])
+def test_more_is_left_out_at_the_same_place_and_then_the_rules_without_batches_hold(spike):
+    state, actions = play([(0, Begin())])
+    for at_s in range(1, 5):
+        state, more = play(broken_by(at_s, 171, (170, 172 + at_s), spike=spike), state)
+        actions += more
+        assert state.phase is Phase.RUNNING, "no restart is counted as one in vain"
+    assert skips(actions) == [(170, 173), (170, 177), (170, 185), (170, 201)]
+    again = broken_by(9, 171, (170, 204), spike=spike)
+    if spike:
+        assert decide(LIMITS, state, again[0][1], 9.0) == (state, ()), "it is lived with"
+    else:
+        state, actions = play(again, state)
+        assert (state.phase, skips(actions)) == (Phase.ENDED, [])
+
+
+def test_batches_elsewhere_are_left_out_though_nothing_newer_is_healthy():
+    state, _ = play([(0, Begin()), *broken_by(5, 171, (170, 172))])
+    state, actions = play(broken_by(9, 190, (192, 195)), state)
+    assert (state.phase, skips(actions)) == (Phase.RUNNING, [(192, 195)])
+    assert state.skipping.in_vain == 2
+    state, _ = play(broken_by(20, 400, (500, 503), healthy=350), state)
+    assert state.skipping.in_vain == 1, "a newer healthy checkpoint is a gain"
+
+
+def test_what_is_left_out_stays_so_after_other_failures():
+    state, _ = play([(0, Begin()), *broken_by(5, 171, (170, 172)), *crash(9, step=180)])
+    assert state.skipping.left_out.ranges == ((170, 172),)
+
+
+def test_nothing_is_left_out_where_the_run_stops():
+    state, _ = play([(0, Begin()), (5, LossBroken(step=171, is_spike=False, batches=(170, 172)))])
+    events = [(5, StopAsked("Ctrl-C")), (5, JobExited(-9)), broken_by(5, 171, (170, 172))[-1]]
+    state, actions = play(events, state)
+    assert (state.phase, skips(actions)) == (Phase.ENDED, [])
+    state, actions = play([(0, Begin()), *broken(5, 171)])
+    assert skips(actions) == [], "nothing is healthy"
 
 
 def test_a_stop_that_comes_while_a_launcher_is_kept_is_a_stop():

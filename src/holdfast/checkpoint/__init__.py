@@ -5,6 +5,7 @@ and later the same state, bit for bit. Packages import only packages below them;
 
 | package or module | one idea |
 |---|---|
+| `batches` | the position in the data |
 | `integrations` | saving and restoring inside other people's trainers |
 | `checkpointer` | the calls of the user; `closing`: how a Checkpointer ends; `config`: its options, checked |
 | `save` | one rank's saves, from the call until they are durable |
@@ -30,6 +31,7 @@ Other rooms and users import from here; `integrations` is the other public path.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.checkpoint.batches.batches import Batches
     from holdfast.checkpoint.catalog.annotations import (
         Annotations,
         ReadHold,
@@ -108,6 +110,7 @@ __all__ = [
     "SNAPSHOT_SERVER_PROCESS_NAME",
     "WRITER_MODULE",
     "Annotations",
+    "Batches",
     "Best",
     "CheckpointComparison",
     "CheckpointInfo",
@@ -164,6 +167,7 @@ __all__ = [
 
 _HOMES = {
     "Annotations": "catalog.annotations",
+    "Batches": "batches.batches",
     "Best": "catalog.retention",
     "CheckpointComparison": "convert.diff",
     "CheckpointInfo": "catalog.catalog",

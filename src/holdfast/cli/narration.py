@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.core.left_out import in_words
+
 
 def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
     """Return the line for an event that the observer receives; None for an event without one (see `Observer`)."""
@@ -25,6 +27,10 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"training goes on after a failed save: {data['reason']}"
         case "disk_full":
             return f"{data['folder']} is full: {data['deleted']} was deleted to make room"
+        case "batches_skipped":
+            first, last = data["first"], data["last"]
+            were = "was" if first == last else "were"
+            return f"{in_words(first, last).capitalize()} {were} left out of the training"
         case "fault_injected":
             return f"step {data['step']}: {data['detail']}"
         case "trouble" | "nodes":

@@ -95,6 +95,7 @@ class Unsupervised:
 
 _link: JobLink = Unsupervised()
 _numbers: tuple[int, Mapping[str, Any]] = (-1, {})
+_batches: tuple[int, int] | None = None
 
 
 def job_link() -> JobLink:
@@ -127,3 +128,16 @@ def numbers_of(step: int) -> Mapping[str, Any]:
     """What the last step was reported with, if it is `step`; else nothing."""
     noted, numbers = _numbers
     return numbers if noted == step else {}
+
+
+def note_batch(number: int) -> None:
+    """Remember the number of the batch that the training was given last."""
+    global _batches  # noqa: PLW0603 - as above
+    _batches = (number if _batches is None else _batches[0], number)
+
+
+def take_batches() -> tuple[int, int] | None:
+    """Return the first and the last of the batches since the last call; None where there is none."""
+    global _batches
+    taken, _batches = _batches, None
+    return taken

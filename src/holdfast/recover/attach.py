@@ -23,14 +23,24 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.errors import BadUse, ChannelError
-from holdfast.core.link import JobLink, Number, Unsupervised, note_numbers, set_job_link
+from holdfast.core.link import (
+    JobLink,
+    Number,
+    Unsupervised,
+    note_numbers,
+    set_job_link,
+    take_batches,
+)
 from holdfast.core.whole import whole_number
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 from holdfast.recover.detectors.collectives import STEPS, read_collectives
 from holdfast.recover.stacks import thread_stacks
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint import Batches
 
 DECISION_TIMEOUT_S = 30.0
 """How long a rank waits at the agreed step for the other ranks' votes; they come from threads, not from loops."""
@@ -91,6 +101,23 @@ class Run:
         """
         with (self._link or self._fallback).section(name, limit_s=limit_s):
             yield
+
+    def batches(self, loader: Any) -> "Batches":
+        """Return the batches of the training's loader, with the position in the data as state.
+
+        Put them into what is saved, as `{"batches": batches}`: under `per_rank` where there are several ranks. After a
+        restore the next `for` loop goes on at the batch after the last one of the restored step. Where a loss broke,
+        the supervisor has the batches that led there left out, on every rank the same.
+
+        Args:
+            loader: what the loop iterates over: a DataLoader, a StatefulDataLoader, a batch sampler, any iterable.
+
+        Raises:
+            BadUse: the loader cannot be iterated, or returns its batches in no certain order.
+        """
+        from holdfast.checkpoint import Batches  # it imports torch
+
+        return Batches(loader)
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Record an event of the script's own in the run's ledger. `data` holds plain JSON values."""
@@ -219,12 +246,16 @@ class _Link:
         self._mark_s, self._sections_s = now_s, 0.0
         at_s = time.time()
         self._steps_s.append(at_s)
+        batches = take_batches()
+        if self._skipped is not None and (earlier := self._skipped["batches"]) is not None:
+            batches = earlier if batches is None else (earlier[0], batches[1])
         report = {
             "kind": "step",
             "step": step,
             "step_s": step_s,
             "at_s": at_s,
             "loss": loss,
+            "batches": batches,
             "metrics": metrics,
         }
         if self._outgoing.qsize() < WAITING_STEPS:

@@ -13,6 +13,7 @@ from holdfast.recover.channel import Peer
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.collectives import Begun, collectives_of
 from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
+from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.stacks import Stand, stand_of
 
 TOGETHER_S = 5.0
@@ -20,6 +21,8 @@ TOGETHER_S = 5.0
 LEFT_S = 10.0
 """At least so long the others wait in collectives for a rank that ended with code 0, before that is its failure."""
 CITED_FRAMES = 8
+MOST_SKIPPED = 1024
+"""Reports of batches left out that are recorded of one attempt."""
 KILLED = (
     ("observer-killed",),
     ("observer-terminated",),
@@ -69,6 +72,8 @@ class AttemptView:
     """Steps completed in the state it began from; None before its first step."""
     restored: dict[str, Any] | None = None
     """The data of the `restored` event, once a rank sent it."""
+    skipped: set[tuple[int, int]] = field(default_factory=set)
+    """The ranges of batches that a rank has left out, as far as one was reported."""
     dropped_log_bytes: int = 0
     shim_count: int | None = None
     """None before the first shim reported. Ranks may report another world size than their shims."""
@@ -222,6 +227,19 @@ class AttemptView:
             self.left = min(ended, key=lambda end: end.at_monotonic_s)
         self.frozen = self.detector.check(now_s, self.states)
         return self.frozen
+
+    def is_first_to_skip(self, data: Mapping[str, Any]) -> bool:
+        """Take in that a rank has left out a range of batches; return whether no other one was before it.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is malformed.
+        """
+        skip = Skip.of_json({**data, "doublings": 0})
+        place = skip.first, skip.last
+        is_new = place not in self.skipped and len(self.skipped) < MOST_SKIPPED
+        if is_new:
+            self.skipped.add(place)
+        return is_new
 
     @property
     def without_a_shim(self) -> set[int]:
@@ -384,6 +402,7 @@ class AttemptView:
             advises_only_restart=diagnosis.action == "restart" and self.kind_of_failure == "exit",
             restored_step=restored_step if self.start_step is None else self.start_step,
             healthy_step=None if self.anomaly is None else checkpoint_step,
+            batches=None if self.anomaly is None or not can_go_back else self.anomaly.batches,
         )
 
     def observations(self, at_s: float) -> list[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.checkpoint import ENV_SUPERVISOR_PID
 from holdfast.core.failure_history import FailureHistory
+from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
@@ -83,9 +84,10 @@ def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
     return logs
 
 
-def attempt_environment(attempt: int, history: FailureHistory) -> dict[str, str]:
+def attempt_environment(attempt: int, history: FailureHistory, left_out: LeftOut) -> dict[str, str]:
     """Return the variables of the ranks' environment that differ between attempts."""
-    return {**history.as_environment(), ENV_ATTEMPT: str(attempt)}
+    told = {ENV_ATTEMPT: str(attempt), ENV_LEAVE_OUT: left_out.as_text()}
+    return {**history.as_environment(), **told}
 
 
 async def launch(

@@ -92,13 +92,15 @@ class Launches:
             self._nodes.send(self._order, to="shim")
             return
         self._order = None
-        history = self._recorder.failures() or FailureHistory()
-        self._nodes.launch(number, *chosen, attempt_environment(number, history))
+        self._nodes.launch(number, *chosen, self._environment(number))
         self._recorder.launched({node.node_id: node.name for node in chosen[0]})
 
     def _order_of(self, number: int) -> dict[str, Any]:
-        history = self._recorder.failures() or FailureHistory()
-        environment = attempt_environment(number, history)
+        environment = self._environment(number)
         environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self.attempt)
         logs = str(make_log_folder(self._paths, number, launched=self.attempt))
         return {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
+
+    def _environment(self, number: int) -> dict[str, str]:
+        history = self._recorder.failures() or FailureHistory()
+        return attempt_environment(number, history, self._recorder.skipping.left_out)

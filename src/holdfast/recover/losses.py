@@ -2,14 +2,17 @@
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.clock import Clock
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
 from holdfast.recover.gate import CheckpointGate, hold, let_go, mark_healthy
 from holdfast.recover.recorder import Recorder
+from holdfast.recover.skipping.trail import Trail
 
 
 class Losses:
@@ -20,6 +23,7 @@ class Losses:
         self._clock = clock
         self._is_watched = healthy_after > 0
         self._anomalies = AnomalyDetector()
+        self._trail = Trail()
         self._gate = CheckpointGate(
             healthy_after=healthy_after, folders=recorder.checkpoint_folders() or set()
         )
@@ -27,16 +31,24 @@ class Losses:
         """Tasks that change the marks of a checkpoint."""
         self._marks_lock = asyncio.Lock()
 
-    def look(self, view: AttemptView, rank: int, step: int, loss: float | None) -> Anomaly | None:
-        """Take in the loss of a rank's step; return an anomaly once it is certain."""
-        if not self._is_watched or loss is None:
+    def look(self, view: AttemptView, rank: int, message: Mapping[str, Any]) -> Anomaly | None:
+        """Take in a step report of a rank; return an anomaly once it is certain.
+
+        Raises:
+            KeyError, TypeError, ValueError: the report is malformed.
+        """
+        if not self._is_watched or message["loss"] is None:
             return None
+        step, loss = int(message["step"]), float(message["loss"])
+        self._trail.took(rank, message)
         leads = view.leads_losses(rank)
         found = self._anomalies.look(rank, step, loss, leads=leads)
         if found is None:
             for path in self._gate.passed(step) if leads and self._anomalies.is_calm else ():
                 self._mark(path, functools.partial(mark_healthy, path, step))
-        return found
+            return None
+        led = self._trail.leading_to(rank, found.first_step, found.step)
+        return replace(found, batches=led)
 
     def accept(self) -> None:
         """Take the losses as they are now for ordinary ones."""
@@ -45,6 +57,7 @@ class Losses:
     def restarted(self, start_step: int) -> None:
         """Take in the step that an attempt goes on from, with its first step."""
         self._anomalies.restarted(start_step)
+        self._trail.restarted()
 
     def saved(self, view: AttemptView, path: Path, step: int) -> None:
         """Take in a checkpoint that is durable."""

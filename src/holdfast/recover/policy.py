@@ -9,9 +9,11 @@ became durable. Where it began from an older checkpoint than the newest known on
 from the older one. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has
 gained.
 
-A broken loss ends the attempt: the next one goes on from a healthy checkpoint. A spike of the loss that comes again
-about the same step comes from the data or the settings: the training goes on from there, as where there is no healthy
-checkpoint. A loss that is not finite again, at the same step or before a newer checkpoint was healthy, ends the run.
+A broken loss ends the attempt: the next one goes on from a healthy checkpoint, and leaves out the batches that led to
+the loss, where the ranks report them (`skipping.plan`). Where no more batches are left out, a spike of the loss that
+comes again about the same step comes from the data or the settings: the training goes on from there, as where there is
+no healthy checkpoint; and a loss that is not finite again, at the same step or before a newer checkpoint was healthy,
+ends the run.
 
 A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
 since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
@@ -22,8 +24,10 @@ checkpoints; and so may any root of a job that reports neither steps nor checkpo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
+
+from holdfast.recover.skipping.plan import Skip, Skipping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +121,8 @@ class LossBroken:
     """Whether the loss is a finite number; the training can go on from there."""
     can_go_back: bool = True
     """Whether there is a healthy checkpoint."""
+    batches: tuple[int, int] | None = None
+    """The first and the last of the batches that led there; None where the ranks report none."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,8 @@ class Diagnosed:
     """Steps completed in the state that the attempt went on from; None where unknown."""
     healthy_step: int | None = None
     """For a broken loss, the step of the checkpoint to go back to: only what is healthy is a gain."""
+    batches: tuple[int, int] | None = None
+    """For a broken loss, the first and the last of the batches that led to the loss; None where they are not known."""
 
     @property
     def reached(self) -> int | None:
@@ -245,7 +253,7 @@ class End:
     outcome: str
 
 
-Action = Launch | Kill | Terminate | Diagnose | AskRanksToSave | Resolve | End
+Action = Launch | Kill | Terminate | Diagnose | AskRanksToSave | Skip | Resolve | End
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +287,8 @@ class State:
     """The step of the last spike of the loss that ended an attempt."""
     broken_step: int | None = None
     """The step of the last broken loss after which a healthy checkpoint was gone back to."""
+    skipping: Skipping = field(default_factory=Skipping)
+    """The batches that the attempts leave out."""
 
 
 Decision = tuple[State, tuple[Action, ...]]
@@ -325,7 +335,8 @@ def _leave_broken_state(
 ) -> Decision:
     assert isinstance(event, LossBroken)
     known = state.spike_step is not None and event.step <= state.spike_step + BROKEN_SLACK
-    if event.is_spike and (known or not event.can_go_back):
+    in_vain = known and state.skipping.next_skip(event.batches) is None
+    if event.is_spike and (in_vain or not event.can_go_back):
         return state, ()  # the same data bring it again: the training goes on from there
     spike_step = event.step if event.is_spike else state.spike_step
     failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
@@ -357,8 +368,11 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
-    failed = after_failure(limits, state, event, now_s)
-    if failed.roots_since_gain.count(_place(event)) > _retries(limits, failed, event):
+    skip = state.skipping.next_skip(event.batches)
+    failed = after_failure(limits, state, event, now_s, skip=skip)
+    if skip is None and failed.roots_since_gain.count(_place(event)) > _retries(
+        limits, failed, event
+    ):
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
         advice = "" if event.advises_only_restart else f" {event.mitigation}"
@@ -385,15 +399,26 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     counted = (
         f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
     )
-    resolve = Resolve(action="restart", explanation=f"A restart helps here{counted}{waited}.")
+    without = "" if skip is None else f" From now on {skip} of the data are left out."
+    resolve = Resolve(
+        action="restart", explanation=f"A restart helps here{counted}{waited}.{without}"
+    )
+    resolving = (resolve,) if skip is None else (skip, resolve)
     waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
     if wait_s == 0.0:
         relaunched, actions = _launch(limits, waiting, event, now_s)
-        return relaunched, (resolve, *actions)
-    return waiting, (resolve,)
+        return relaunched, (*resolving, *actions)
+    return waiting, resolving
 
 
-def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> State:
+def after_failure(
+    limits: RestartLimits,
+    state: State,
+    failure: Diagnosed,
+    now_s: float,
+    *,
+    skip: Skip | None = None,
+) -> State:
     """Return `state` with what a failure at `now_s` shows of the attempt that began at `state.launched_at_s`."""
     state = _rolled_back(state, failure)
     gained = not state.roots_since_gain or _has_gained(limits, state, failure, now_s)
@@ -402,17 +427,19 @@ def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s
     in_doubt = (
         bool(state.roots_since_gain) and _is_blind(state, failure) and lived_s < limits.window_s
     )
+    counts = skip is None  # else the next attempt trains on other data, and has not failed yet
     return replace(
         state,
-        vain_at_s=() if gained else (*state.vain_at_s, now_s),
-        waits=0 if gained and not in_doubt else state.waits + 1,
+        vain_at_s=() if gained else (*state.vain_at_s, *(now_s,) * counts),
+        waits=0 if gained and not in_doubt else state.waits + counts,
         roots_since_gain=(_place(failure),)
         if gained
-        else (*state.roots_since_gain, _place(failure)),
+        else (*state.roots_since_gain, *(_place(failure),) * counts),
         best_step=_higher(state.best_step, failure.reached),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
         has_stepped=failure.has_stepped,
         broken_step=state.broken_step if failure.healthy_step is None else failure.step,
+        skipping=state.skipping.after(skip, gained=gained),
     )
 
 

@@ -20,6 +20,10 @@ from holdfast.core.whole import whole_number
 from holdfast.recover import policy
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen
+from holdfast.recover.skipping.plan import Skip, Skipping
+
+LEAVE_OUT = "leave_out"
+"""The kind of the event that says which batches all later attempts leave out."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,6 +78,11 @@ class Recorder:
         for one in ledger.checkpoints(self._run_id):
             if one.attempt == self.attempt:
                 self.checkpoint_step = one.step
+
+        self.skipping = Skipping()
+        """The batches that the run's attempts leave out from now on."""
+        for skip in self._recorded_skips().values():
+            self.skipping = self.skipping.with_skip(skip)
 
     def close(self) -> None:
         """Let go of the journal."""
@@ -211,6 +220,21 @@ class Recorder:
         last = launches[-1]
         return Launch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
 
+    def leave_out(self, skip: Skip) -> None:
+        """Have all later attempts leave out a range of batches, also those of a later supervisor."""
+        self.skipping = self.skipping.with_skip(skip)
+        self.event(LEAVE_OUT, asdict(skip))
+
+    def _recorded_skips(self) -> dict[int, Skip]:
+        """Return the range that was decided on after each attempt, where one was."""
+        found = {}
+        for one in self._ledger.events(self._run_id, kind=LEAVE_OUT):
+            try:
+                found[one.attempt] = Skip.of_json(one.data)
+            except (KeyError, TypeError, ValueError) as error:
+                self.complain(f"A record of batches to leave out is passed over: {error}.")
+        return found
+
     @_or_complain
     def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
         """Why the job is about to be ended: a supervisor that follows on this one goes on with it."""
@@ -231,7 +255,9 @@ class Recorder:
             return None, None
         frozen, anomaly = told[-1]["frozen"], told[-1]["anomaly"]
         if anomaly is not None:
-            anomaly = Anomaly(**{**anomaly, "value": float(anomaly["value"])})
+            led = anomaly.get("batches")
+            led = None if led is None else (int(led[0]), int(led[1]))
+            anomaly = Anomaly(**{**anomaly, "value": float(anomaly["value"]), "batches": led})
         return None if frozen is None else Frozen(**frozen), anomaly
 
     def recorded_end(self) -> tuple[str, int, str] | None:
@@ -295,6 +321,7 @@ class Recorder:
             event.attempt: whole_number(event.data.get("step"))
             for event in self._ledger.events(self._run_id, kind="restored")
         }
+        skips = self._recorded_skips()
         state = policy.State()
         for incident in self._incidents():
             at_s, attempt = incident.detected_at_s, attempts.get(incident.attempt)
@@ -314,6 +341,11 @@ class Recorder:
             )
             launched_at_s = (at_s if attempt is None else attempt.started_at_s) - since_epoch_s
             state = policy.after_failure(
-                limits, replace(state, launched_at_s=launched_at_s), failure, at_s - since_epoch_s
+                limits,
+                replace(state, launched_at_s=launched_at_s),
+                failure,
+                at_s - since_epoch_s,
+                skip=skips.get(incident.attempt),
             )
-        return state
+        in_vain = state.skipping.in_vain
+        return replace(state, skipping=replace(self.skipping, in_vain=in_vain))

@@ -31,6 +31,7 @@ from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.speed import Speed
 from holdfast.recover.stopping import Stopping
@@ -51,7 +52,8 @@ ADOPT_TICKS = 100
 """So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
 END_TIMEOUT_S = 60.0
 """How long the nodes may take to end what is left of the job."""
-RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
+SKIPPED = "batches_skipped"
+RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 """The events of ranks that the observer receives; a script's own events are for the record."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
@@ -92,7 +94,7 @@ class Supervisor:
             generation=generation,
             own_node=own_node,
         )
-        self._state = policy.State()
+        self._state = policy.State(skipping=self._recorder.skipping)
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
         self._logs = self._follower()
@@ -367,14 +369,17 @@ class Supervisor:
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
         if self._state.phase is not policy.Phase.RUNNING:
             return
-        step = int(message["step"])
-        loss = None if message["loss"] is None else float(message["loss"])
-        found = self._losses.look(self._view, peer.rank, step, loss)
+        found = self._losses.look(self._view, peer.rank, message)
         if found is None:
             return
         self._view.anomaly = found
-        can_go_back, is_spike = self._losses.can_go_back(found.first_step), found.kind == "spike"
-        self._tell(policy.LossBroken(step=found.step, is_spike=is_spike, can_go_back=can_go_back))
+        broken = policy.LossBroken(
+            step=found.step,
+            is_spike=found.kind == "spike",
+            can_go_back=self._losses.can_go_back(found.first_step),
+            batches=found.batches,
+        )
+        self._tell(broken)
         if self._state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
             self._losses.accept()
@@ -392,6 +397,8 @@ class Supervisor:
         self._casework.stepped(record, start_step)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
+        if kind == SKIPPED and not self._view.is_first_to_skip(data):
+            return  # every rank leaves out the same
         if kind == "restored" and self._view.start_step is None:
             self._losses.restored(int(data["step"]))
         if kind == "checkpoint":
@@ -473,6 +480,8 @@ class Supervisor:
                 self._spawn(self._diagnose())
             case policy.AskRanksToSave():
                 self._stopping.ask_ranks(self._view)
+            case Skip():
+                self._recorder.leave_out(action)
             case policy.Resolve():
                 self._casework.resolve(action)
             case policy.End():

@@ -9,12 +9,23 @@ import lightning_ranks
 import lightning_training
 import pytest
 from checkpoint_training import assert_same
-from lightning_training import BATCHES, EPOCHS, Averaged, Pickled, WithPlateau, train
+from lightning_training import (
+    BATCHES,
+    EPOCHS,
+    Averaged,
+    Net,
+    Noisy,
+    Pickled,
+    WithPlateau,
+    train,
+)
+from torch.utils.data import DataLoader
 
-from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import Batches, Checkpointer, scan, verify
 from holdfast.checkpoint.state import random_state
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import BadUse
+from holdfast.core.left_out import ENV_LEAVE_OUT
 
 STEPS = EPOCHS * BATCHES
 
@@ -65,6 +76,33 @@ def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     assert min(resumed[1].losses) == step
     assert_goes_on_as(resumed, straight)
     assert_same(random_state.capture(), straight[3])
+
+
+class Wrapped(Net):
+    def train_dataloader(self):
+        self.numbers = []
+        self.batches = Batches(DataLoader(Noisy(), batch_size=4, shuffle=True))
+        return self.batches
+
+    def training_step(self, batch, batch_idx):
+        self.numbers.append(self.batches.number)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_wrapped_loader_goes_on_where_it_was_without_what_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENV_LEAVE_OUT, "2-2,6-7,12-12")
+    numbers = [1, 3, 4, 5, 8, 9, 10, 11]
+    options = {
+        "limit_val_batches": 0
+    }  # Lightning evaluates after so many batches as a whole epoch has
+    straight = train(tmp_path / "straight", net=Wrapped, trainer_options=options)
+    assert straight[1].numbers == numbers
+    for step in (1, 3, 4, 5, 7):  # an epoch ends with 3 and 5
+        (tmp_path / str(step)).mkdir()
+        copy_of(step, tmp_path / "straight", tmp_path / str(step))
+        resumed = train(tmp_path / str(step), seed=99, net=Wrapped, trainer_options=options)
+        assert resumed[1].numbers == numbers[step:]
+        assert_same(resumed[1].state_dict(), straight[1].state_dict())
 
 
 @pytest.mark.parametrize("step", [2, 3, BATCHES])

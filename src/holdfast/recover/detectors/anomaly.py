@@ -47,6 +47,8 @@ class Anomaly:
     """The median of the last ordinary losses; None where too few are known."""
     limit: float | None = None
     """The lowest loss that would have been a spike; None likewise."""
+    batches: tuple[int, int] | None = None
+    """The first and the last of the batches that led there; None where the rank reports none."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; JSON has no NaN and no infinity."""

@@ -1,0 +1,152 @@
+"""The batches of a training: `run.batches(loader)` gives those of the loader, and has the position as state.
+
+A position counts the batches that the training loop was given, not those that workers have loaded ahead. A batch that
+is left out counts too, so that a number names the same batch whatever was left out before it.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from holdfast.checkpoint.batches.loaders import loader_of
+from holdfast.checkpoint.batches.order import Order
+from holdfast.core.errors import BadUse
+from holdfast.core.left_out import LeftOut
+from holdfast.core.link import job_link, note_batch
+
+SKIPPED = "batches_skipped"
+"""The kind of the event that a rank sends when it has left out batches."""
+
+_newest: "weakref.ref[Batches] | None" = None
+
+
+class Batches:
+    """The batches of the loader of a training. Each `for` loop over them is an epoch, or the rest of one.
+
+    Put it into what is saved, as `{"batches": batches}`: under `per_rank` where there are several ranks, else under
+    `state`. After a restore, the first `for` loop goes on after the last batch that was taken when the state was saved.
+    """
+
+    def __init__(self, loader: Any, *, left_out: LeftOut | None = None) -> None:
+        """Take a loader.
+
+        Args:
+            loader: a DataLoader, a StatefulDataLoader, a batch sampler or anything else to iterate over.
+            left_out: the batches to leave out; None: those that the supervisor of this process names.
+
+        Raises:
+            BadUse: the loader cannot be iterated, or has no certain order; the supervisor's text is malformed.
+        """
+        global _newest  # noqa: PLW0603 - one process is one rank with one training
+        self._source = loader
+        self._loader = loader_of(loader)
+        self._left_out = LeftOut.of_environment() if left_out is None else left_out
+        self._epoch = 0
+        self._before = 0
+        """Batches of the earlier epochs."""
+        self._taken = 0
+        """Batches of this epoch, up to the last one that the training was given."""
+        self._order = Order()
+        """Of the epoch in which `_taken` is above 0."""
+        self._restored: Mapping[str, Any] | None = None
+        """A state with which the next loop begins."""
+        _newest = weakref.ref(self)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that goes on, or that is next, from 0 on."""
+        return self._epoch
+
+    @property
+    def number(self) -> int:
+        """The number of the last batch that the training was given, counted over the epochs from 1 on; 0 before it."""
+        return self._before + self._taken
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch, those that are left out included."""
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch.
+
+        Raises:
+            BadUse: another loader was wrapped after this one.
+        """
+        restored, self._restored = self._restored, None
+        before = self._before
+        if restored is not None and self._taken:
+            batches = self._loader.go_on(
+                lambda number: before + number in self._left_out,
+                taken=self._taken,
+                before=before,
+                order=self._order,
+                state=restored["loader"],
+            )
+        else:
+            if self._taken:  # the last loop was left within its epoch
+                self._end_epoch(self._taken)
+                before = self._before
+            if restored is not None:
+                self._order.put_back_own(self._source)
+            self._order = Order.of(self._source)
+            batches = self._loader.begin(
+                lambda number: before + number in self._left_out, is_first=not self._epoch
+            )
+        for number, batch in batches:
+            self._took(number)
+            yield batch
+        self._report(self._before + self._loader.count + 1)
+        self._end_epoch(self._loader.count)
+
+    def _took(self, number: int) -> None:
+        if _newest is None or _newest() is not self:
+            raise BadUse(
+                "Another loader was given to run.batches() meanwhile. Give it one loader alone: that of the training."
+            )
+        if self._left_out.ranges:
+            self._report(self._before + number)
+        self._taken = number
+        note_batch(self._before + number)
+
+    def _report(self, before: int) -> None:
+        for first, last in self._left_out.between(self._before + self._taken, before):
+            job_link().emit(SKIPPED, {"first": first, "last": last, "epoch": self._epoch})
+
+    def _end_epoch(self, count: int) -> None:
+        self._epoch += 1
+        self._before += count
+        self._taken = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch that the training was given: plain values and tensors.
+
+        The state of a stateful loader is part of it.
+        """
+        if self._restored is not None:
+            return dict(self._restored)
+        order = self._order if self._taken else Order.of_next(self._source)
+        return {
+            "epoch": self._epoch,
+            "before": self._before,
+            "taken": self._taken,
+            "order": order.to_plain(),
+            "loader": self._loader.state() if self._taken else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next loop go on where `state_dict` was called.
+
+        Raises:
+            BadUse: this is no state of batches.
+        """
+        try:
+            epoch, before, taken = (int(state[name]) for name in ("epoch", "before", "taken"))
+            order = Order.of_plain(state["order"])
+            restored = {**state, "loader": state["loader"]}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadUse(
+                f"This is no position in the data that run.batches() has saved ({error!r}). Restore it from the entry "
+                "under which the batches were saved."
+            ) from error
+        self._epoch, self._before, self._taken = epoch, before, taken
+        self._order, self._restored = order, restored

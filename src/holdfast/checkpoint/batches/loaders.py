@@ -1,0 +1,331 @@
+"""How each kind of loader is put at a place within an epoch, and how its batches are left out.
+
+| kind | goes to a place by | leaves a batch out |
+|---|---|---|
+| `OrderedLoader`: a DataLoader of a dataset with indices | its sampler's order | before it is loaded |
+| `StatefulLoader`: has `state_dict` and `load_state_dict` | its own state | after it was loaded |
+| `AnyIterable` | being gone through from the start | after it was loaded |
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.checkpoint.batches.order import Order
+from holdfast.core.errors import BadUse
+
+
+class Loader(Protocol):
+    """One kind of loader. A place is how many batches of an epoch were taken, those that were left out included."""
+
+    count: int
+    """Batches of the last epoch that was gone through to its end."""
+
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
+        """Begin an epoch.
+
+        Args:
+            is_left_out: whether a batch of this epoch is left out, given its number within the epoch, from 1 on.
+            is_first: whether this is the first epoch of the training, also of one that a former process has begun.
+
+        Returns:
+            The batches, each with its number; those that are left out are missing.
+        """
+        ...
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """Go on with an epoch after `taken` batches.
+
+        Args:
+            is_left_out: as for `begin`.
+            taken: batches of the epoch that were taken.
+            before: batches that were taken in earlier epochs.
+            order: what the order of the epoch depends on.
+            state: what `state` has returned there.
+        """
+        ...
+
+    def state(self) -> Any:
+        """Return the loader's own state within an epoch; None for a loader without one."""
+        ...
+
+
+def loader_of(loader: Any) -> Loader:
+    """Return a loader as the kind that it is.
+
+    Raises:
+        BadUse: it cannot be iterated, or returns its batches in no certain order.
+    """
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise BadUse(
+            f"run.batches() was given {type(loader).__name__}: give what your loop iterates over, such as a DataLoader."
+        )
+    if getattr(loader, "in_order", True) is False:
+        raise BadUse(
+            "The loader has in_order=False, so that nobody finds its order again. Leave in_order at its default."
+        )
+    if _has_state(loader) and _finds_its_place(loader):
+        return StatefulLoader(loader)
+    is_ordered = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    if is_ordered and not isinstance(loader.dataset, IterableDataset):
+        return OrderedLoader(loader)
+    return AnyIterable(loader)
+
+
+def _has_state(part: Any) -> bool:
+    return callable(getattr(part, "state_dict", None)) and callable(
+        getattr(part, "load_state_dict", None)
+    )
+
+
+def _finds_its_place(loader: Any) -> bool:
+    """Return whether a loader goes on exactly where its state says.
+
+    torchdata counts twice what it passes over of a dataset without a state. Of a sampler without a state it begins
+    the order twice, so that one that draws the order as it begins has another one.
+    """
+    if not isinstance(loader, DataLoader):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return _has_state(loader.dataset)
+    return all(
+        _has_state(part) or type(part).__module__.startswith(("torch.utils.data.", "torchdata."))
+        for part in (loader.sampler, loader.batch_sampler)
+        if part is not None
+    )
+
+
+class OrderedLoader:
+    """A DataLoader whose sampler says which samples are in each batch."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        """Take a loader, which is left as it is."""
+        self.count = 0
+        self._original = loader
+        # A DataLoader refuses another sampler once it is made, so a copy gets it past that.
+        self._loader = copy.copy(loader)
+        self._loader._iterator = None
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._walks = _Walks(getattr(loader, name))
+        vars(self._loader)[name] = self._walks
+
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.begin`."""
+        if not is_first:
+            self._start_workers()
+        self._walks.prepare(0, is_left_out)
+        return self._numbered(iter(self._loader), 0, is_left_out)
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.go_on`."""
+        del state
+        if before:
+            self._start_workers()
+        self._walks.prepare(taken, is_left_out)
+        with order.put_back(self._original):
+            batches = iter(self._loader)
+            self._walks.pass_over()
+        return self._numbered(batches, taken, is_left_out)
+
+    def state(self) -> None:
+        """See `Loader.state`."""
+
+    def _start_workers(self) -> None:
+        """Start workers that stay, if there are none: a loader draws a seed for them in its first epoch alone."""
+        if self._loader.persistent_workers and self._loader._iterator is None:
+            with Order.of(self._original).kept(self._original), self._walks.empty():
+                iter(self._loader)
+
+    def _numbered(
+        self, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Any]]:
+        numbers = (number for number in itertools.count(taken + 1) if not is_left_out(number))
+        for batch in batches:
+            yield next(numbers), batch
+        self.count = self._walks.taken
+
+
+_NOTHING: tuple[Any, ...] = ()
+
+
+class _Walks:
+    """A sampler that goes through another one's order, one walk an epoch, and leaves out what is to be left out."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._items: Iterator[Any] = iter(())
+        self._first = 0
+        self._is_left_out: Callable[[int], bool] = lambda _number: False
+        self.taken = 0
+        """Items of the order that were taken in the present walk."""
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def prepare(self, first: int, is_left_out: Callable[[int], bool]) -> None:
+        """Have the next walk begin after so many items."""
+        self._first, self._is_left_out = first, is_left_out
+
+    def __iter__(self) -> Iterator[Any]:
+        # At once, as a sampler does that draws its order here: the loader draws from the same generators next.
+        self._items, self.taken = iter(self._source), 0
+        return self._walk()
+
+    @contextmanager
+    def empty(self) -> Iterator[None]:
+        """Have walks within the block end at once."""
+        source, self._source = self._source, _NOTHING
+        try:
+            yield
+        finally:
+            self._source = source
+
+    def pass_over(self) -> None:
+        """Draw the items before the first one of the walk, if that was not done."""
+        while self.taken < self._first and self._source is not _NOTHING:
+            next(self._items, None)
+            self.taken += 1
+
+    def _walk(self) -> Iterator[Any]:
+        self.pass_over()
+        for item in self._items:
+            self.taken += 1
+            if not self._is_left_out(self.taken):
+                yield item
+
+
+class StatefulLoader:
+    """A loader that has its place as its state, such as torchdata's StatefulDataLoader."""
+
+    def __init__(self, loader: Any) -> None:
+        """Take a loader."""
+        self.count = 0
+        self._loader = loader
+        self._drawn: dict[str, Any] | None = None
+        """The generators of the loader once the order of the epoch was drawn."""
+
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.begin`."""
+        del is_first
+        return self._noted(_kept(self, iter(self._loader), 0, is_left_out), None)
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.go_on`."""
+        del before
+        with order.put_back(self._loader):
+            self._loader.load_state_dict(state["loader"])
+            batches = iter(self._loader)
+        return self._noted(_kept(self, batches, taken, is_left_out), state["drawn"])
+
+    def state(self) -> dict[str, Any]:
+        """See `Loader.state`."""
+        return {"loader": self._loader.state_dict(), "drawn": self._drawn}
+
+    def _noted(
+        self, batches: Iterator[tuple[int, Any]], drawn: dict[str, Any] | None
+    ) -> Iterator[tuple[int, Any]]:
+        """Note the generators at the first batch; where an epoch goes on, set them to what was noted.
+
+        torchdata draws the order anew from the state before it, and leaves out what the loader had drawn in between
+        from the same generator: the next epoch would have another order.
+        """
+        self._drawn, has_begun = drawn, False
+        for batch in batches:
+            if not has_begun:
+                self._settle()
+                has_begun = True
+            yield batch
+        if not has_begun:
+            self._settle()
+
+    def _settle(self) -> None:
+        if getattr(getattr(self._loader, "sampler", None), "replacement", False):
+            return  # it draws on and on
+        if self._drawn is None:
+            self._drawn = Order.of_next(self._loader).to_plain()
+        else:
+            Order.of_plain(self._drawn).put_back_own(self._loader)
+
+
+class AnyIterable:
+    """Anything else, which is gone through from the start to get to a place."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        """Take something that can be iterated."""
+        self.count = 0
+        self._loader = loader
+
+    def begin(
+        self, is_left_out: Callable[[int], bool], *, is_first: bool
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.begin`."""
+        del is_first
+        return _kept(self, iter(self._loader), 0, is_left_out)
+
+    def go_on(
+        self,
+        is_left_out: Callable[[int], bool],
+        *,
+        taken: int,
+        before: int,
+        order: Order,
+        state: Any,
+    ) -> Iterator[tuple[int, Any]]:
+        """See `Loader.go_on`."""
+        del state
+        with order.put_back(self._loader):
+            batches = iter(self._loader)
+            # An iterator does not begin anew with an epoch.
+            gone = taken + before if batches is self._loader else taken
+            for _ in itertools.islice(batches, gone):
+                pass
+        return _kept(self, batches, taken, is_left_out)
+
+    def state(self) -> None:
+        """See `Loader.state`."""
+
+
+def _kept(
+    loader: Loader, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
+) -> Iterator[tuple[int, Any]]:
+    """Yield the batches that are not left out, with their numbers; set the loader's count at the end."""
+    number = taken
+    for batch in batches:
+        number += 1
+        if not is_left_out(number):
+            yield number, batch
+    loader.count = number

@@ -1,0 +1,127 @@
+"""What the order of an epoch's batches depends on: random generators, and the epoch that a sampler was told.
+
+A loader draws its order when an epoch begins: from the generators of the process, or from those that the loader and its
+samplers have. What they were at that moment, put back for a moment, gives the same order in another process.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+import torch
+
+from holdfast.checkpoint.state import random_state
+
+_PARTS: Final = (
+    "",
+    "sampler",
+    "batch_sampler",
+    "batch_sampler.sampler",
+    "batch_sampler.batch_sampler",
+    "dataset",
+)
+"""Where a loader's generators and its samplers' epochs are; the loader itself first."""
+
+
+@dataclass(kw_only=True)
+class Order:
+    """What the order of one epoch depends on, as it was when the epoch began."""
+
+    process: dict[str, Any] | None = None
+    """The generators of the process, see `random_state.capture`; None: those that the process has are right."""
+    own: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The generators of the loader and its samplers, by the part that has them."""
+    epochs: dict[str, int] = field(default_factory=dict)
+    """What `set_epoch` was called with, by the part that was told."""
+
+    @classmethod
+    def of(cls, loader: Any) -> Self:
+        """Take what the order of an epoch depends on that begins now."""
+        epochs = {
+            name: part.epoch
+            for name, part in _parts(loader)
+            if callable(getattr(part, "set_epoch", None))
+            and type(getattr(part, "epoch", None)) is int
+        }
+        return cls(process=random_state.capture(), own=_own(loader), epochs=epochs)
+
+    @classmethod
+    def of_next(cls, loader: Any) -> Self:
+        """Take what the order of an epoch depends on that begins later: a script sets the rest until then."""
+        return cls(own=_own(loader))
+
+    @contextmanager
+    def put_back(self, loader: Any) -> Iterator[None]:
+        """Have a loader begin the same epoch within the block; the generators of the process are left as they were."""
+        parts = dict(_parts(loader))
+        for name, epoch in self.epochs.items():
+            if name in parts and callable(getattr(parts[name], "set_epoch", None)):
+                parts[name].set_epoch(epoch)
+        self.put_back_own(loader)
+        if self.process is None:
+            yield
+            return
+        now = random_state.capture()
+        random_state.put_back(self.process)
+        try:
+            yield
+        finally:
+            random_state.put_back(now)
+
+    @contextmanager
+    def kept(self, loader: Any) -> Iterator[None]:
+        """Leave the generators as they are here, whatever draws from them within the block."""
+        try:
+            yield
+        finally:
+            self.put_back_own(loader)
+            if self.process is not None:
+                random_state.put_back(self.process)
+
+    def put_back_own(self, loader: Any) -> None:
+        """Set the generators of a loader and its samplers."""
+        for name, generator in _generators(loader):
+            if name in self.own:
+                generator.set_state(self.own[name])
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain values and tensors."""
+        return {"process": self.process, "own": dict(self.own), "epochs": dict(self.epochs)}
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Self:
+        """Return what `to_plain` has described.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        process = None if plain["process"] is None else dict(plain["process"])
+        own = {str(name): state.cpu() for name, state in dict(plain["own"]).items()}
+        epochs = {str(name): int(epoch) for name, epoch in dict(plain["epochs"]).items()}
+        return cls(process=process, own=own, epochs=epochs)
+
+
+def _parts(loader: Any) -> list[tuple[str, Any]]:
+    """Return the parts that a loader has, each once, with their names."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name in _PARTS:
+        part = loader
+        for attribute in name.split(".") if name else ():
+            part = getattr(part, attribute, None)
+        if part is not None:
+            found.setdefault(id(part), (name, part))
+    return list(found.values())
+
+
+def _generators(loader: Any) -> list[tuple[str, torch.Generator]]:
+    found: dict[int, tuple[str, torch.Generator]] = {}
+    for name, part in _parts(loader):
+        generator = getattr(part, "generator", None)
+        if isinstance(generator, torch.Generator):
+            found.setdefault(id(generator), (name, generator))
+    return list(found.values())
+
+
+def _own(loader: Any) -> dict[str, torch.Tensor]:
+    return {name: generator.get_state() for name, generator in _generators(loader)}

@@ -1,0 +1,83 @@
+"""Batches of the data that a training leaves out: the supervisor decides which, and each rank reads them as it starts.
+
+A batch has a number: 1 for the first batch of the training, counted on over the epochs, batches that are left out
+included. So a number names the same batch in every attempt, whatever was left out before it.
+"""
+
+import bisect
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Self
+
+from holdfast.core.errors import BadUse
+
+ENV_LEAVE_OUT: Final = "HOLDFAST_LEAVE_OUT"
+"""The batches that a rank leaves out, as `LeftOut.as_text` writes them."""
+MAX_RANGES: Final = 256
+"""An environment variable and a message have room for so many ranges."""
+MAX_NUMBER: Final = 2**53
+_RANGE: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Ranges of batch numbers, both ends included: in order, and with a gap between any two."""
+
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
+        """Put ranges together that may overlap and come in any order."""
+        joined: list[tuple[int, int]] = []
+        for first, last in sorted(ranges):
+            if joined and first <= joined[-1][1] + 1:
+                joined[-1] = joined[-1][0], max(joined[-1][1], last)
+            else:
+                joined.append((first, last))
+        return cls(tuple(joined))
+
+    @classmethod
+    def of_text(cls, text: str) -> Self:
+        """Read what `as_text` has written.
+
+        Raises:
+            BadUse: the text is something else.
+        """
+        matches = [_RANGE.fullmatch(part) for part in text.split(",")] if text else []
+        ranges = [(int(one[1]), int(one[2])) for one in matches if one is not None]
+        is_valid = len(ranges) == len(matches) <= MAX_RANGES
+        if not is_valid or any(not 0 < first <= last <= MAX_NUMBER for first, last in ranges):
+            raise BadUse(
+                f"{ENV_LEAVE_OUT} is {text[:100]!r}: give at most {MAX_RANGES} ranges of batch numbers from 1 on, such "
+                "as 120-124,300-307."
+            )
+        return cls.of(ranges)
+
+    @classmethod
+    def of_environment(cls) -> Self:
+        """Return what the supervisor has this process leave out; nothing without a supervisor.
+
+        Raises:
+            BadUse: see `of_text`.
+        """
+        return cls.of_text(os.environ.get(ENV_LEAVE_OUT, ""))
+
+    def as_text(self) -> str:
+        """Return the ranges as text, such as `120-124,300-307`."""
+        return ",".join(f"{first}-{last}" for first, last in self.ranges)
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect.bisect_right(self.ranges, (number, MAX_NUMBER + 1)) - 1
+        return at >= 0 and number <= self.ranges[at][1]
+
+    def between(self, after: int, before: int) -> list[tuple[int, int]]:
+        """Return the ranges of numbers above `after` and below `before` that are left out."""
+        cut = ((max(first, after + 1), min(last, before - 1)) for first, last in self.ranges)
+        return [(first, last) for first, last in cut if first <= last]
+
+
+def in_words(first: int, last: int) -> str:
+    """Name a range of batches in a sentence."""
+    return f"batch {first}" if first == last else f"batches {first} to {last}"

@@ -1,0 +1,96 @@
+"""Decide which batches the next attempt leaves out: a pure function.
+
+The batches that led to a broken loss are left out. Where the loss breaks again at about the same place, the range
+becomes twice as long from the same start, and reaches at least to the batches that broke the loss this time; after
+`MAX_DOUBLINGS` of a range nothing more is left out there. A range is never longer than `MAX_LENGTH`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from holdfast.core.left_out import MAX_RANGES, LeftOut, in_words
+from holdfast.core.whole import whole_number
+
+MAX_DOUBLINGS: Final = 3
+MAX_LENGTH: Final = 4096
+"""Batches in a range: more is no bad piece of data, but a training that does not work."""
+MAX_IN_VAIN: Final = 8
+"""So many times in a row batches are left out without a gain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip:
+    """Have all later attempts leave out a range of batches, both ends included."""
+
+    first: int
+    last: int
+    doublings: int = 0
+    """How often the range was made longer."""
+
+    def __str__(self) -> str:
+        return in_words(self.first, self.last)
+
+    @classmethod
+    def of_json(cls, data: Any) -> Self:
+        """Read a skip from the ledger.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is malformed.
+        """
+        first, last, doublings = (whole_number(data[one]) for one in ("first", "last", "doublings"))
+        if first is None or last is None or doublings is None or not 0 < first <= last:
+            raise ValueError(f"no range of batches: {data!r}")
+        return cls(first=first, last=last, doublings=doublings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipping:
+    """What the attempts of a run leave out."""
+
+    skips: tuple[Skip, ...] = ()
+    """The ranges, the one that was decided on last at the end."""
+    in_vain: int = 0
+    """How often in a row batches were left out without a gain."""
+
+    def next_skip(self, batches: tuple[int, int] | None) -> Skip | None:
+        """Return the range to leave out from now on; None where nothing more is left out.
+
+        Args:
+            batches: the first and the last of the batches that led to a broken loss; None where they are not known.
+        """
+        if batches is None or self.in_vain >= MAX_IN_VAIN:
+            return None
+        first, last = batches
+        length = last - first + 1
+        # A loss may break some steps later than before, and its batches then begin after those left out.
+        near = [one for one in self.skips if first <= one.last + length and last >= one.first]
+        if not near:
+            fits = length <= MAX_LENGTH and len(self.skips) < MAX_RANGES
+            return Skip(first=first, last=last) if fits else None
+        known = near[-1]
+        twice = 2 * known.last - known.first + 1
+        longer = Skip(first=known.first, last=max(twice, last), doublings=known.doublings + 1)
+        fits = longer.last - longer.first < MAX_LENGTH and longer.doublings <= MAX_DOUBLINGS
+        return longer if fits else None
+
+    def after(self, skip: Skip | None, *, gained: bool) -> Self:
+        """Return what is left out after a failure.
+
+        Args:
+            skip: a range that is left out because of it.
+            gained: whether something was gained since the failure before.
+        """
+        in_vain = (0 if gained else self.in_vain) + (skip is not None)
+        return replace(self.with_skip(skip), in_vain=in_vain)
+
+    def with_skip(self, skip: Skip | None) -> Self:
+        """Return this with a further range, which takes the place of the one with its start."""
+        if skip is None:
+            return self
+        others = tuple(one for one in self.skips if one.first != skip.first)
+        return replace(self, skips=(*others, skip))
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The batches that the ranges leave out together."""
+        return LeftOut.of((one.first, one.last) for one in self.skips)

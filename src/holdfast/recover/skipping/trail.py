@@ -1,0 +1,67 @@
+"""Find the batches that led to a broken loss, from the reports of the rank that has it.
+
+These are the batches of the last step whose loss was ordinary, and all after them up to the step at which the anomaly
+was certain. The steps in a row for which the detector waits are among them. The last ordinary step is, too: its loss
+was computed before its update, so that a batch whose gradient breaks the weights shows in the loss of the next step
+alone. A step may have any number of batches, as with accumulated gradients.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from holdfast.core.left_out import MAX_NUMBER
+from holdfast.core.whole import whole_number
+from holdfast.recover.detectors.anomaly import SPIKE_STEPS
+
+_KEPT = SPIKE_STEPS + 5
+"""Steps with a loss that are remembered of each rank: those in a row that show an anomaly, and the one before."""
+
+
+class _Step(NamedTuple):
+    step: int
+    first: int
+    """The first batch since the report before this one."""
+    last: int
+
+
+class Trail:
+    """The batches of the last steps of each rank."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, deque[_Step]] = {}
+
+    def restarted(self) -> None:
+        """Forget all steps: an attempt begins."""
+        self._steps.clear()
+
+    def took(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Take in a step report of a rank that has a loss.
+
+        Raises:
+            ValueError: the report has batches that are none.
+        """
+        told = message.get("batches")
+        if told is None or message["loss"] is None:
+            return
+        first, last = map(whole_number, told)
+        if first is None or last is None or not 0 < first <= last <= MAX_NUMBER:
+            raise ValueError(f"batches {told!r}: give the first and the last, from 1 on")
+        steps = self._steps.setdefault(rank, deque(maxlen=_KEPT))
+        steps.append(_Step(int(message["step"]), first, last))
+
+    def leading_to(self, rank: int, first_step: int, step: int) -> tuple[int, int] | None:
+        """Return the first and the last of the batches that led to a broken loss; None where that is not known.
+
+        Args:
+            rank: the rank whose losses show the anomaly.
+            first_step: the first of the steps in a row that show it.
+            step: the step at which the anomaly was certain.
+        """
+        steps = [one for one in self._steps.get(rank, ()) if one.step <= step]
+        ordinary = [one for one in steps if one.step < first_step]
+        broken = [one for one in steps if one.step >= first_step]
+        if not broken:
+            return None
+        begin, end = (ordinary[-1] if ordinary else broken[0]).first, broken[-1].last
+        return (begin, end) if begin <= end else None
