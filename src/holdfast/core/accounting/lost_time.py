@@ -150,7 +150,8 @@ class _Account:
         if attempt is None:
             return []
         place = self._order.index(number)
-        marks, incident = [], None
+        marks: list[_Mark] = []
+        incident = None
         if place > 0:
             before = self._order[place - 1]
             marks, incident = self._marks_of_end(before, attempt.started_at_s)
