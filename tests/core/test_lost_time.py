@@ -218,6 +218,18 @@ def test_a_run_that_waits_for_its_first_nodes_says_so():
     assert found.by_cause == pytest.approx({"nodes_missing": RANKS * 100.0})
 
 
+def test_an_attempt_of_a_running_run_before_its_first_step_is_starting():
+    found = lost(
+        of=run("running", ended_at_s=None),
+        attempts=[attempt(1, 0.0, 0, ended_at_s=12.0), attempt(2, 13.0)],
+        journal=steps(1, 1, 10, 0),
+        incidents=[incident(1, 11.0, 11.5)],
+        events=[decision(1, 12.5), event("started", 2, 30.0)],
+    )
+    assert found.by_incident[1]["start"] == pytest.approx(RANKS * 17.5)
+    assert found.unexplained_share == 0.0
+
+
 TIMES = st.floats(min_value=-50, max_value=200, allow_nan=False)
 NUMBERS = st.integers(min_value=1, max_value=4)
 

@@ -99,6 +99,8 @@ def wall_time(
             tape.pass_to(outage.detected_at_s, "detecting", attempt)
         if last and outage is not None:
             tape.pass_to(end_s, "restarting" if running else "other", attempt)
+        elif last and running and any(steps.values()) and not steps.get(attempt):
+            tape.pass_to(end_s, starting, attempt)  # it has not come to its first step yet
         elif last:
             # The end of a run that nothing broke off: its last save, then its processes' exit.
             seconds = tape.span_to(end_s)
