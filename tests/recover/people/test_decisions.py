@@ -79,6 +79,12 @@ def recorded(recorder, *kinds):
     return [(kind, data) for kind, _, data in recorder.events(*kinds)]
 
 
+def approve(recorder, paths):
+    """Write the number of the last proposal as `holdfast runs approve` does."""
+    _, proposal = recorded(recorder, "proposal")[-1]
+    paths.approved.write_text(f"{proposal['number']}\n")
+
+
 def test_each_decision_has_one_record_with_state_finding_plan_and_mode(world):
     begin, recorder, _, _ = world
     decisions, view = begin("act"), view_of()
@@ -135,10 +141,10 @@ def test_a_proposal_is_shown_recorded_and_carried_out_once_its_number_is_approve
     assert proposal["text"].startswith("Rank 1 is frozen: no step for 61 s. Proposed: ")
     assert [kind for kind, _ in observed] == ["proposal"]
     assert decisions.holds_hang
-    for said in (b"", b"7\n", b"garbage" * 1000, b"\xff"):
+    for said in (b"", b"-7\n", b"garbage" * 1000, b"\xff"):
         paths.approved.write_bytes(said)
         assert not decisions.is_approved()
-    paths.approved.write_bytes(b"1\n")
+    approve(recorder, paths)
     assert decisions.is_approved()
     assert tell(decisions, view, modes.Approved()).actions == (policy.Kill(),)
     assert not decisions.is_approved()
@@ -149,14 +155,14 @@ def test_a_proposal_is_shown_recorded_and_carried_out_once_its_number_is_approve
 
 
 def test_an_approved_broken_loss_goes_back_to_before_its_first_step(world):
-    begin, _, _, paths = world
+    begin, recorder, _, paths = world
     decisions, view = begin("propose"), view_of()
     view.anomaly = SPIKE
     tell(decisions, view, policy.LossBroken(step=7, is_spike=True))
     view.anomaly = None  # the training goes on
     assert decisions.holds_loss
     tell(decisions, view, policy.LossBroken(step=10, is_spike=True))
-    paths.approved.write_bytes(b"1\n")
+    approve(recorder, paths)
     assert decisions.is_approved()
     assert tell(decisions, view, modes.Approved()).state.phase is Phase.FAILING
     assert view.anomaly == SPIKE
@@ -185,7 +191,7 @@ def test_the_next_supervisor_takes_up_a_broken_loss_and_looks_anew_at_a_hang(wor
     tell(begin("propose"), view, policy.LossBroken(step=7, is_spike=True))
     following, later = begin("propose"), view_of()
     following.take_up()
-    paths.approved.write_bytes(b"1\n")
+    approve(recorder, paths)
     assert following.is_approved()
     tell(following, later, modes.Approved())
     assert later.anomaly == SPIKE

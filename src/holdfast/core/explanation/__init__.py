@@ -17,6 +17,7 @@ from holdfast.core.explanation.story import (
     Signals,
     explain,
     story_of,
+    within_run,
 )
 from holdfast.core.explanation.telling import account_lines, incident_lines, story_lines
 
@@ -32,4 +33,5 @@ __all__ = [
     "story_lines",
     "story_of",
     "what_happened",
+    "within_run",
 ]

@@ -224,14 +224,15 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Line]:
     return [
         Line(
             role=str(one.get("role", "")),
-            place=f"{_within_run(_clean(one.get('file', '')), run_id)}:{one.get('line', '?')}",
+            place=f"{within_run(_clean(one.get('file', '')), run_id)}:{one.get('line', '?')}",
             text=_clean(one.get("text", "")),
         )
         for one in cited
     ]
 
 
-def _within_run(file: str, run_id: str) -> str:
+def within_run(file: str, run_id: str) -> str:
+    """Return a file's path from its run's folder on, which is what tells one log from another."""
     return file.rpartition(f"/runs/{run_id}/")[2]
 
 

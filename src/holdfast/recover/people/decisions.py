@@ -4,6 +4,7 @@ A record holds what the policy went by (state, finding), what it decided (plan, 
 all modes. It is written after what was decided has been begun, so that the ledger holds up no restart.
 """
 
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from holdfast.recover.spec import RunSpec
 
 ENDING = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
 READ_BYTES = 64
+NUMBERS = 1_000_000_000
 KINDS: Mapping[type[Any], str] = {
     policy.RankFailed: "rank_failed",
     policy.JobExited: "job_exited",
@@ -150,7 +152,7 @@ class Decisions:
         if isinstance(action, modes.Note):
             self._recorder.event("observed", told)
             return
-        self._number = len(self._recorder.events("proposal")) + 1
+        self._number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
         self._recorder.event("proposal", {"number": self._number, **told})
         self._observe("proposal", {"text": text, "run": self._recorder.run_id})
 

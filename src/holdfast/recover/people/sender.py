@@ -4,6 +4,7 @@ The order comes on standard input, since it holds URLs with secrets, and command
 is printed names a URL by its place in the list and its scheme, and nothing else of it.
 """
 
+import contextlib
 import json
 import logging
 import sys
@@ -24,7 +25,9 @@ def main() -> None:
     """`sender PARENT_PID`: the notifier has started this process."""
     die_with_parent(int(sys.argv[1]))
     order = json.load(sys.stdin)
-    sys.stdout.write(json.dumps(send(order)))
+    with contextlib.redirect_stdout(sys.stderr):  # a plugin may print
+        answer = send(order)
+    sys.stdout.write(json.dumps(answer))
 
 
 def send(order: dict[str, Any]) -> dict[str, Any]:
