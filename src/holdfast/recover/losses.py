@@ -27,13 +27,29 @@ class Losses:
         """Tasks that change the marks of a checkpoint."""
         self._marks_lock = asyncio.Lock()
 
-    def look(self, view: AttemptView, rank: int, step: int, loss: float | None) -> Anomaly | None:
-        """Take in the loss of a rank's step; return an anomaly once it is certain."""
+    def look(
+        self,
+        view: AttemptView,
+        rank: int,
+        step: int,
+        loss: float | None,
+        *,
+        is_held: bool = False,
+    ) -> Anomaly | None:
+        """Take in the loss of a rank's step; return an anomaly once it is certain.
+
+        Args:
+            view: of the attempt.
+            rank: the reporting rank.
+            step: steps completed.
+            loss: None where the rank reports no loss.
+            is_held: a broken loss waits for a person's decision: until then no checkpoint becomes healthy.
+        """
         if not self._is_watched or loss is None:
             return None
         leads = view.leads_losses(rank)
         found = self._anomalies.look(rank, step, loss, leads=leads)
-        if found is None:
+        if found is None and not is_held:
             for path in self._gate.passed(step) if leads and self._anomalies.is_calm else ():
                 self._mark(path, functools.partial(mark_healthy, path, step))
         return found

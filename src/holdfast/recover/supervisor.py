@@ -368,7 +368,8 @@ class Supervisor:
             return
         step = int(message["step"])
         loss = None if message["loss"] is None else float(message["loss"])
-        found = self._losses.look(self._view, peer.rank, step, loss)
+        is_held = self._decisions.holds_loss
+        found = self._losses.look(self._view, peer.rank, step, loss, is_held=is_held)
         if found is None:
             return
         self._view.anomaly = found

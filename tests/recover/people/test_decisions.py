@@ -204,6 +204,20 @@ def test_the_next_supervisor_takes_up_a_broken_loss_and_looks_anew_at_a_hang(wor
     assert open_proposal(recorder.events("proposal", "approved", "withdrawn")) is None
 
 
+def test_a_broken_loss_that_is_only_observed_is_still_held_by_the_next_supervisor(world):
+    begin, recorder, _, _ = world
+    view = view_of()
+    view.anomaly = SPIKE
+    tell(begin("observe"), view, policy.LossBroken(step=7, is_spike=True))
+    following = begin("observe")
+    following.take_up()
+    assert following.holds_loss
+    recorder.attempt += 1
+    later = begin("observe")
+    later.take_up()
+    assert not later.holds_loss
+
+
 def test_signals_that_cannot_be_seen_are_named_with_the_reason():
     view = view_of(ranks=3)
     view.watched.discard(2)

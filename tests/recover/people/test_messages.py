@@ -187,7 +187,6 @@ class Server:
 
 @pytest.fixture
 def server():
-    pytest.importorskip("apprise")
     server = Server()
     yield server
     server.close()
@@ -230,7 +229,6 @@ def test_a_sender_that_does_not_end_is_killed_and_one_that_fails_is_told(run, mo
 @pytest.mark.filterwarnings("ignore:'imghdr':DeprecationWarning")  # of Apprise's own imports
 @pytest.mark.parametrize("url", ["nonsense://secret@x", "secret", "://", "json:/secret"])
 def test_a_wrong_url_is_refused_with_a_sentence_that_keeps_its_secret(url):
-    pytest.importorskip("apprise")
     with pytest.raises(BadUse, match="--notify: URL 2") as error:
         sender.check_urls(["json://localhost", url])
     assert "secret" not in str(error.value)

@@ -7,6 +7,8 @@ import signal
 import threading
 
 import pytest
+from test_broken_loss import NAN_ONCE
+from test_broken_loss import TRAIN as TRAIN_WITH_CHECKPOINTS
 from test_supervised_runs import QUICK_HANG, TRAIN
 
 pytestmark = pytest.mark.slow
@@ -33,7 +35,6 @@ def events(place, kind, run="r"):
 @pytest.fixture
 def inbox():
     """Return the URL of a real server for Apprise, and what the server has received."""
-    pytest.importorskip("apprise")
     received = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -108,6 +109,31 @@ def test_a_frozen_job_is_ended_only_once_a_person_approves_it(place):
         "approved",
         "restart",
     ]
+
+
+def test_a_broken_loss_waits_for_its_approval_also_where_the_supervisor_is_killed_meanwhile(place):
+    text = TRAIN_WITH_CHECKPOINTS.replace("FAULT", NAN_ONCE).replace("HEALTHY", "True")
+    script = place.job(text.replace("ENDS", "attempt == 2 and step > start + 30"))
+    command = ["run", "--name", "r", "--mode", "propose", "--", "python", script]
+    with place.start(*command) as process:
+        place.wait_until(lambda: events(place, "proposal"))
+        (proposal,) = events(place, "proposal")
+        place.child(process, "supervisor_process").kill()
+        place.wait_until(lambda: events(place, "supervisor_followed"))
+        code, out, err = place.holdfast("runs", "approve", "r")
+        assert code == 0, err
+        assert out.startswith("Approved: The loss is not finite since step ")
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    (approved,) = events(place, "approved")
+    assert approved.data["number"] == proposal.data["number"]
+    (rolled_back,) = events(place, "rolled_back")
+    assert rolled_back.data["first_step"] == proposal.data["anomaly"]["first_step"]
+    assert rolled_back.data["to_step"] < rolled_back.data["first_step"]
+    with place.ledger() as ledger:
+        (incident,) = ledger.incidents("r")
+    assert (incident.kind, incident.action) == ("anomaly", "restart")
+    assert incident.restored_step == rolled_back.data["to_step"]
 
 
 def test_a_run_that_is_only_observed_goes_on_by_itself_and_ends_as_its_job_ends(place):

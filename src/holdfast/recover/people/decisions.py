@@ -64,20 +64,31 @@ class Decisions:
         """The number of the proposal that waits for an approval."""
 
     def take_up(self) -> None:
-        """Go on with the proposal of an earlier supervisor, if that is about a broken loss."""
+        """Go on with the broken loss that an earlier supervisor has held, if there is one."""
+        if self._spec.mode == "observe":
+            seen = [
+                data.get("anomaly")
+                for _, attempt, data in self._recorder.events("observed")
+                if attempt == self._recorder.attempt
+            ]
+            self._hold_loss(next((one for one in reversed(seen) if one is not None), None))
+            return
         open_one = open_proposal(self._recorder.events("proposal", "approved", "withdrawn"))
         if open_one is None:
             return
-        found = open_one.get("anomaly")
-        if self._spec.mode != "propose" or found is None:
+        if self._spec.mode == "propose" and self._hold_loss(open_one.get("anomaly")):
+            self._number = int(open_one["number"])
+        else:
             self._recorder.event("withdrawn", {"number": open_one.get("number"), "why": FOLLOWED})
-            return
-        self._anomaly = Anomaly(**{**found, "value": float(found["value"])})
-        is_spike = self._anomaly.kind == "spike"
-        self._held = modes.Held(
-            finding=policy.LossBroken(step=self._anomaly.step, is_spike=is_spike)
-        )
-        self._number = int(open_one["number"])
+
+    def _hold_loss(self, found: Mapping[str, Any] | None) -> bool:
+        """Hold the broken loss of a record; return whether there is one."""
+        if found is None:
+            return False
+        self._anomaly = anomaly = Anomaly(**{**found, "value": float(found["value"])})
+        loss = policy.LossBroken(step=anomaly.step, is_spike=anomaly.kind == "spike")
+        self._held = modes.Held(finding=loss)
+        return True
 
     @property
     def holds_hang(self) -> bool:
