@@ -19,7 +19,7 @@ from holdfast.recover import state_of
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def command(place: Place, run_id: str | None, as_json: bool) -> None:
-    """Tell what happened in a run: faults, evidence, decisions, effects, and what each cost.
+    """Show what happened in a run: faults, evidence, decisions, effects, and what each cost.
 
     Without RUN, the newest run.
     """

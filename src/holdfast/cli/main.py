@@ -22,7 +22,7 @@ COMMANDS = {
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "explain": (
         "holdfast.cli.explain",
-        "Tell what happened in a run, what was done, and what it cost.",
+        "Show what happened in a run, what was done, and what it cost.",
     ),
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
     "diagnose": ("holdfast.cli.diagnose", "Say why a job failed, from its logs."),

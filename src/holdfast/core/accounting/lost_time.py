@@ -41,6 +41,27 @@ class _Restore:
     took_s: float
 
 
+@dataclass(frozen=True)
+class _Window:
+    """The start of an attempt, from its first process to its first step, Unix seconds."""
+
+    attempt: int
+    incident: int | None
+    start_s: float
+    end_s: float
+
+    def divide(self, seconds: Seconds, restore: _Restore | None) -> None:
+        """Add the seconds of one rank."""
+        if restore is None:
+            _add(seconds, self.incident, "start", self.end_s - self.start_s)
+            return
+        began_s = min(max(restore.at_s - restore.took_s, self.start_s), self.end_s)
+        restored_s = min(max(restore.at_s, began_s), self.end_s)
+        _add(seconds, self.incident, "start", began_s - self.start_s)
+        _add(seconds, self.incident, "restore", restored_s - began_s)
+        _add(seconds, self.incident, "first_step", self.end_s - restored_s)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Records:
     """The records of one run that the account is made from."""
@@ -74,6 +95,7 @@ class _Account:
             one.attempt: one.at_s for one in records.events if one.kind == "supervisor_lost"
         }
         self._order = sorted(self._attempts)
+        self._places = {number: place for place, number in enumerate(self._order)}
 
     def lost_time(self) -> LostTime:
         common: Seconds = {}
@@ -98,19 +120,20 @@ class _Account:
         return self._of_all_ranks(common, stretches)
 
     def _of_all_ranks(self, common: Seconds, stretches: Sequence[Phase]) -> LostTime:
+        windows = [window for phase in stretches for window in self._divide(common, phase)]
         restores = _restores(self._records.events)
         usual: dict[int, _Restore] = {}
         for rank in sorted(restores):
             usual = {**restores[rank], **usual}  # a rank without a restore waits for the others
-        alike: dict[tuple[tuple[int, _Restore], ...], list[int]] = {}
+        alike: dict[tuple[_Restore | None, ...], list[int]] = {}
         for rank in range(self._records.ranks):
             known = {**usual, **restores.get(rank, {})}
-            alike.setdefault(tuple(sorted(known.items(), key=lambda one: one[0])), []).append(rank)
+            alike.setdefault(tuple(known.get(one.attempt) for one in windows), []).append(rank)
         by_rank, total = [], Seconds()
-        for key, ranks in alike.items():
-            own, restored = dict(common), dict(key)
-            for phase in stretches:
-                self._divide(own, phase, self._marks(phase.attempt, restored.get(phase.attempt)))
+        for restored, ranks in alike.items():
+            own = dict(common)
+            for window, restore in zip(windows, restored, strict=True):
+                window.divide(own, restore)
             for (incident, cause), seconds in own.items():
                 _add(total, incident, cause, seconds * len(ranks))
             by_rank.append(RankTime(ranks=tuple(ranks), seconds=_by_cause(own)))
@@ -125,52 +148,53 @@ class _Account:
             by_rank=tuple(by_rank),
         )
 
-    def _divide(self, own: Seconds, phase: Phase, marks: Iterable[_Mark]) -> None:
-        """Divide a stretch without steps at the marks of its attempt."""
+    def _divide(self, common: Seconds, phase: Phase) -> list[_Window]:
+        """Divide a stretch without steps; return the start of the attempt, which the ranks divide each for itself."""
         cursor_s = self._records.start_s + phase.start_s
         end_s = self._records.start_s + phase.end_s
-        for mark in marks:
-            until_s = min(mark.until_s, end_s)
+
+        def advance(marks: Iterable[_Mark]) -> None:
+            nonlocal cursor_s
+            for mark in marks:
+                until_s = min(mark.until_s, end_s)
+                if until_s > cursor_s:
+                    _add(common, mark.incident, mark.cause, until_s - cursor_s)
+                    cursor_s = until_s
+
+        number, windows = phase.attempt, []
+        if number in self._attempts:
+            before, incident = self._marks_before(number)
+            advance(before)
+            own = self._incidents.get(number)
+            until_s = end_s if own is None else min(end_s, own.incident.detected_at_s)
             if until_s > cursor_s:
-                _add(own, mark.incident, mark.cause, until_s - cursor_s)
+                windows.append(_Window(number, incident, cursor_s, until_s))
                 cursor_s = until_s
+            if own is not None:
+                after, incident = self._marks_of_end(number, math.inf)
+                if own.incident.action != "stop":
+                    after.append(_Mark(math.inf, self._waiting, incident))
+                advance(after)
+        rest: LostCause = "unexplained" if self._order else self._waiting
         is_over = phase.cause == "other" and self._order
-        _add(own, None, "after_end" if is_over else self._before, end_s - cursor_s)
+        _add(common, None, "after_end" if is_over else rest, end_s - cursor_s)
+        return windows
 
     @property
-    def _before(self) -> LostCause:
-        """The cause of time in which no attempt has begun yet."""
-        if self._order:
-            return "unexplained"
+    def _waiting(self) -> LostCause:
+        """The cause of time before the processes of an attempt are started."""
         return "nodes_missing" if self._records.nnodes > 1 else "start"
 
-    def _marks(self, number: int, restored: _Restore | None) -> list[_Mark]:
-        """Return the moments at which one attempt's start, and what follows on its end, are divided."""
-        attempt = self._attempts.get(number)
-        if attempt is None:
-            return []
-        place = self._order.index(number)
+    def _marks_before(self, number: int) -> tuple[list[_Mark], int | None]:
+        """Return the moments before an attempt began, and the incident that the attempt follows on."""
+        attempt, place = self._attempts[number], self._places[number]
         marks: list[_Mark] = []
         incident = None
         if place > 0:
-            before = self._order[place - 1]
-            marks, incident = self._marks_of_end(before, attempt.started_at_s)
-        waiting: LostCause = "nodes_missing" if self._records.nnodes > 1 else "start"
+            marks, incident = self._marks_of_end(self._order[place - 1], attempt.started_at_s)
         is_known = place == 0 or bool(marks) or incident is not None
-        marks.append(_Mark(attempt.started_at_s, waiting if is_known else "unexplained", incident))
-        rest: LostCause = "start"
-        if restored is not None:
-            marks.append(_Mark(restored.at_s - restored.took_s, "start", incident))
-            marks.append(_Mark(restored.at_s, "restore", incident))
-            rest = "first_step"
-        own = self._incidents.get(number)
-        if own is None:
-            return [*marks, _Mark(math.inf, rest, incident)]
-        marks.append(_Mark(own.incident.detected_at_s, rest, incident))
-        after, incident = self._marks_of_end(number, math.inf)
-        if own.incident.action != "stop":
-            after.append(_Mark(math.inf, waiting, incident))
-        return [*marks, *after]
+        cause: LostCause = self._waiting if is_known else "unexplained"
+        return [*marks, _Mark(attempt.started_at_s, cause, incident)], incident
 
     def _marks_of_end(self, number: int, until_s: float) -> tuple[list[_Mark], int | None]:
         """Return the moments after the failure or the stop of an attempt, and the incident that the next start is of.

@@ -232,7 +232,7 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Line]:
 
 
 def within_run(file: str, run_id: str) -> str:
-    """Return a file's path from its run's folder on, which is what tells one log from another."""
+    """Return the path of a file from the run's folder on, so that the logs of two attempts stay apart."""
     return file.rpartition(f"/runs/{run_id}/")[2]
 
 

@@ -180,7 +180,7 @@ def open_proposal(events: list[tuple[str, int, dict[str, Any]]]) -> dict[str, An
 
 
 def proposal_text(view: AttemptView) -> str:
-    """Return what was found and what is proposed, two sentences."""
+    """Return the finding and the proposal, two sentences."""
     if view.anomaly is not None:
         what = "jumped and stays" if view.anomaly.kind == "spike" else "is not finite"
         return (

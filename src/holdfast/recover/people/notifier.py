@@ -121,7 +121,7 @@ class Notifier:
             self._wake.set()
 
     async def close(self, *, leads: bool) -> None:
-        """Send what is left, for a limited time; nothing where another supervisor leads the run."""
+        """Send the messages that are left, for a limited time; none where another supervisor leads the run."""
         if self._task is None:
             return
         if leads:

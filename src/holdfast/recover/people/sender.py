@@ -56,14 +56,14 @@ def check_urls(urls: Sequence[str]) -> None:
     """See that Apprise can send to each URL, without sending.
 
     Raises:
-        BadUse: Apprise is not installed, or does not know such a URL.
+        BadUse: Apprise is not installed, or has no service for a URL.
     """
     if not urls:
         return
     for place, url in enumerate(urls):
         if not _apprise().Apprise().add(url):
             raise BadUse(
-                f"--notify: {_named(place, url)} is no URL of a service that Apprise knows. "
+                f"--notify: {_named(place, url)} is no URL of a service that Apprise supports. "
                 "Give one as https://github.com/caronc/apprise/wiki lists them."
             )
 
