@@ -1,5 +1,7 @@
 """One record of each decision, the signals beside it, and proposals that outlive a supervisor."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.core.explanation.plain_words import RULES
@@ -105,12 +107,41 @@ def test_each_decision_has_one_record_with_state_finding_plan_and_mode(world):
     assert (second["plan"]["action"], second["plan"]["rule"]) == ("restart", "restart")
 
 
-def test_every_rule_that_a_record_can_name_is_in_words():
-    named = {policy.rule_of(policy.State(phase=phase), event) for phase in Phase for event in (
-        policy.RankFailed(), policy.JobFrozen(), policy.LossBroken(step=1, is_spike=False), policy.JobExited(1),
-    ) if phase is Phase.RUNNING}  # fmt: skip
-    assert named <= set(RULES)
-    assert "kill-frozen" in named
+FAILURE = policy.Diagnosed(
+    fingerprint="f", step=3, has_stepped=True, summary="S.", mitigation="M.", restart_helps=True
+)
+DIAGNOSING = policy.State(phase=Phase.DIAGNOSING)
+AGAIN = replace(DIAGNOSING, roots_since_gain=(("f", True),), best_step=9)
+RESOLVED = {
+    "restart": (DIAGNOSING, FAILURE),
+    "restart-after-wait": (DIAGNOSING, replace(FAILURE, waits_for_outside=True)),
+    "not-mended": (DIAGNOSING, replace(FAILURE, restart_helps=False)),
+    "kept-launcher": (replace(DIAGNOSING, in_place=True), replace(FAILURE, has_stepped=False)),
+    "stop-asked": (replace(DIAGNOSING, stop_by="me"), FAILURE),
+    "same-root": (AGAIN, FAILURE),
+    "budget-spent": (replace(AGAIN, vain_at_s=(1.0,) * 20), replace(FAILURE, fingerprint="g")),
+}
+ENDED = {
+    "await-teardown": policy.RankFailed(),
+    "exited": policy.JobExited(1),
+    "kill-frozen": policy.JobFrozen(),
+    "leave-broken-state": policy.LossBroken(step=1, is_spike=False),
+    "go-on": policy.LossBroken(step=1, is_spike=True, can_go_back=False),
+    "nodes-missing": policy.NodesMissing("None came."),
+}
+
+
+@pytest.mark.parametrize(
+    ("rule", "state", "event"),
+    [(rule, *one) for rule, one in RESOLVED.items()]
+    + [(rule, RUNNING, event) for rule, event in ENDED.items()],
+)
+def test_the_record_names_the_rule_that_decided(world, rule, state, event):
+    begin, recorder, _, _ = world
+    tell(begin("act"), view_of(), event, state)
+    ((_, decision),) = recorded(recorder, "decision")
+    assert decision["plan"]["rule"] == rule
+    assert rule in RULES
 
 
 def test_the_wait_before_a_restart_is_in_the_record(world):
