@@ -24,7 +24,7 @@ from holdfast.recover.agent.node import Node, Observer
 from holdfast.recover.agent.rendezvous import Meeting
 from holdfast.recover.leadership import Superseded
 from holdfast.recover.outcome import Outcome
-from holdfast.recover.people.decisions import open_proposal
+from holdfast.recover.people.decisions import PROPOSALS, open_proposal
 from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
 
@@ -294,11 +294,11 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
     run, paths = ledger.run(run_id), RunPaths(home, run_id)
     if state_of(run, home) != "running" and run.host == socket.gethostname():
         raise BadUse(f"Run {run_id} is not going. `holdfast explain {run_id}` tells how it ended.")
-    kinds = ("proposal", "approved", "withdrawn")
 
     def waiting() -> dict[str, Any] | None:
-        events = [one for one in ledger.events(run_id) if one.kind in kinds]
-        return open_proposal([(one.kind, one.attempt, one.data) for one in events])
+        events = [one for one in ledger.events(run_id) if one.kind in PROPOSALS]
+        newest = max((one.number for one in ledger.attempts(run_id)), default=0)
+        return open_proposal([(one.kind, one.attempt, one.data) for one in events], newest)
 
     proposal = waiting()
     if proposal is None:

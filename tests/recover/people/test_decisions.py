@@ -13,7 +13,7 @@ from holdfast.recover.channel import Peer
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen, HangLimits
 from holdfast.recover.people import modes
-from holdfast.recover.people.decisions import Decisions, open_proposal
+from holdfast.recover.people.decisions import PROPOSALS, Decisions, open_proposal
 from holdfast.recover.people.signals import signals_of
 from holdfast.recover.policy import Phase
 from holdfast.recover.recorder import Recorder
@@ -199,6 +199,16 @@ def test_an_approved_broken_loss_goes_back_to_before_its_first_step(world):
     assert view.anomaly == SPIKE
 
 
+def test_a_proposal_about_an_attempt_that_is_over_is_over_too(world):
+    begin, recorder, _, _ = world
+    view = view_of()
+    view.frozen = FROZEN
+    tell(begin("propose"), view, policy.JobFrozen())
+    found = recorder.events(*PROPOSALS)
+    assert open_proposal(found, recorder.attempt) is not None
+    assert open_proposal(found, recorder.attempt + 1) is None
+
+
 def test_what_is_only_observed_is_recorded_and_nothing_is_shown(world):
     begin, recorder, observed, paths = world
     decisions, view = begin("observe"), view_of()
@@ -232,7 +242,7 @@ def test_the_next_supervisor_takes_up_a_broken_loss_and_looks_anew_at_a_hang(wor
     last = begin("propose")
     last.take_up()
     assert not last.holds_hang
-    assert open_proposal(recorder.events("proposal", "approved", "withdrawn")) is None
+    assert open_proposal(recorder.events(*PROPOSALS), 0) is None
 
 
 def test_a_broken_loss_that_is_only_observed_is_still_held_by_the_next_supervisor(world):

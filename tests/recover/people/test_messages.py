@@ -327,7 +327,7 @@ def test_a_proposal_is_sent_at_once_and_once(run):
         told = Notifier(["json://a"], paths, ledger, pytest.fail, clock=FakeClock(), send=outbox)
         told.start(anew=True)
         data = {"number": 1, "text": "Rank 1 is frozen."}
-        ledger.add_event(Event(run_id="r", attempt=1, at_s=1.0, kind="proposal", data=data))
+        ledger.add_event(Event(run_id="r", attempt=2, at_s=1.0, kind="proposal", data=data))
         told.observed("proposal")
         async with asyncio.timeout(PATIENCE_S):
             while len(ledger.events("r", kind="notified")) == 0:

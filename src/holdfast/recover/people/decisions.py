@@ -20,6 +20,8 @@ from holdfast.recover.recorder import Recorder
 from holdfast.recover.spec import RunSpec
 
 ENDING = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
+PROPOSALS = ("proposal", "approved", "withdrawn")
+"""The kinds of the events of a proposal."""
 READ_BYTES = 64
 NUMBERS = 1_000_000_000
 KINDS: Mapping[type[Any], str] = {
@@ -73,7 +75,7 @@ class Decisions:
             ]
             self._hold_loss(next((one for one in reversed(seen) if one is not None), None))
             return
-        open_one = open_proposal(self._recorder.events("proposal", "approved", "withdrawn"))
+        open_one = open_proposal(self._recorder.events(*PROPOSALS), self._recorder.attempt)
         if open_one is None:
             return
         if self._spec.mode == "propose" and self._hold_loss(open_one.get("anomaly")):
@@ -168,15 +170,17 @@ class Decisions:
         self._observe("proposal", {"text": text, "run": self._recorder.run_id})
 
 
-def open_proposal(events: list[tuple[str, int, dict[str, Any]]]) -> dict[str, Any] | None:
+def open_proposal(
+    events: list[tuple[str, int, dict[str, Any]]], attempt: int
+) -> dict[str, Any] | None:
     """Return the data of the proposal that waits for an approval.
 
     Args:
-        events: the kind, attempt and data of each event of the kinds proposal, approved and withdrawn, in order.
+        events: the kind, attempt and data of each event of the kinds `PROPOSALS`, in order.
+        attempt: the newest one; what was proposed about an earlier one is over.
     """
-    if not events or events[-1][0] != "proposal":
-        return None
-    return events[-1][2]
+    kind, proposed, data = events[-1] if events else ("", 0, {})
+    return data if (kind, proposed) == ("proposal", attempt) else None
 
 
 def proposal_text(view: AttemptView) -> str:

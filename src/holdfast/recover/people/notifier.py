@@ -16,7 +16,7 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Event, Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.recover.people.decisions import open_proposal
+from holdfast.recover.people.decisions import PROPOSALS, open_proposal
 from holdfast.recover.people.messages import Known, due
 
 SEND_LIMIT_S = 30.0
@@ -185,7 +185,9 @@ class Notifier:
             now_s=self._clock.now_s(),
             is_over=is_over or run.state != "running",
         )
-        proposals = _proposals(events, told)
+        attempts = self._ledger.attempts(self._paths.run_id)
+        newest = max((one.number for one in attempts), default=0)
+        proposals = _proposals(events, told, newest)
         proposals = {
             number: text
             for number, text in proposals.items()
@@ -246,12 +248,16 @@ class Notifier:
             self._observe("trouble", {"text": str(error)})
 
 
-def _proposals(events: Sequence[Event], told: Sequence[Event]) -> dict[int, str]:
-    """Return the number and the text of the proposal that waits, if no message was sent about it."""
-    kinds = ("proposal", "approved", "withdrawn")
-    waits = open_proposal(
-        [(one.kind, one.attempt, one.data) for one in events if one.kind in kinds]
-    )
+def _proposals(events: Sequence[Event], told: Sequence[Event], newest: int) -> dict[int, str]:
+    """Return the number and the text of the proposal that waits, if no message was sent about it.
+
+    Args:
+        events: of the run.
+        told: those of messages.
+        newest: the number of the newest attempt.
+    """
+    found = [(one.kind, one.attempt, one.data) for one in events if one.kind in PROPOSALS]
+    waits = open_proposal(found, newest)
     sent = {each for one in told for each in one.data.get("proposals", ())}
     if waits is None or waits.get("number") in sent:
         return {}
