@@ -146,6 +146,9 @@ def test_a_run_without_processes_is_not_called_running(home):
         ledger.set_run("run-1", state="running", ended_at_s=None, exit_code=None, outcome="")
     assert answer_json("runs", "ls")["runs"][0]["state"] == "lost"
     assert "holdfast run --resume run-1" in answer("runs", "show", "run-1")
+    explained = answer("explain")
+    assert ": lost after " in explained.splitlines()[0]
+    assert "go on with: holdfast run --resume run-1" in explained
 
 
 def test_incidents_show_cites_lines_as_they_are(home):

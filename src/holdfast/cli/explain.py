@@ -29,7 +29,7 @@ def command(place: Place, run_id: str | None, as_json: bool) -> None:
     if as_json:
         print_json("explanation", _fields(story, state))
         return
-    for line in story_lines(story):
+    for line in story_lines(story, state):
         click.echo(line)
     if state == "lost":
         click.echo(

@@ -10,12 +10,17 @@ EVIDENCE_SHOWN = 5
 """Cited lines of an incident that are shown; `holdfast incidents show` has all."""
 
 
-def story_lines(story: RunStory) -> Iterator[str]:
-    """Yield the whole chain of a run."""
+def story_lines(story: RunStory, state: str | None = None) -> Iterator[str]:
+    """Yield the whole chain of a run.
+
+    Args:
+        story: of the run.
+        state: of the run as its processes show it, such as "lost"; None: as the ledger has it.
+    """
     summary = story.summary
     run = summary.run
     ranks = words.plainly(summary.world_size or 1, "rank")
-    yield f"Run {run.run_id}, {ranks}, started {words.moment(run.started_at_s)}: {_state(story)}"
+    yield f"Run {run.run_id}, {ranks}, started {words.moment(run.started_at_s)}: {_state(story, state)}"
     for one in story.chain:
         yield ""
         if isinstance(one, IncidentStory):
@@ -29,14 +34,14 @@ def story_lines(story: RunStory) -> Iterator[str]:
     yield from account_lines(story)
 
 
-def _state(story: RunStory) -> str:
-    run, count = story.summary.run, len(story.incidents)
+def _state(story: RunStory, shown: str | None) -> str:
+    state, count = shown or story.summary.run.state, len(story.incidents)
     faults = words.plainly(count, "incident") if count else "no incident"
     lasted = _plain(words.duration(story.summary.wall_s))
     step = f"step {story.summary.final_step}"
-    if run.state == "running":
+    if state == "running":
         return f"still going after {lasted}, {faults} so far, {step}."
-    return f"{run.state} after {lasted}, {faults}, {step}."
+    return f"{state} after {lasted}, {faults}, {step}."
 
 
 def incident_lines(story: IncidentStory) -> Iterator[str]:
