@@ -1,5 +1,6 @@
 """Real runs of two ranks: what a person learns of their faults, and what waits for the person."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -34,14 +35,17 @@ def events(place, kind, run="r"):
 
 @pytest.fixture
 def inbox():
-    """Return the URL of a real server for Apprise, and what the server has received."""
-    received = []
+    """Return the URL of a real server for Apprise, what the server has received, and whether the server answers."""
+    received, answers = [], threading.Event()
+    answers.set()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self):
             received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
+            answers.wait(120)
+            with contextlib.suppress(OSError):  # whoever sent it may be gone
+                self.send_response(200)
+                self.end_headers()
 
         def log_message(self, *_):
             pass
@@ -49,14 +53,15 @@ def inbox():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"json://127.0.0.1:{server.server_port}/hush-hush", received
+    yield f"json://127.0.0.1:{server.server_port}/hush-hush?rto=120", received, answers
+    answers.set()
     server.shutdown()
     server.server_close()
     thread.join()
 
 
 def test_a_run_with_faults_is_explained_accounted_for_and_told_of(place, inbox):
-    url, received = inbox
+    url, received, _ = inbox
     script = place.job(train([(1, 8, KILL), (2, 13, FREEZE)]))
     command = ["run", "--nproc", "2", "--name", "r", *QUICK_HANG, "--", "python", script]
     environment = {**place.environment, "HOLDFAST_NOTIFY": url}
@@ -84,6 +89,28 @@ def test_a_run_with_faults_is_explained_accounted_for_and_told_of(place, inbox):
     assert "hush-hush" not in out + err
     kept = [path for path in place.home.rglob("*") if path.is_file()]
     assert not [path for path in kept if b"hush-hush" in path.read_bytes()]
+
+
+def test_a_message_of_a_supervisor_that_is_killed_is_sent_by_the_next_one(place, inbox):
+    url, received, answers = inbox
+    answers.clear()
+    wait = "while not pathlib.Path('finish').exists(): time.sleep(0.01)"
+    script = place.job(train([(1, 8, KILL), (2, 10, wait)]))
+    command = ["run", "--nproc", "2", "--name", "r", "--", "python", script]
+    environment = {**place.environment, "HOLDFAST_NOTIFY": url}
+    with place.start(*command, environment=environment) as process:
+        place.wait_until(lambda: len(received) == 1)
+        assert events(place, "notified") == []
+        place.child(process, "supervisor_process").kill()
+        answers.set()
+        place.wait_until(lambda: events(place, "notified"))
+        (place.folder / "finish").touch()
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert [one["title"] for one in received] == [
+        "Holdfast: run r: Rank 1 was killed (SIGKILL)"
+    ] * 2
+    assert [one.data["incidents"] for one in events(place, "notified")] == [[1]]
 
 
 def test_a_frozen_job_is_ended_only_once_a_person_approves_it(place):
