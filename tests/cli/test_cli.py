@@ -111,6 +111,8 @@ def answer_json(*arguments):
 JSON_ANSWERS = {
     ("runs", "ls"): ("holdfast.runs", "runs"),
     ("runs", "show", "run-1"): ("holdfast.run", "attempts"),
+    ("explain",): ("holdfast.explanation", "chain"),
+    ("explain", "run-1"): ("holdfast.explanation", "lost_time"),
     ("logs", "run-1"): ("holdfast.logs", "logs"),
     ("incidents", "ls"): ("holdfast.incidents", "incidents"),
     ("incidents", "show", "1"): ("holdfast.incident", "diagnosis"),
@@ -144,6 +146,9 @@ def test_a_run_without_processes_is_not_called_running(home):
         ledger.set_run("run-1", state="running", ended_at_s=None, exit_code=None, outcome="")
     assert answer_json("runs", "ls")["runs"][0]["state"] == "lost"
     assert "holdfast run --resume run-1" in answer("runs", "show", "run-1")
+    explained = answer("explain")
+    assert ": lost after " in explained.splitlines()[0]
+    assert "go on with: holdfast run --resume run-1" in explained
 
 
 def test_incidents_show_cites_lines_as_they_are(home):
@@ -151,6 +156,26 @@ def test_incidents_show_cites_lines_as_they_are(home):
     assert "rank-1.log:3: KeyError: 'x' [bold]" in text
     assert "Correct the script." in text
     assert "KeyError" in answer("incidents", "ls", "--run", "run-1")
+
+
+def test_explain_tells_the_chain_of_the_newest_run(home):
+    text = answer("explain")
+    assert text.startswith("Run run-1, 2 ranks, ")
+    assert "Rank 1 failed, after step 7 (incident 1)." in text
+    assert "evidence  root: rank-1.log:3: KeyError: 'x' [bold]" in text
+    assert "The run ended: failed." in text
+    assert "in all " in text
+    said = answer_json("explain")
+    (incident,) = said["chain"]
+    assert (incident["kind"], incident["what"]) == ("incident", "Rank 1 failed")
+    assert said["lost_time"]["rank_s"] == pytest.approx(2 * said["wall_s"])
+
+
+def test_explain_without_a_run_says_how_to_start_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    with pytest.raises(HoldfastError, match="There is no run yet") as error:
+        answer("explain")
+    assert error.value.exit_code == 2
 
 
 def test_logs_of_one_rank_of_all_and_of_the_launcher(home):
@@ -168,6 +193,8 @@ def test_logs_of_one_rank_of_all_and_of_the_launcher(home):
         (("logs", "nope"), "holdfast runs ls"),
         (("runs", "show", "nope"), "There is no run 'nope'"),
         (("runs", "stop", "run-1"), "holdfast runs show run-1"),
+        (("runs", "approve", "run-1"), "holdfast explain run-1"),
+        (("explain", "nope"), "There is no run 'nope'"),
         (("runs", "rm", "nope"), "There is no run 'nope'"),
         (("incidents", "show", "9"), "holdfast incidents ls"),
         (("checkpoint", "ls", "/no/such/folder"), "There is no folder"),
@@ -321,9 +348,11 @@ def test_the_command_line_is_what_was_agreed():
             "--json",
             "--log-max-mib",
             "--max-restarts",
+            "--mode",
             "--name",
             "--nnodes",
             "--no-echo",
+            "--notify",
             "--nproc",
             "--rendezvous",
             "--resume",
@@ -337,8 +366,10 @@ def test_the_command_line_is_what_was_agreed():
         "runs ls": ["--json"],
         "runs show": ["--json"],
         "runs stop": ["--json", "--timeout-s"],
+        "runs approve": ["--json", "--timeout-s"],
         "runs rm": ["--json"],
         "runs report": ["--json", "--output"],
+        "explain": ["--json"],
         "logs": ["--attempt", "--follow", "--json", "--launcher", "--rank"],
         "diagnose": [
             "--compressed",

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from holdfast.cli.narration import narrate
 from holdfast.cli.output import print_json, seconds
 from holdfast.core.accounting import IncidentSummary, RunSummary
 from holdfast.core.errors import HoldfastError
+from holdfast.core.explanation.narration import narrate
 from holdfast.core.words import shorten
 
 NAMES = {

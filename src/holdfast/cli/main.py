@@ -20,6 +20,10 @@ COMMANDS = {
     "run": ("holdfast.cli.run", "Run a training job and keep it running."),
     "demo": ("holdfast.cli.demo", "Train a small GPT while faults strike, and report."),
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
+    "explain": (
+        "holdfast.cli.explain",
+        "Show what happened in a run, what was done, and what it cost.",
+    ),
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
     "diagnose": ("holdfast.cli.diagnose", "Say why a job failed, from its logs."),
     "incidents": (

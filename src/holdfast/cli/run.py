@@ -1,25 +1,28 @@
 """`holdfast run`: supervise a job."""
 
 import copy
+import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.main import Place
-from holdfast.cli.narration import narrate
 from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse
+from holdfast.core.explanation.narration import narrate
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
 from holdfast.recover import (
+    MODES,
     RunSpec,
     begin_run,
     change_options,
+    check_urls,
     default_stem,
     detach,
     join,
@@ -64,6 +67,8 @@ SETTINGS = (
 
 
 LAST_WORDS_S = 2.0
+ENV_NOTIFY = "HOLDFAST_NOTIFY"
+"""URLs as those of --notify, with spaces between them: command lines are readable by every user of a node."""
 
 
 def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
@@ -125,6 +130,20 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     help="Go on with a run that was stopped, failed or lost its supervisor.",
 )
 @click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    help=(
+        "act: do what is decided; propose: touch a job that still runs only after `holdfast runs approve`; "
+        "observe: only record what would be done.  [default: act]"
+    ),
+)
+@click.option(
+    "--notify",
+    multiple=True,
+    metavar="URL",
+    help="Send a message about each incident by Apprise; better in $HOLDFAST_NOTIFY, since URLs hold secrets.",
+)
+@click.option(
     "--eval-suite",
     metavar="SUITE",
     help="Evaluate each checkpoint: a TOML file, or names of tasks.",
@@ -158,6 +177,8 @@ def command(
     name: str | None,
     fresh: bool,
     detached: bool,
+    mode: str | None,
+    notify: tuple[str, ...],
     eval_suite: str | None,
     eval_drop_stale: bool,
     eval_options: tuple[str, ...],
@@ -188,11 +209,16 @@ def command(
             "Nothing to run. Give the job's command after `--`: holdfast run -- python train.py"
         )
     wish = _wish(eval_suite, eval_drop_stale, eval_options)
-    given = {
+    # Taken out of the environment: the ranks inherit that, and run the user's code.
+    urls = [*notify, *os.environ.pop(ENV_NOTIFY, "").split()]
+    check_urls(urls)
+    given: dict[str, float | str] = {
         path: value
         for _, path, _ in SETTINGS
         if (value := settings[path.replace(".", "_")]) is not None
     }
+    if mode is not None:
+        given["mode"] = mode
     with Ledger.open(place.ledger) as ledger:
         run = None if resume is None else ledger.run(resume)
         command_line = list(job) if run is None else run.command
@@ -215,14 +241,15 @@ def command(
         listening = None if meeting is None or is_led else meeting.listen()
         if meeting is not None and listening is None:
             echo = not (no_echo or as_json)
-            return _join(spec, ledger, place, meeting, echo=echo, as_json=as_json)
+            return _join(spec, ledger, place, meeting, echo=echo, as_json=as_json, notify=urls)
         name = name or (None if meeting is None else meeting.run_name)
         run_id = _recorded(run, spec, ledger, place.home, name, meeting)
         paths = RunPaths(place.home, run_id)
         if wish is not None:
             wish.keep(paths)
         if detached:
-            pid = detach(run_id, place.home, ["--ledger", place.ledger])
+            environment = {ENV_NOTIFY: " ".join(urls)}
+            pid = detach(run_id, place.home, ["--ledger", place.ledger], environment=environment)
             _print_detached(run_id, pid, as_json=as_json)
             return 0
         narrator = _Narrator(run_id)
@@ -242,6 +269,7 @@ def command(
                 echo=not (no_echo or as_json),
                 meeting=meeting,
                 listening=listening,
+                notify=urls,
             )
             if evaluation is not None:
                 evaluation.finish()
@@ -296,12 +324,15 @@ def _join(
     *,
     echo: bool,
     as_json: bool,
+    notify: Sequence[str],
 ) -> int:
     """Take part in a run that another node leads."""
     narrator = _Narrator(meeting.key)
     ledger.close()  # it is opened again only where this node comes to lead
     try:
-        outcome = join(spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo)
+        outcome = join(
+            spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo, notify=notify
+        )
         narrator("ended", {"outcome": outcome.sentence})
     finally:
         narrator.finish()
@@ -333,7 +364,7 @@ def _evaluation(
     return RunEvaluation(wish, paths, place.ledger, working_folder=Path(run.cwd), say=say)
 
 
-def _merged(options: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Any]:
+def _merged(options: Mapping[str, Any], given: Mapping[str, float | str]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(options))
     for path, value in given.items():
         group, _, name = path.rpartition(".")

@@ -1,4 +1,4 @@
-"""`holdfast runs ls | show | stop | rm | report`."""
+"""`holdfast runs ls | show | stop | approve | rm | report`."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from holdfast.cli.output import print_json, print_table, seconds, when
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.recover import remove_run, state_of, stop_run
+from holdfast.recover import approve_run, remove_run, state_of, stop_run
 
 
 @click.group()
@@ -145,6 +145,23 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
         print_json("stop", {"run": run_id, "outcome": outcome})
     else:
         click.echo(outcome)
+
+
+@command.command()
+@click.argument("run_id", metavar="RUN")
+@click.option(
+    "--timeout-s", type=float, default=120.0, show_default=True, help="How long to wait for it."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
+    """Have what a run of `--mode propose` proposes carried out."""
+    with Ledger.open(place.ledger) as ledger:
+        proposal = approve_run(run_id, ledger, place.home, timeout_s=timeout_s)
+    if as_json:
+        print_json("approve", {"run": run_id, "proposal": proposal})
+    else:
+        click.echo(f"Approved: {proposal}")
 
 
 @command.command()

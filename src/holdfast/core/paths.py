@@ -77,6 +77,11 @@ class RunPaths:
         return self.root / "stop-asked"
 
     @property
+    def approved(self) -> Path:
+        """The number of the proposal that `holdfast runs approve` approved last."""
+        return self.root / "approved"
+
+    @property
     def supervisor_log(self) -> Path:
         """What a detached supervisor printed."""
         return self.logs / "supervisor.log"

@@ -9,7 +9,8 @@ In order, a module each:
 4. `attempt`: what is known of an attempt; `detectors`: what is wrong with it (`stacks`: where its
    ranks stand); `gate`: which checkpoints are healthy; `stopping`: where it can stop
 5. `policy`: what to do next, a pure function
-6. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
+6. `people`: which decisions wait for a person, what was decided, and the messages about incidents
+7. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from holdfast.recover.agent.rendezvous import Meeting, meeting_of
     from holdfast.recover.detectors.hang import HangLimits
     from holdfast.recover.outcome import Outcome
+    from holdfast.recover.people.modes import MODES
+    from holdfast.recover.people.sender import check_urls
     from holdfast.recover.runs import (
+        approve_run,
         begin_run,
         change_options,
         default_stem,
@@ -34,14 +38,17 @@ if TYPE_CHECKING:
     from holdfast.recover.spec import RunSpec
 
 __all__ = [
+    "MODES",
     "HangLimits",
     "Meeting",
     "Outcome",
     "Run",
     "RunSpec",
+    "approve_run",
     "attach",
     "begin_run",
     "change_options",
+    "check_urls",
     "default_stem",
     "detach",
     "join",
@@ -53,12 +60,15 @@ __all__ = [
 ]
 
 _HOMES = {
+    "MODES": "people.modes",
     "HangLimits": "detectors.hang",
     "Meeting": "agent.rendezvous",
     "Outcome": "outcome",
     "RunSpec": "spec",
+    "approve_run": "runs",
     "begin_run": "runs",
     "change_options": "runs",
+    "check_urls": "people.sender",
     "default_stem": "runs",
     "detach": "runs",
     "join": "runs",

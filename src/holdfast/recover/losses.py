@@ -31,8 +31,16 @@ class Losses:
         """Tasks that change the marks of a checkpoint."""
         self._marks_lock = asyncio.Lock()
 
-    def look(self, view: AttemptView, rank: int, message: Mapping[str, Any]) -> Anomaly | None:
+    def look(
+        self, view: AttemptView, rank: int, message: Mapping[str, Any], *, is_held: bool = False
+    ) -> Anomaly | None:
         """Take in a step report of a rank; return an anomaly once it is certain.
+
+        Args:
+            view: of the attempt.
+            rank: the reporting rank.
+            message: the report.
+            is_held: a broken loss waits for a person's decision: until then no checkpoint becomes healthy.
 
         Raises:
             KeyError, TypeError, ValueError: the report is malformed.
@@ -44,7 +52,8 @@ class Losses:
         leads = view.leads_losses(rank)
         found = self._anomalies.look(rank, step, loss, leads=leads)
         if found is None:
-            for path in self._gate.passed(step) if leads and self._anomalies.is_calm else ():
+            is_calm = leads and self._anomalies.is_calm and not is_held
+            for path in self._gate.passed(step) if is_calm else ():
                 self._mark(path, functools.partial(mark_healthy, path, step))
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)

@@ -242,6 +242,8 @@ class Resolve:
 
     action: str
     explanation: str
+    rule: str = ""
+    """The name of the rule that decides, see `core.explanation.plain_words.RULES`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,6 +302,15 @@ def decide(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
     return rule(limits, state, event, now_s) if rule is not None else (state, ())
 
 
+def rule_of(state: State, event: object) -> str:
+    """Return the name of the rule by which `decide` goes for an event; empty where nothing changes."""
+    rules = {
+        (phase, kind): rule for (phase, kind), rule in TABLE.items() if isinstance(event, kind)
+    }
+    rule = next((rule for (phase, _), rule in rules.items() if phase is state.phase), None)
+    return "" if rule is None else rule.__name__.strip("_").replace("_", "-")
+
+
 def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     in_place = state.has_stepped
     running = replace(
@@ -317,8 +328,8 @@ def _adopt(_limits: RestartLimits, state: State, event: Event, now_s: float) -> 
 def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, NodesMissing)
     if state.stop_by is not None:
-        return _ended(state, _stopped(state))
-    return _ended(state, _failed(event.outcome))
+        return finish(state, _stopped(state))
+    return finish(state, _failed(event.outcome))
 
 
 def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -352,7 +363,7 @@ def _kill_when_due(_limits: RestartLimits, state: State, _event: Event, now_s: f
 def _exited(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, JobExited)
     if event.returncode == 0 and state.phase is Phase.RUNNING:
-        return _ended(state, _completed())
+        return finish(state, _completed())
     return replace(state, phase=Phase.DIAGNOSING, deadline_s=None), (Diagnose(),)
 
 
@@ -360,14 +371,19 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     assert isinstance(event, Diagnosed)
     if state.stop_by is not None:
         return _resolved(
-            state, _stopped(state), f"{state.stop_by} asked to stop, so it was not restarted."
+            state,
+            _stopped(state),
+            f"{state.stop_by} asked to stop, so it was not restarted.",
+            rule="stop-asked",
         )
     if state.in_place and not event.has_stepped:
         fresh, actions = _launch(limits, replace(state, has_stepped=False), event, now_s)
-        return fresh, (Resolve(action="restart", explanation=f"{KEPT} {event.summary}"), *actions)
+        why = f"{KEPT} {event.summary}"
+        kept = Resolve(action="restart", explanation=why, rule="kept-launcher")
+        return fresh, (kept, *actions)
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
-        return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
+        return _resolved(state, _failed(f"{why} {event.mitigation}"), why, rule="not-mended")
     skip = state.skipping.next_skip(event.batches)
     failed = after_failure(limits, state, event, now_s, skip=skip)
     if skip is None and failed.roots_since_gain.count(_place(event)) > _retries(
@@ -376,17 +392,15 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
         advice = "" if event.advises_only_restart else f" {event.mitigation}"
-        return _resolved(
-            failed, _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`."), why
-        )
+        end = _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`.")
+        return _resolved(failed, end, why, rule="same-root")
     recent = sum(now_s - at_s < limits.window_s for at_s in failed.vain_at_s)
     if recent >= limits.max_restarts:
         budget = f"The budget of {limits.max_restarts} restarts without a gain in {limits.window_s:g} s is spent."
         why = f"{budget} The last failure: {event.summary}"
         next_step = "Mend the cause, or raise --max-restarts, then `holdfast run --resume`."
-        return _resolved(
-            failed, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why
-        )
+        end = End(state="failed", exit_code=3, outcome=f"{why} {next_step}")
+        return _resolved(failed, end, why, rule="budget-spent")
     waits = min(failed.waits, MAX_DOUBLINGS)
     if event.waits_for_outside:
         longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**waits)
@@ -400,9 +414,9 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
     )
     without = "" if skip is None else f" From now on {skip} of the data are left out."
-    resolve = Resolve(
-        action="restart", explanation=f"A restart helps here{counted}{waited}.{without}"
-    )
+    rule = "restart-after-wait" if wait_s else "restart"
+    helps = f"A restart helps here{counted}{waited}.{without}"
+    resolve = Resolve(action="restart", explanation=helps, rule=rule)
     resolving = (resolve,) if skip is None else (skip, resolve)
     waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
     if wait_s == 0.0:
@@ -531,17 +545,17 @@ def _stop_failing(_limits: RestartLimits, state: State, event: Event, _now_s: fl
 def _stop_diagnosing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
     if state.stop_by is not None:  # asked again: not even for the diagnosis
-        return _ended(state, _stopped(state))
+        return finish(state, _stopped(state))
     return replace(state, stop_by=event.by), ()
 
 
 def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
-    return _ended(state, _stopped(replace(state, stop_by=event.by)))
+    return finish(state, _stopped(replace(state, stop_by=event.by)))
 
 
 def _stopped_now(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
-    return _ended(state, _stopped(state))
+    return finish(state, _stopped(state))
 
 
 def _completed() -> End:
@@ -556,13 +570,14 @@ def _failed(outcome: str) -> End:
     return End(state="failed", exit_code=1, outcome=outcome)
 
 
-def _resolved(state: State, end: End, why: str) -> Decision:
-    ended, actions = _ended(state, end)
-    return ended, (Resolve(action="stop", explanation=why), *actions)
+def _resolved(state: State, end: End, why: str, *, rule: str) -> Decision:
+    ended, actions = finish(state, end)
+    return ended, (Resolve(action="stop", explanation=why, rule=rule), *actions)
 
 
-def _ended(state: State, end: End) -> Decision:
-    return replace(state, phase=Phase.ENDED, deadline_s=None), (end,)
+def finish(state: State, how: End) -> Decision:
+    """Return the state of a run that is over, and its end."""
+    return replace(state, phase=Phase.ENDED, deadline_s=None), (how,)
 
 
 Rule = Callable[[RestartLimits, State, Event, float], Decision]

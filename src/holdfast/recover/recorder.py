@@ -103,6 +103,23 @@ class Recorder:
             )
         )
 
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self._run_id
+
+    def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
+        """Return the kind, attempt and data of the run's events of some kinds, in order.
+
+        Events that cannot be read are complained about, and the list is empty.
+        """
+        try:
+            found = self._ledger.events(self._run_id)
+        except HoldfastError as error:
+            self.complain(str(error))
+            return []
+        return [(one.kind, one.attempt, one.data) for one in found if one.kind in kinds]
+
     @_or_complain
     def attempt_began(self, number: int) -> None:
         """A start of the job."""

@@ -11,11 +11,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RUN_ID, RunPaths
@@ -23,6 +24,7 @@ from holdfast.recover.agent.node import Node, Observer
 from holdfast.recover.agent.rendezvous import Meeting
 from holdfast.recover.leadership import Superseded
 from holdfast.recover.outcome import Outcome
+from holdfast.recover.people.decisions import PROPOSALS, open_proposal
 from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
 
@@ -109,6 +111,7 @@ def supervise(
     echo: bool,
     meeting: Meeting | None = None,
     listening: socket.socket | None = None,
+    notify: Sequence[str] = (),
 ) -> Outcome:
     """Supervise a run from where it is to its end, in the foreground; this node is the first, or the only one.
 
@@ -122,6 +125,7 @@ def supervise(
         echo: whether to show what this node's ranks print.
         meeting: where the run's nodes meet; None for one node.
         listening: the socket at which they meet.
+        notify: Apprise's URLs of the people to be informed.
 
     Raises:
         NotFound: there is no such run.
@@ -142,7 +146,7 @@ def supervise(
         is_lost = run.state == "running" and bool(ledger.attempts(run_id))
         changes = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
         ledger.set_run(run_id, **changes, ended_at_s=None, exit_code=None, outcome="")
-        node = Node(spec, home, meeting=meeting, observer=observer, echo=echo)
+        node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
         leading = node.lead(
             paths, lock, ledger_url=ledger.url, listening=listening, is_lost=is_lost
         )
@@ -175,6 +179,7 @@ def join(
     meeting: Meeting,
     observer: Observer,
     echo: bool,
+    notify: Sequence[str] = (),
 ) -> Outcome:
     """Take part, as one node, in a run that another node leads, and lead it when that one is gone.
 
@@ -184,7 +189,7 @@ def join(
     Raises:
         HoldfastError: no supervisor is found, or another node has taken over from this one.
     """
-    node = Node(spec, home, meeting=meeting, observer=observer, echo=echo)
+    node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
     return asyncio.run(_until_the_end(node, node.join(ledger_url=ledger.url)))
 
 
@@ -199,8 +204,16 @@ async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> O
             loop.remove_signal_handler(number)
 
 
-def detach(run_id: str, home: Path, arguments: Iterable[str]) -> int:
+def detach(
+    run_id: str, home: Path, arguments: Iterable[str], *, environment: Mapping[str, str]
+) -> int:
     """Supervise a recorded run in a process of its own that no terminal holds; returns its pid.
+
+    Args:
+        run_id: the run.
+        home: where the run's folder is.
+        arguments: of `holdfast`, before `run`.
+        environment: variables beside this process's own.
 
     Raises:
         HoldfastError: that process ended at once.
@@ -222,7 +235,7 @@ def detach(run_id: str, home: Path, arguments: Iterable[str]) -> int:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "HOLDFAST_HOME": str(home)},
+            env={**os.environ, "HOLDFAST_HOME": str(home), **environment},
         )
     while not is_alive(paths.lock):
         if process.poll() is not None:
@@ -269,6 +282,43 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
                 f"Run {run_id} did not stop within {timeout_s:g} s; asking once more ends it without saving."
             )
         time.sleep(POLL_S)
+
+
+def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> str:
+    """Approve the proposal of a run, and wait until the supervisor carries it out; return the proposal.
+
+    Raises:
+        BadUse: the run is not going, or nothing waits for an approval.
+        HoldfastError: the supervisor did not carry it out in time.
+    """
+    run, paths = ledger.run(run_id), RunPaths(home, run_id)
+    if state_of(run, home) != "running" and run.host == socket.gethostname():
+        raise BadUse(f"Run {run_id} is not going. `holdfast explain {run_id}` tells how it ended.")
+
+    def waiting() -> dict[str, Any] | None:
+        events = [one for one in ledger.events(run_id) if one.kind in PROPOSALS]
+        newest = max((one.number for one in ledger.attempts(run_id)), default=0)
+        return open_proposal([(one.kind, one.attempt, one.data) for one in events], newest)
+
+    proposal = waiting()
+    if proposal is None:
+        raise BadUse(
+            f"Nothing of run {run_id} waits for an approval. `holdfast explain {run_id}` tells what was decided."
+        )
+    if not paths.root.is_dir():
+        raise BadUse(
+            f"Run {run_id} is supervised on {run.host}, in another folder; approve it there."
+        )
+    write_atomic(paths.approved, f"{proposal['number']}\n".encode())
+    deadline_s = time.monotonic() + timeout_s
+    while (now := waiting()) is not None and now["number"] == proposal["number"]:
+        if time.monotonic() > deadline_s:
+            raise HoldfastError(
+                f"Run {run_id} has not carried out the proposal within {timeout_s:g} s; "
+                f"see whether its supervisor lives: holdfast runs show {run_id}"
+            )
+        time.sleep(POLL_S)
+    return str(proposal["text"])
 
 
 def remove_run(run: Run, ledger: Ledger, home: Path) -> None:

@@ -13,6 +13,7 @@ from holdfast.core.rotating_log import PARTS
 from holdfast.recover.agent.rendezvous import without_rendezvous
 from holdfast.recover.detectors.anomaly import SPIKE_STEPS
 from holdfast.recover.detectors.hang import HangLimits
+from holdfast.recover.people.modes import MODES, Mode
 from holdfast.recover.policy import RestartLimits
 
 MIB = 1024 * 1024
@@ -43,6 +44,8 @@ class RunSpec:
     """Whether checkpoints of other runs are set aside."""
     log_max_mib: int = 64
     """How much of each rank's output is kept, an attempt."""
+    mode: Mode = "act"
+    """Which decisions are carried out, see `people.modes`."""
 
     def __post_init__(self) -> None:
         _require(bool(self.command), "command", "nothing", "the job's command after `--`")
@@ -83,6 +86,7 @@ class RunSpec:
             self.log_max_mib,
             f"at least 1 (kept in {PARTS} parts)",
         )
+        _require(self.mode in MODES, "--mode", self.mode, f"one of {', '.join(MODES)}")
         self._check_command()
 
     def _check_command(self) -> None:
@@ -206,6 +210,7 @@ class RunSpec:
             "healthy_after": cls.healthy_after,
             "fresh": cls.fresh,
             "log_max_mib": cls.log_max_mib,
+            "mode": cls.mode,
         }
 
     @classmethod

@@ -30,6 +30,8 @@ from holdfast.recover.leadership import BEAT_S, Superseded, beat
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
+from holdfast.recover.people import modes
+from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.recorder import Launch, Recorder
 from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
@@ -114,6 +116,7 @@ class Supervisor:
         self._casework = Casework(
             paths.run_id, self._recorder, self._losses, self._clock, self._observe
         )
+        self._decisions = Decisions(spec, self._recorder, paths.approved, self._observe)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Outcome] | None = None
 
@@ -222,6 +225,7 @@ class Supervisor:
         self._view.frozen, self._view.anomaly = self._recorder.ending()
         if launch is None:
             return
+        self._decisions.take_up()
         self._launches.take_over(launch.attempt, self._view.number)
         self._view.start_step = self._recorder.start_step
         if self._view.start_step is None:
@@ -369,7 +373,8 @@ class Supervisor:
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
         if self._state.phase is not policy.Phase.RUNNING:
             return
-        found = self._losses.look(self._view, peer.rank, message)
+        is_held = self._decisions.holds_loss
+        found = self._losses.look(self._view, peer.rank, message, is_held=is_held)
         if found is None:
             return
         self._view.anomaly = found
@@ -382,6 +387,8 @@ class Supervisor:
         self._tell(broken)
         if self._state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
+            if self._decisions.holds_loss:
+                return
             self._losses.accept()
             self._recorder.event("loss_accepted", found.to_json(), peer.rank)
             self._observe("trouble", {"text": f"{ACCEPTED} (step {found.step})."})
@@ -426,9 +433,13 @@ class Supervisor:
                     self._tell(policy.JobFrozen())
                 elif self._view.left is not None:
                     self._tell(policy.RankFailed())
+                elif self._decisions.holds_hang:
+                    self._tell(modes.WentOn())
                 self._speed.tick(self._view, now_s)
             await self._nodes.tick()
             self._stopping.look()
+            if self._decisions.is_approved():
+                self._tell(modes.Approved())
             if now_s - last_beat_s > BEAT_S and beating.done():
                 last_beat_s = now_s
                 beating = self._spawn(self._beat())
@@ -450,17 +461,18 @@ class Supervisor:
 
     # What is done about it
 
-    def _tell(self, event: policy.Event) -> None:
-        before = self._state.phase
-        now_s = self._clock.monotonic_s()
-        self._state, actions = policy.decide(self._spec.restarts, self._state, event, now_s)
+    def _tell(self, event: modes.Event) -> None:
+        before, view, now_s = self._state, self._view, self._clock.monotonic_s()
+        verdict = self._decisions.decide(view, before, event, now_s)
+        self._state = verdict.state
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
-        if before is policy.Phase.RUNNING and self._state.phase in failing:
-            self._casework.begin(self._view)
-        for action in actions:
+        if before.phase is policy.Phase.RUNNING and self._state.phase in failing:
+            self._casework.begin(view)
+        for action in verdict.actions:
             self._do(action)
+        self._decisions.record(view, before, event, verdict, now_s)
 
-    def _do(self, action: policy.Action) -> None:
+    def _do(self, action: modes.Action) -> None:
         match action:
             case policy.Launch():
                 self._kill_asked.clear()

@@ -19,6 +19,7 @@ from holdfast.core.processes import die_with_parent
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.leadership import Superseded, beat, next_generation
 from holdfast.recover.outcome import Outcome
+from holdfast.recover.people.notifier import Notifier
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import HERE, Observer, Supervisor
 
@@ -41,7 +42,11 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
     if begin is None:
         return
 
+    notifier: Notifier | None = None
+
     def observe(kind: str, data: Mapping[str, Any]) -> None:
+        if notifier is not None:
+            notifier.observed(kind)
         if kind != "step" or node.waiting_bytes < WAITING_BYTES:
             node.send({"kind": "observe", "what": kind, "data": dict(data)})
 
@@ -62,7 +67,10 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
     node.send({"kind": "generation", "number": supervisor.generation})
     try:
         with ledger:
-            outcome = await _supervise(begin, node, listening, supervisor)
+            paths = RunPaths(Path(begin["home"]), begin["run_id"])
+            notifier = Notifier(begin["notify"], paths, ledger, observe)
+            notifier.start(anew=not begin["is_lost"] and not begin["adopts"])
+            outcome = await _supervise(begin, node, listening, supervisor, notifier)
         said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         node.send({"kind": "ended", **said})
     except Superseded:
@@ -101,12 +109,21 @@ def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, L
 
 
 async def _supervise(
-    begin: Mapping[str, Any], node: Stream, listening: socket.socket, supervisor: Supervisor
+    begin: Mapping[str, Any],
+    node: Stream,
+    listening: socket.socket,
+    supervisor: Supervisor,
+    notifier: Notifier,
 ) -> Outcome:
     obeying = asyncio.create_task(_obey(node, supervisor))
+    leads = True
     try:
         return await supervisor.run(listening, adopts=begin["adopts"], stop=begin["stop"])
+    except Superseded:
+        leads = False
+        raise
     finally:
+        await notifier.close(leads=leads)
         obeying.cancel()
 
 

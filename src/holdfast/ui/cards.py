@@ -6,6 +6,7 @@ from typing import Any
 
 from holdfast.core import words
 from holdfast.core.accounting import IncidentSummary, RunSummary
+from holdfast.core.explanation import within_run
 from holdfast.core.page import KeyFigure
 
 EVIDENCE_LIMIT = 25
@@ -117,16 +118,11 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Evidence]:
     return [
         Evidence(
             role=str(line.get("role", "")),
-            place=f"{_within_run(str(line.get('file', 'unknown file')), run_id)}:{line.get('line', '?')}",
+            place=f"{within_run(str(line.get('file', 'unknown file')), run_id)}:{line.get('line', '?')}",
             text=str(line.get("text", "")),
         )
         for line in lines
     ]
-
-
-def _within_run(file: str, run_id: str) -> str:
-    """A file's path from its run's folder on, which is what tells one log from another."""
-    return file.rpartition(f"/runs/{run_id}/")[2]
 
 
 def _done(cost: IncidentSummary, summary: RunSummary) -> str:

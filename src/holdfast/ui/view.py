@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from holdfast.core import words
-from holdfast.core.accounting import AttemptCheckpoints, RunSummary
+from holdfast.core.accounting import LOST_CAUSES, AttemptCheckpoints, LostCause, RunSummary
 from holdfast.core.page import KeyFigure, TimeBars, time_bars
 from holdfast.ui.cards import Card, incident_card
 from holdfast.ui.charts import loss_chart, time_line
@@ -27,6 +27,19 @@ CAUSES = {
     "checkpoint": ("Checkpoint stalls", "training stood still for a save"),
     "other": ("Evaluation and other", "sections without steps, and the run's end"),
 }
+
+
+COLOURS: Mapping[LostCause, str] = {
+    "trained": "productive",
+    "steps_again": "lost",
+    "saves": "checkpoint",
+    "sections": "other",
+    "detection": "detecting",
+    "not_running": "other",
+    "after_end": "other",
+    "unexplained": "other",
+}
+"""The cause of the time line whose colour a cause of the lost-time account has; others are part of a restart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +79,8 @@ class RunView:
     stalls: tuple[Mapping[str, str], ...]
     stall_note: str
     times: TimeBars
+    rank_times: TimeBars
+    """The lost-time account, the mean of the ranks."""
     ettr: str
     proof: Proof | None
     origin: tuple[tuple[str, str], ...]
@@ -103,6 +118,7 @@ def run_view(summary: RunSummary, *, key: str) -> RunView:
         stalls=tuple(_stalls(row) for row in _with_overall(summary)),
         stall_note=_stall_note(summary),
         times=times,
+        rank_times=_rank_times(summary),
         ettr=f"{productive.amount} {times.unit} ÷ {times.total} {times.unit} = {words.percent(summary.ettr)}",
         proof=None if summary.proof is None else _proof(summary.proof),
         origin=_origin(summary),
@@ -152,6 +168,23 @@ def _times(summary: RunSummary) -> TimeBars:
         [
             (str(cause), *CAUSES[str(cause)], part_s)
             for cause, part_s in summary.breakdown.by_cause().items()
+        ],
+        longest_s=summary.wall_s,
+    )
+
+
+def _rank_times(summary: RunSummary) -> TimeBars:
+    lost = summary.lost_time
+    return time_bars(
+        [
+            (
+                COLOURS.get(cause, "restarting"),
+                cause.replace("_", " ").capitalize(),
+                meaning,
+                lost.by_cause[cause] / lost.ranks,
+            )
+            for cause, meaning in LOST_CAUSES.items()
+            if cause in lost.by_cause
         ],
         longest_s=summary.wall_s,
     )

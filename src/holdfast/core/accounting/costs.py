@@ -31,21 +31,28 @@ def incident_summaries(
     incidents: Sequence[Incident], events: Sequence[Event]
 ) -> tuple[IncidentSummary, ...]:
     """Each incident with its injected fault, its seconds, its steps and the checkpoints passed over."""
+    faults = [event for event in events if event.kind == "fault_injected"]
+    restored = _restored(events)
     return tuple(
-        _incident(number, incident, events) for number, incident in enumerate(incidents, start=1)
+        _incident(number, incident, faults, restored)
+        for number, incident in enumerate(incidents, start=1)
     )
 
 
-def _incident(number: int, incident: Incident, events: Sequence[Event]) -> IncidentSummary:
+def _incident(
+    number: int,
+    incident: Incident,
+    faults: Sequence[Event],
+    restores: Mapping[int, Mapping[str, Any]],
+) -> IncidentSummary:
     injected = [
         event
-        for event in events
-        if event.kind == "fault_injected"
-        and event.attempt == incident.attempt
-        and event.at_s <= incident.detected_at_s
+        for event in faults
+        if event.attempt == incident.attempt and event.at_s <= incident.detected_at_s
     ]
     fault_at_s = max((event.at_s for event in injected), default=incident.fault_at_s)
-    restored = _restored_after(incident, events)
+    following = min((attempt for attempt in restores if attempt > incident.attempt), default=None)
+    restored = {} if following is None else restores[following]
     steps_lost = None
     if incident.step is not None and incident.restored_step is not None:
         steps_lost = max(0, incident.step - incident.restored_step)
@@ -72,15 +79,15 @@ def _incident(number: int, incident: Incident, events: Sequence[Event]) -> Incid
     )
 
 
-def _restored_after(incident: Incident, events: Sequence[Event]) -> Mapping[str, Any]:
-    """Data of the first `restored` event after the incident, that of the lowest rank."""
-    later = [
-        event for event in events if event.kind == "restored" and event.attempt > incident.attempt
-    ]
-    if not later:
-        return {}
-    first = min(later, key=lambda event: (event.attempt, -1 if event.rank is None else event.rank))
-    return first.data
+def _restored(events: Sequence[Event]) -> dict[int, Mapping[str, Any]]:
+    """Return the data of each attempt's first `restored` event, that of the lowest rank."""
+    first: dict[int, tuple[int, Mapping[str, Any]]] = {}
+    for event in events:
+        if event.kind == "restored":
+            rank = -1 if event.rank is None else event.rank
+            if event.attempt not in first or rank < first[event.attempt][0]:
+                first[event.attempt] = rank, event.data
+    return {attempt: data for attempt, (_, data) in first.items()}
 
 
 def _seconds(value: Any) -> float | None:

@@ -8,6 +8,43 @@ from holdfast.core.ledger.records import Attempt, Incident, Run
 
 Cause = Literal["productive", "lost", "detecting", "restarting", "starting", "checkpoint", "other"]
 
+LostCause = Literal[
+    "trained",
+    "steps_again",
+    "saves",
+    "sections",
+    "detection",
+    "teardown",
+    "diagnosis",
+    "backoff",
+    "nodes_missing",
+    "start",
+    "restore",
+    "first_step",
+    "not_running",
+    "after_end",
+    "unexplained",
+]
+"""The causes of the account of each rank's seconds; `LOST_CAUSES` says what each one is."""
+
+LOST_CAUSES: Mapping[LostCause, str] = {
+    "trained": "steps that survive",
+    "steps_again": "steps rolled back and made again, and steps broken off",
+    "saves": "training stood still for a save",
+    "sections": "evaluations and other sections without steps",
+    "detection": "from the fault to its detection",
+    "teardown": "until the last process of the job had ended",
+    "diagnosis": "until it was decided what to do",
+    "backoff": "the wait before a restart that may not help",
+    "nodes_missing": "the wait for nodes",
+    "start": "the start of the processes, imports and process groups",
+    "restore": "reading the checkpoint",
+    "first_step": "from the restore to the first step, without that step's usual time: compilation, caches",
+    "not_running": "the run had ended, until a person resumed it",
+    "after_end": "from the last step to the end of the run",
+    "unexplained": "no record says what it was",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBreakdown:
@@ -54,6 +91,48 @@ class Phase:
     cause: Cause
     start_s: float
     end_s: float
+    between_s: float = 0.0
+    """Seconds of the stretch that are not of its cause: checkpoints and evaluations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankTime:
+    """The account of some ranks whose seconds are alike."""
+
+    ranks: tuple[int, ...]
+    seconds: Mapping[LostCause, float]
+    """Of each of these ranks; the sum is the run's wall time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostTime:
+    """Each second of each rank by its cause. All are rank-seconds: seconds times ranks."""
+
+    ranks: int
+    by_cause: Mapping[LostCause, float]
+    """The sum is the run's wall time times its ranks."""
+    by_incident: Mapping[int, Mapping[LostCause, float]]
+    """Of these, what each incident has cost, by the incident's number."""
+    by_rank: tuple[RankTime, ...]
+
+    @property
+    def total_s(self) -> float:
+        """The rank-seconds of the run."""
+        return sum(self.by_cause.values())
+
+    def incident_s(self, number: int) -> float:
+        """Return the rank-seconds that an incident has cost."""
+        return sum(self.by_incident.get(number, {}).values())
+
+    @property
+    def unexplained_share(self) -> float:
+        """The part of the rank-seconds, 0 to 1, that no record explains."""
+        return self.by_cause.get("unexplained", 0.0) / self.total_s if self.total_s > 0 else 0.0
+
+
+def gpu_hours(rank_s: float) -> float:
+    """Return the GPU-hours of rank-seconds: each rank holds one GPU."""
+    return rank_s / 3600
 
 
 class Point(NamedTuple):
@@ -164,6 +243,7 @@ class RunSummary:
     incidents: tuple[IncidentSummary, ...]
     interventions: int
     """How often a person stepped in: asked the run to stop, or started it again."""
+    lost_time: LostTime
     checkpoints: CheckpointSummary
     loss: LossCurve
     proof: Mapping[str, Any] | None

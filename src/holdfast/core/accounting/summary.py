@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.accounting.costs import checkpoint_summary, incident_summaries, interventions
+from holdfast.core.accounting.lost_time import Records, lost_time
 from holdfast.core.accounting.records import (
     IncidentSummary,
     LossCurve,
@@ -86,12 +87,13 @@ def account(
         outages=_outages(costs),
         stalls_s=_stalls_s(checkpoints),
     )
+    world_size = _world_size(run, events)
     in_order = [step for attempt in attempts for step in executed[attempt.number]]
     later_s = [step.record.step_s for lines in executed.values() for step in lines[1:]]
     return RunSummary(
         run=run,
         attempts=tuple(attempts),
-        world_size=_world_size(run, events),
+        world_size=world_size,
         wall_s=wall_s,
         final_step=_final_step(attempts, in_order),
         steps_executed=sum(step.covers for step in in_order),
@@ -102,6 +104,19 @@ def account(
         phases=phases,
         incidents=costs,
         interventions=interventions(attempts, incidents, events),
+        lost_time=lost_time(
+            Records(
+                start_s=run.started_at_s,
+                phases=phases,
+                attempts=attempts,
+                executed=executed,
+                incidents=costs,
+                events=events,
+                stalls_s=_stalls_s(checkpoints),
+                ranks=world_size or 1,
+                nnodes=_nnodes(run),
+            )
+        ),
         checkpoints=checkpoint_summary(checkpoints, wall_s),
         loss=_loss_curve(in_order),
         proof=next((event.data for event in reversed(events) if event.kind == "proof"), None),
@@ -169,6 +184,11 @@ def _world_size(run: Run, events: Sequence[Event]) -> int | None:
     ):  # which says itself how many ranks it starts
         stated.append(run.options.get("nproc"))
     return next((size for size in stated if isinstance(size, int) and size > 0), None)
+
+
+def _nnodes(run: Run) -> int:
+    nnodes = run.options.get("nnodes")
+    return nnodes if isinstance(nnodes, int) else 1
 
 
 def _final_step(attempts: Sequence[Attempt], steps: Sequence[ExecutedStep]) -> int:

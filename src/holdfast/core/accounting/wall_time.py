@@ -6,7 +6,7 @@ missing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.core.accounting.records import Cause, Phase, TimeBreakdown
 from holdfast.core.accounting.survival import ExecutedStep
@@ -41,14 +41,23 @@ class _Tape:
         if seconds <= 0:
             return
         end_s = self.cursor_s + seconds
+        between_s = max(0.0, seconds - sum(parts.values()))
         for part, part_s in parts.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + part_s
         last = self.phases[-1] if self.phases else None
         if last is not None and (last.attempt, last.cause) == (attempt, cause):
-            self.phases[-1] = Phase(attempt=attempt, cause=cause, start_s=last.start_s, end_s=end_s)
+            between_s += last.between_s
+            self.phases[-1] = replace(last, end_s=end_s, between_s=between_s)
         else:
+            start_s = self.cursor_s
             self.phases.append(
-                Phase(attempt=attempt, cause=cause, start_s=self.cursor_s, end_s=end_s)
+                Phase(
+                    attempt=attempt,
+                    cause=cause,
+                    start_s=start_s,
+                    end_s=end_s,
+                    between_s=between_s,
+                )
             )
         self.cursor_s = end_s
 
@@ -90,6 +99,8 @@ def wall_time(
             tape.pass_to(outage.detected_at_s, "detecting", attempt)
         if last and outage is not None:
             tape.pass_to(end_s, "restarting" if running else "other", attempt)
+        elif last and running and any(steps.values()) and not steps.get(attempt):
+            tape.pass_to(end_s, starting, attempt)  # it has not come to its first step yet
         elif last:
             # The end of a run that nothing broke off: its last save, then its processes' exit.
             seconds = tape.span_to(end_s)

@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +59,8 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Receives what happens, as it happens: a kind and its data. It must return quickly.
 
-The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved, resumed, stopping, nodes,
-trouble and ended.
+The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved, resumed, proposal,
+stopping, nodes, trouble and ended.
 """
 
 
@@ -95,12 +95,15 @@ class Node:
         meeting: Meeting | None = None,
         observer: Observer = lambda _kind, _data: None,
         echo: bool = False,
+        notify: Sequence[str] = (),
     ) -> None:
         self._spec = spec
         self._home = home
         self._meeting = meeting
         self._observer: Observer | None = observer
         self._echo = echo
+        self._notify = list(notify)
+        """The URLs for messages to people, for a supervisor of this node; they hold secrets."""
         self._name = node_name()
         self._node_id = f"{self._name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._channel = loopback_listener()
@@ -209,6 +212,7 @@ class Node:
                 "is_lost": is_lost,
                 "adopts": adopts or supervisor.starts > 1,
                 "stop": self._stop,
+                "notify": self._notify,
             }
 
         supervisor = self._supervisor = Child(

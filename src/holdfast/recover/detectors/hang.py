@@ -229,6 +229,12 @@ class HangDetector:
         """Where each rank stood when it last answered, if it has reported nothing since."""
         return {rank: seen.stand for rank, seen in self._ranks.items() if seen.stand is not None}
 
+    @property
+    def measured(self) -> set[int]:
+        """The ranks whose CPU time was read since they last reported anything."""
+        looks = {rank: seen.look for rank, seen in self._ranks.items()}
+        return {rank for rank, look in looks.items() if look is not None and look.cpu_s is not None}
+
     def look_due(self, now_s: float) -> bool:
         """Whether the living ranks' processes should be looked at now: one is silent for half of its limit."""
         patience_s = [

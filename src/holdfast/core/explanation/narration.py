@@ -21,6 +21,8 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"incident {data['incident_id']}: {data['summary']} {data['explanation']}"
         case "resumed":
             return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
+        case "proposal":
+            return f"{data['text']} Approve it by: holdfast runs approve {data['run']}"
         case "stopping":
             return f"{data['by']}: saving state, then stopping (once more: stop now)"
         case "save_failed":

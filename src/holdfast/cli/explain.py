@@ -1,0 +1,78 @@
+"""`holdfast explain`: the whole chain of a run, in order and in plain words."""
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from holdfast.cli.main import Place
+from holdfast.cli.output import print_json
+from holdfast.core.accounting import LostTime, gpu_hours
+from holdfast.core.errors import NotFound
+from holdfast.core.explanation import IncidentStory, Note, RunStory, explain, story_lines
+from holdfast.core.ledger import Ledger
+from holdfast.recover import state_of
+
+
+@click.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def command(place: Place, run_id: str | None, as_json: bool) -> None:
+    """Show what happened in a run: faults, evidence, decisions, effects, and what each cost.
+
+    Without RUN, the newest run.
+    """
+    with Ledger.open(place.ledger) as ledger:
+        story = explain(ledger, place.home, run_id or _newest(ledger))
+        state = state_of(story.summary.run, place.home)
+    if as_json:
+        print_json("explanation", _fields(story, state))
+        return
+    for line in story_lines(story, state):
+        click.echo(line)
+    if state == "lost":
+        click.echo(
+            f"\nIts supervisor is gone; go on with: holdfast run --resume {story.summary.run.run_id}"
+        )
+
+
+def _newest(ledger: Ledger) -> str:
+    runs = ledger.runs()
+    if not runs:
+        raise NotFound("There is no run yet. Start one: holdfast run -- python train.py")
+    return runs[-1].run_id
+
+
+def _fields(story: RunStory, state: str) -> dict[str, Any]:
+    summary = story.summary
+    return {
+        "run": summary.run.run_id,
+        "state": state,
+        "outcome": summary.run.outcome,
+        "started_at_s": summary.run.started_at_s,
+        "wall_s": summary.wall_s,
+        "ranks": summary.lost_time.ranks,
+        "final_step": summary.final_step,
+        "ettr": summary.ettr,
+        "interventions": summary.interventions,
+        "chain": [_link(one) for one in story.chain],
+        "lost_time": _account(summary.lost_time),
+    }
+
+
+def _link(one: IncidentStory | Note) -> dict[str, Any]:
+    kind = "incident" if isinstance(one, IncidentStory) else "note"
+    return {"kind": kind, **asdict(one)}
+
+
+def _account(lost: LostTime) -> dict[str, Any]:
+    """Return the account; all are seconds of ranks, as `ranks` times the wall time."""
+    return {
+        "rank_s": lost.total_s,
+        "gpu_hours": gpu_hours(lost.total_s),
+        "by_cause_rank_s": lost.by_cause,
+        "by_incident_rank_s": lost.by_incident,
+        "by_rank_s": [{"ranks": one.ranks, "seconds": one.seconds} for one in lost.by_rank],
+        "unexplained_share": lost.unexplained_share,
+    }

@@ -1,0 +1,37 @@
+"""What happened in a run, in order and in plain words: from the ledger's rows to a `RunStory`, and to lines of text.
+
+| module | one idea |
+|---|---|
+| `plain_words` | one incident, one event or one decision in a sentence |
+| `story` | the chain of a run: each incident with its signals, evidence, decisions, effect and cost |
+| `narration` | what happens, as it happens, in a line each |
+| `telling` | a story as lines, for a terminal or a message |
+"""
+
+from holdfast.core.explanation.plain_words import what_happened
+from holdfast.core.explanation.story import (
+    Decision,
+    IncidentStory,
+    Note,
+    RunStory,
+    Signals,
+    explain,
+    story_of,
+    within_run,
+)
+from holdfast.core.explanation.telling import account_lines, incident_lines, story_lines
+
+__all__ = [
+    "Decision",
+    "IncidentStory",
+    "Note",
+    "RunStory",
+    "Signals",
+    "account_lines",
+    "explain",
+    "incident_lines",
+    "story_lines",
+    "story_of",
+    "what_happened",
+    "within_run",
+]

@@ -1,0 +1,151 @@
+"""One incident, one event or one decision in a sentence that needs no glossary."""
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.core import words
+from holdfast.core.ledger.records import Event, Incident
+
+NO_REASON = ("Others", "Unknown")
+"""Reasons of a diagnosis that say nothing beside the line that states the root."""
+OWN_WORDS = re.compile(r"^(?:\S+Z )?holdfast: ")
+"""What begins a line of the supervisor's own log."""
+ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SENTENCE_LIMIT = 300
+"""Characters of a line of a log within a sentence."""
+
+
+def what_happened(incident: Incident, events: Sequence[Event]) -> str:
+    """Return what was seen, such as "Rank 2 was killed (SIGKILL)".
+
+    Args:
+        incident: of the run.
+        events: of the incident's attempt.
+    """
+    decided = next(iter(incident.diagnosis.get("decided_by") or [""]))
+    match incident.kind:
+        case "anomaly":
+            return _broken_loss(events)
+        case "hang":
+            return "The job stood still" if incident.rank is None else f"Rank {incident.rank} froze"
+    node = lost_node(events)
+    if node is not None and incident.rank is None:
+        return f"Node {node} was lost"
+    if incident.rank is None:
+        if decided in ("observer-launcher", "launcher-killed"):
+            return "The launcher of the ranks was killed or crashed"
+        return "The job failed"
+    return f"Rank {incident.rank} {_how_it_ended(incident.rank, events, decided)}"
+
+
+def _broken_loss(events: Sequence[Event]) -> str:
+    found = [event.data.get("anomaly") for event in events if event.kind == "ending"]
+    anomaly = found[-1] if found else None
+    if not isinstance(anomaly, Mapping):
+        return "The loss was broken"
+    if anomaly.get("kind") == "spike":
+        return f"The loss spiked at step {anomaly.get('first_step')}"
+    value = "NaN" if str(anomaly.get("value")) == "nan" else "infinite"
+    return f"The loss became {value} at step {anomaly.get('first_step')}"
+
+
+def _how_it_ended(rank: int, events: Sequence[Event], decided: str) -> str:
+    ends = [event.data for event in events if event.kind == "rank_exited" and event.rank == rank]
+    if decided == "observer-left" or not ends:
+        return "ended before the others, with code 0" if decided == "observer-left" else "failed"
+    number, code = ends[0].get("signal"), ends[0].get("exit_code")
+    if not isinstance(number, int) or number <= 0:
+        return f"ended with an error (exit code {code})"
+    name = signal_name(number)
+    if number == signal.SIGKILL:
+        return f"was killed ({name})"
+    return f"was ended by {name}" if number in ASKED_TO_END else f"crashed ({name})"
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def lost_node(events: Sequence[Event]) -> str | None:
+    """Return the name of the node that was lost first in these events."""
+    return next((str(one.data.get("node")) for one in events if one.kind == "node_lost"), None)
+
+
+def cause(diagnosis: Mapping[str, Any]) -> str:
+    """Return the cause that a diagnosis states, a sentence; "No cause was found." where there is none."""
+    root = diagnosis.get("root_line")
+    said = str(root.get("text", "")) if isinstance(root, Mapping) else ""
+    said = " ".join(OWN_WORDS.sub("", words.clean(said)).split())
+    said = words.shorten(said, SENTENCE_LIMIT).rstrip(".")
+    reason = str(diagnosis.get("reason") or "")
+    if reason in NO_REASON or not reason:
+        return f"{said}." if said else "No cause was found."
+    return f"{reason}: {said}." if said else f"{reason}."
+
+
+def event_note(event: Event, run_id: str) -> str | None:
+    """Return what an event means for the run, a sentence; None for an event that an incident or the account has."""
+    data = event.data
+    match event.kind:
+        case "begun" if event.attempt > 0:
+            return "A person resumed the run."
+        case "supervisor_lost":
+            return "The run was lost with its node, and was resumed."
+        case "supervisor_followed":
+            return "The supervisor ended; the next one took over, and training went on."
+        case "stop_asked":
+            return f"{data.get('by')} asked the run to stop."
+        case "loss_accepted":
+            return (
+                f"The loss jumped at step {data.get('first_step')}, and a restart would not mend that: "
+                "training went on from there."
+            )
+        case "proposal":
+            return f"{data.get('text')} This waits for `holdfast runs approve {run_id}`."
+        case "approved":
+            return "A person approved the proposal."
+        case "withdrawn":
+            return f"The proposal was withdrawn: {data.get('why')}"
+        case "observed":
+            return f"{data.get('text')} Nothing was done, since the mode is observe."
+        case "notified":
+            return f"A message was sent about {_incidents(data)}."
+        case "notify_failed":
+            return f"The message about {_incidents(data)} could not be sent: {data.get('why')}"
+    return None
+
+
+def _incidents(data: Mapping[str, Any]) -> str:
+    found = data.get("incidents")
+    count = len(found) if isinstance(found, list) else 0
+    if count == 0:
+        return "a proposal"
+    return "one incident" if count == 1 else f"{count} incidents"
+
+
+RULES: Mapping[str, str] = {
+    "stop-asked": "a person has asked to stop",
+    "kept-launcher": "an attempt that failed before its first step below a kept launcher gets a new launcher",
+    "not-mended": "a cause that a restart does not mend ends the run",
+    "same-root": "the same root at the same place, with nothing gained since, ends the run",
+    "budget-spent": "too many restarts in a row that gained nothing end the run",
+    "observe": "in the mode observe nothing is restarted",
+    "restart": "a restart helps, at once after a gain",
+    "restart-after-wait": "a restart helps, after a longer wait each time that nothing is gained",
+    "await-teardown": "when a rank fails, the others are asked to end",
+    "kill-frozen": "a job that stands still is ended",
+    "leave-broken-state": "a broken loss ends the attempt, and a healthy checkpoint is gone back to",
+    "exited": "a job that has ended is diagnosed",
+    "approved": "a person has approved the proposal",
+    "nodes-missing": "a run that has waited too long for nodes ends",
+    "go-on": "a spike that came again, or without a healthy checkpoint, is lived with",
+    "propose": "in the mode propose a running job is touched only after an approval",
+    "note": "in the mode observe a running job is not touched",
+}
+"""What each rule of the policy says, by the name in a decision's record."""

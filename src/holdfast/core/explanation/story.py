@@ -1,0 +1,301 @@
+"""The chain of one run, from its records: what happened, what was looked at, decided, done, checked and lost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core import words
+from holdfast.core.accounting import IncidentSummary, LostCause, RunSummary, gpu_hours, summarize
+from holdfast.core.explanation.plain_words import (
+    RULES,
+    SENTENCE_LIMIT,
+    cause,
+    event_note,
+    lost_node,
+    what_happened,
+)
+from holdfast.core.ledger import Event, Ledger
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signals:
+    """What the supervisor could go by when something failed."""
+
+    looked_at: tuple[str, ...] = ()
+    """Signals that were looked at, a phrase each."""
+    not_seen: tuple[str, ...] = ()
+    """Signals that could not be seen, each with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """One decision of the policy."""
+
+    at_s: float
+    """Unix time."""
+    mode: str
+    """act, propose or observe."""
+    finding: Mapping[str, Any]
+    state: Mapping[str, Any]
+    """What the policy went by, before the decision."""
+    plan: Mapping[str, Any]
+    """What was decided: `action`, `explanation`, `wait_s`."""
+    rule: str
+    """The rule by which, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A cited line of a log."""
+
+    role: str
+    place: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentStory:
+    """One incident from its fault to the check of what was done."""
+
+    number: int
+    """1 for the run's first incident."""
+    incident_id: int | None
+    attempt: int
+    what: str
+    """What was seen, without a full stop."""
+    at_s: float
+    """Unix time of the fault, as far as the records have it."""
+    detected_after_s: float
+    rank: int | None
+    node: str | None
+    """The node that was lost, or the one on which the rank ran."""
+    step: int | None
+    signals: Signals | None
+    """None where the run's records are older than this record."""
+    cause: str
+    confidence: float | None
+    evidence: tuple[Line, ...]
+    advice: str
+    decisions: tuple[Decision, ...]
+    done: str
+    check: str
+    """Whether what was done had its effect, a sentence."""
+    is_settled: bool
+    """Whether the job trains again, or the run is over."""
+    resumed_after_s: float | None
+    """From the detection to the first new step."""
+    steps_again: int | None
+    lost_s: float
+    """Wall seconds: the mean over the ranks."""
+    lost_gpu_hours: float
+    lost: Mapping[LostCause, float]
+    """Rank-seconds by cause."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """Something else that happened."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStory:
+    """The chain of one run."""
+
+    summary: RunSummary
+    chain: tuple[IncidentStory | Note, ...]
+    """In the order of time."""
+
+    @property
+    def incidents(self) -> tuple[IncidentStory, ...]:
+        """The incidents alone."""
+        return tuple(one for one in self.chain if isinstance(one, IncidentStory))
+
+
+def explain(ledger: Ledger, home: Path, run_id: str) -> RunStory:
+    """Return the chain of a run, also of one that is going on.
+
+    Args:
+        ledger: where the run is recorded.
+        home: `$HOLDFAST_HOME`, below which its journal of steps lies.
+        run_id: the run.
+
+    Raises:
+        NotFound: there is no such run.
+        HoldfastError: its journal is damaged.
+        LedgerError: the ledger cannot be read.
+    """
+    return story_of(summarize(ledger, home, run_id), ledger.events(run_id))
+
+
+def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
+    """`explain` as a pure function of the records.
+
+    Args:
+        summary: of the run.
+        events: of the run, in the order they were recorded.
+    """
+    by_attempt: dict[int, list[Event]] = {}
+    for event in events:
+        by_attempt.setdefault(event.attempt, []).append(event)
+    notes = [
+        Note(at_s=event.at_s, text=_clean(text))
+        for event in events
+        if (text := event_note(event, summary.run.run_id)) is not None
+    ]
+    incidents = [_incident(cost, summary, by_attempt) for cost in summary.incidents]
+    chain: list[IncidentStory | Note] = [*notes, *incidents]
+    chain.sort(key=lambda one: one.at_s)
+    return RunStory(summary=summary, chain=tuple(chain))
+
+
+def _incident(
+    cost: IncidentSummary, summary: RunSummary, by_attempt: Mapping[int, Sequence[Event]]
+) -> IncidentStory:
+    incident = cost.incident
+    events, found = by_attempt.get(incident.attempt, ()), incident.diagnosis
+    rank_s = summary.lost_time.incident_s(cost.number)
+    check, is_settled = _check(cost, summary)
+    return IncidentStory(
+        number=cost.number,
+        incident_id=incident.incident_id,
+        attempt=incident.attempt,
+        what=what_happened(incident, events),
+        at_s=cost.fault_at_s,
+        detected_after_s=cost.seconds_to_detect,
+        rank=incident.rank,
+        node=_node(cost, summary, by_attempt),
+        step=incident.step,
+        signals=_signals(events),
+        cause=cause(found),
+        confidence=_number(found.get("confidence")),
+        evidence=tuple(_evidence(found, incident.run_id)),
+        advice=_clean(found.get("mitigation") or ""),
+        decisions=tuple(_decision(one) for one in events if one.kind == "decision"),
+        done=_done(cost),
+        check=check,
+        is_settled=is_settled,
+        resumed_after_s=cost.seconds_to_restart,
+        steps_again=cost.steps_lost,
+        lost_s=rank_s / summary.lost_time.ranks,
+        lost_gpu_hours=gpu_hours(rank_s),
+        lost=summary.lost_time.by_incident.get(cost.number, {}),
+    )
+
+
+def _node(
+    cost: IncidentSummary, summary: RunSummary, by_attempt: Mapping[int, Sequence[Event]]
+) -> str | None:
+    """Return the node that was lost, or the one of the rank at fault, by the launch that the attempt is of."""
+    attempt, rank = cost.incident.attempt, cost.incident.rank
+    if rank is None:
+        return lost_node(by_attempt.get(attempt, ()))
+    launches = [
+        event.data.get("nodes")
+        for number, events in by_attempt.items()
+        if number <= attempt
+        for event in events
+        if event.kind == "launched"
+    ]
+    names = list(launches[-1].values()) if launches and isinstance(launches[-1], Mapping) else []
+    ranks = summary.world_size or 0
+    if not names or ranks % len(names) or rank >= ranks:
+        return None
+    return str(names[rank // (ranks // len(names))])
+
+
+def _signals(events: Sequence[Event]) -> Signals | None:
+    found = [event.data.get("signals") for event in events if event.kind == "decision"]
+    recorded = [one for one in found if isinstance(one, Mapping)]
+    if not recorded:
+        return None
+    looked_at, not_seen = (
+        tuple(_clean(one) for one in recorded[-1].get(name) or ())
+        for name in ("looked_at", "not_seen")
+    )
+    return Signals(looked_at=looked_at, not_seen=not_seen)
+
+
+def _evidence(found: Mapping[str, Any], run_id: str) -> list[Line]:
+    cited = [one for one in found.get("evidence") or () if isinstance(one, Mapping)]
+    return [
+        Line(
+            role=str(one.get("role", "")),
+            place=f"{within_run(_clean(one.get('file', '')), run_id)}:{one.get('line', '?')}",
+            text=_clean(one.get("text", "")),
+        )
+        for one in cited
+    ]
+
+
+def within_run(file: str, run_id: str) -> str:
+    """Return the path of a file from the run's folder on, so that the logs of two attempts stay apart."""
+    return file.rpartition(f"/runs/{run_id}/")[2]
+
+
+def _decision(event: Event) -> Decision:
+    data = event.data
+    plan = data.get("plan") or {}
+    name = str(plan.get("rule", ""))
+    return Decision(
+        at_s=event.at_s,
+        mode=str(data.get("mode", "act")),
+        finding=data.get("finding") or {},
+        state=data.get("state") or {},
+        plan=plan,
+        rule=RULES.get(name, name),
+    )
+
+
+def _done(cost: IncidentSummary) -> str:
+    incident = cost.incident
+    if incident.action == "stop":
+        return f"Every process of the job was ended, and the run with it. {incident.explanation}".strip()
+    if not incident.action:
+        return "Nothing is recorded yet."
+    passed = "".join(
+        f" The checkpoint of step {one.step} was passed over: {_clean(one.reason)}."
+        for one in cost.passed_over
+    )
+    if incident.restored_step is None:
+        return f"Every process of the job was ended, and the job was started again.{passed}"
+    where = f"step {incident.restored_step}"
+    if cost.restore_s is not None:
+        where = f"the checkpoint of {where} (read in {_duration(cost.restore_s)})"
+    return f"Every process of the job was ended, and the job went on from {where}.{passed}"
+
+
+def _check(cost: IncidentSummary, summary: RunSummary) -> tuple[str, bool]:
+    """Return whether what was done had its effect, and whether the incident is over."""
+    incident = cost.incident
+    if incident.resumed_at_s is not None and cost.seconds_to_restart is not None:
+        step = "" if incident.restored_step is None else f" at step {incident.restored_step + 1}"
+        again = (
+            f", with {words.plainly(cost.steps_lost, 'step')} to make again"
+            if cost.steps_lost
+            else ""
+        )
+        return (
+            f"Training resumed{step}, {_duration(cost.seconds_to_restart)} after the detection{again}.",
+            True,
+        )
+    if cost.number < len(summary.incidents):
+        return "It had no effect: the next incident came before a step.", True
+    if summary.run.state != "running":
+        return f"The run ended: {summary.run.state}.", True
+    return "Not yet: no step since then.", False
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _duration(seconds: float) -> str:
+    return words.duration(seconds).replace(words.NBSP, " ")
+
+
+def _clean(text: object) -> str:
+    return words.shorten(" ".join(words.clean(str(text)).split()), SENTENCE_LIMIT)

@@ -1,0 +1,260 @@
+"""One record of each decision, and the approvals that come through the run's folder.
+
+A record holds what the policy went by (state, finding), what it decided (plan, rule) and the mode; it is the same in
+all modes. It is written after what was decided has been begun, so that the ledger holds up no restart.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.explanation.plain_words import RULES
+from holdfast.recover import policy
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.people import modes
+from holdfast.recover.people.signals import signals_of
+from holdfast.recover.recorder import Recorder
+from holdfast.recover.spec import RunSpec
+
+ENDING = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
+PROPOSALS = ("proposal", "approved", "withdrawn")
+"""The kinds of the events of a proposal."""
+READ_BYTES = 64
+NUMBERS = 1_000_000_000
+KINDS: Mapping[type[Any], str] = {
+    policy.RankFailed: "rank_failed",
+    policy.JobExited: "job_exited",
+    policy.JobFrozen: "job_frozen",
+    policy.LossBroken: "loss_broken",
+    policy.Diagnosed: "diagnosed",
+    policy.NodesMissing: "nodes_missing",
+    modes.Approved: "approved",
+}
+"""The name of a finding in a decision's record."""
+FOLLOWED = "another supervisor has taken over, and looks anew."
+
+
+class Decisions:
+    """The decisions of one run, in its mode."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        recorder: Recorder,
+        approved: Path,
+        observe: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        """Begin before anything was decided.
+
+        Args:
+            spec: of the run.
+            recorder: of the run.
+            approved: the file to which `holdfast runs approve` writes the number of a proposal.
+            observe: passes on what happens.
+        """
+        self._spec = spec
+        self._recorder = recorder
+        self._approved = approved
+        self._observe = observe
+        self._held: modes.Held | None = None
+        self._anomaly: Anomaly | None = None
+        """The first broken loss of the decision that is held."""
+        self._number: int | None = None
+        """The number of the proposal that waits for an approval."""
+
+    def take_up(self) -> None:
+        """Go on with the broken loss that an earlier supervisor has held, if there is one."""
+        if self._spec.mode == "observe":
+            seen = [
+                data.get("anomaly")
+                for _, attempt, data in self._recorder.events("observed")
+                if attempt == self._recorder.attempt
+            ]
+            self._hold_loss(next((one for one in reversed(seen) if one is not None), None))
+            return
+        open_one = open_proposal(self._recorder.events(*PROPOSALS), self._recorder.attempt)
+        if open_one is None:
+            return
+        if self._spec.mode == "propose" and self._hold_loss(open_one.get("anomaly")):
+            self._number = int(open_one["number"])
+        else:
+            self._recorder.event("withdrawn", {"number": open_one.get("number"), "why": FOLLOWED})
+
+    def _hold_loss(self, found: Mapping[str, Any] | None) -> bool:
+        """Hold the broken loss of a record; return whether there is one."""
+        if found is None:
+            return False
+        self._anomaly = anomaly = Anomaly(**{**found, "value": float(found["value"])})
+        loss = policy.LossBroken(step=anomaly.step, is_spike=anomaly.kind == "spike")
+        self._held = modes.Held(finding=loss)
+        return True
+
+    @property
+    def holds_hang(self) -> bool:
+        """Whether a job that stands still is held."""
+        return self._held is not None and isinstance(self._held.finding, policy.JobFrozen)
+
+    @property
+    def holds_loss(self) -> bool:
+        """Whether a broken loss is held."""
+        return self._held is not None and isinstance(self._held.finding, policy.LossBroken)
+
+    def is_approved(self) -> bool:
+        """Return whether a person has approved the proposal that waits."""
+        if self._number is None:
+            return False
+        try:
+            with self._approved.open("rb") as approved:
+                said = approved.read(READ_BYTES)
+        except OSError:
+            return False
+        return said.strip() == str(self._number).encode()
+
+    def decide(
+        self, view: AttemptView, state: policy.State, event: modes.Event, now_s: float
+    ) -> modes.Verdict:
+        """Return what follows from an event; see `modes.decide`."""
+        held = self._held
+        verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
+        self._held = verdict.held
+        if isinstance(event, modes.Approved) and verdict.state.phase is policy.Phase.FAILING:
+            view.anomaly = self._anomaly
+            self._recorder.event("approved", {"number": self._number})
+        if verdict.held is None:
+            self._anomaly = self._number = None
+        return verdict
+
+    def record(
+        self,
+        view: AttemptView,
+        before: policy.State,
+        event: modes.Event,
+        verdict: modes.Verdict,
+        now_s: float,
+    ) -> None:
+        """Record the decision after an event, if that was one."""
+        for action in verdict.actions:
+            match action:
+                case modes.Propose() | modes.Note():
+                    self._hold(view, action)
+                case modes.Withdraw() if self._spec.mode == "propose":
+                    self._recorder.event("withdrawn", {"why": action.why})
+        is_end = before.phase is policy.Phase.RUNNING and verdict.state.phase in ENDING
+        was_held = any(isinstance(one, modes.Propose | modes.Note) for one in verdict.actions)
+        is_left = isinstance(event, policy.LossBroken) and not verdict.actions and not verdict.held
+        is_diagnosed = isinstance(event, policy.Diagnosed | policy.NodesMissing)
+        if not (is_end or was_held or is_diagnosed or is_left) or type(event) not in KINDS:
+            return
+        decision: dict[str, Any] = {
+            "mode": self._spec.mode,
+            "state": _state(before),
+            "finding": {"kind": KINDS[type(event)], **_finding(view, event)},
+            "plan": _plan(before, event, verdict, now_s),
+        }
+        if is_end or was_held:
+            decision["signals"] = signals_of(view, healthy_after=self._spec.healthy_after)
+        self._recorder.event("decision", decision)
+
+    def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
+        anomaly = self._anomaly = view.anomaly
+        text = proposal_text(view)
+        told = {"text": text, "anomaly": None if anomaly is None else anomaly.to_json()}
+        if isinstance(action, modes.Note):
+            self._recorder.event("observed", told)
+            return
+        self._number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
+        self._recorder.event("proposal", {"number": self._number, **told})
+        self._observe("proposal", {"text": text, "run": self._recorder.run_id})
+
+
+def open_proposal(
+    events: list[tuple[str, int, dict[str, Any]]], attempt: int
+) -> dict[str, Any] | None:
+    """Return the data of the proposal that waits for an approval.
+
+    Args:
+        events: the kind, attempt and data of each event of the kinds `PROPOSALS`, in order.
+        attempt: the newest one; what was proposed about an earlier one is over.
+    """
+    kind, proposed, data = events[-1] if events else ("", 0, {})
+    return data if (kind, proposed) == ("proposal", attempt) else None
+
+
+def proposal_text(view: AttemptView) -> str:
+    """Return the finding and the proposal, two sentences."""
+    if view.anomaly is not None:
+        what = "jumped and stays" if view.anomaly.kind == "spike" else "is not finite"
+        return (
+            f"The loss {what} since step {view.anomaly.first_step}. Proposed: end the attempt, and go on from the "
+            "newest healthy checkpoint before that."
+        )
+    frozen = view.frozen
+    named = frozen is not None and frozen.rank is not None
+    who = f"Rank {view.blamed_rank} is frozen" if named else "The job stands still"
+    waited = "" if frozen is None else f": no step for {frozen.waited_s:.0f} s"
+    return f"{who}{waited}. Proposed: end the attempt, and go on from the newest checkpoint."
+
+
+def _state(state: policy.State) -> dict[str, Any]:
+    return {
+        "phase": state.phase.value,
+        "restarts_in_vain": len(state.vain_at_s),
+        "roots_since_gain": [root for root, _ in state.roots_since_gain],
+        "best_step": state.best_step,
+        "best_checkpoint_step": state.best_checkpoint_step,
+        "spike_step": state.spike_step,
+        "broken_step": state.broken_step,
+        "stop_by": state.stop_by,
+    }
+
+
+def _finding(view: AttemptView, event: modes.Event) -> dict[str, Any]:
+    if isinstance(event, policy.Diagnosed | policy.NodesMissing):
+        return asdict(event)
+    found: dict[str, Any] = {
+        "rank": view.blamed_rank,
+        "node": view.lost_node,
+        "step": view.last_step,
+    }
+    if view.anomaly is not None:
+        found["anomaly"] = view.anomaly.to_json()
+    elif view.frozen is not None:
+        found["frozen"] = asdict(view.frozen)
+    elif view.culprit is not None:
+        found["exit_code"], found["signal"] = view.culprit.exit_code, view.culprit.signal
+    return found
+
+
+def _plan(
+    before: policy.State, event: modes.Event, verdict: modes.Verdict, now_s: float
+) -> dict[str, Any]:
+    after = verdict.state
+    resolve = next((one for one in verdict.actions if isinstance(one, policy.Resolve)), None)
+    wait_s = 0.0
+    if after.phase is policy.Phase.WAITING and after.deadline_s is not None:
+        wait_s = max(0.0, after.deadline_s - now_s)
+    if resolve is not None:
+        said = {"action": resolve.action, "rule": resolve.rule, "explanation": resolve.explanation}
+        return {**said, "wait_s": wait_s}
+    action, rule = _ending(before, event, verdict)
+    assert rule in RULES, rule
+    return {"action": action, "rule": rule, "explanation": "", "wait_s": wait_s}
+
+
+def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) -> tuple[str, str]:
+    """Return what was decided about a job that runs, and the rule by which."""
+    actions = verdict.actions
+    if any(isinstance(one, modes.Propose) for one in actions):
+        return "propose to end the attempt", "propose"
+    if any(isinstance(one, modes.Note) for one in actions):
+        return "go on", "note"
+    if isinstance(event, policy.NodesMissing):
+        return "stop", "nodes-missing"
+    if not actions:
+        return "go on", "go-on"
+    if isinstance(event, modes.Approved):
+        return "end the attempt", "approved"
+    return "end the attempt", policy.rule_of(before, event)

@@ -1,0 +1,143 @@
+"""Which decisions are carried out: a pure function over the policy.
+
+`act` carries out each decision at once. What touches a job that still runs (a job that stands still, a broken loss) is
+proposed to a person by `propose`, and carried out once approved; `observe` only records what would have been done. A
+job that has failed by itself is started again in `act` and `propose`; in `observe` the run ends as the job has ended.
+The policy decides the same in all three.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.recover import policy
+
+Mode = Literal["act", "propose", "observe"]
+MODES: tuple[Mode, ...] = ("act", "propose", "observe")
+APART_STEPS = 64
+"""A broken loss so many steps after the last one is another finding."""
+
+
+@dataclass(frozen=True)
+class Approved:
+    """A person has approved the proposal."""
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """The job that stood still makes steps again."""
+
+
+@dataclass(frozen=True)
+class Propose:
+    """Ask a person before the running job is ended."""
+
+    finding: policy.JobFrozen | policy.LossBroken
+
+
+@dataclass(frozen=True)
+class Note:
+    """Record that the running job would have been ended."""
+
+    finding: policy.JobFrozen | policy.LossBroken
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """The proposal does not hold any more."""
+
+    why: str
+
+
+Event = policy.Event | Approved | WentOn
+Action = policy.Action | Propose | Note | Withdraw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A decision that is not carried out, since it waits for a person or is only recorded."""
+
+    finding: policy.JobFrozen | policy.LossBroken
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What follows from an event."""
+
+    state: policy.State
+    held: Held | None
+    actions: tuple[Action, ...]
+
+
+def decide(
+    mode: Mode,
+    limits: policy.RestartLimits,
+    state: policy.State,
+    held: Held | None,
+    event: Event,
+    now_s: float,
+) -> Verdict:
+    """Return the next state, the decision that is held from now on, and what to do.
+
+    Args:
+        mode: of the run.
+        limits: of the policy.
+        state: of the policy.
+        held: the decision that is held so far.
+        event: what happened.
+        now_s: monotonic seconds.
+    """
+    running = state.phase is policy.Phase.RUNNING
+    if isinstance(event, WentOn):
+        if held is not None and isinstance(held.finding, policy.JobFrozen):
+            return Verdict(state, None, (Withdraw("the job makes steps again."),))
+        return Verdict(state, held, ())
+    if isinstance(event, Approved):
+        if held is None or not running or mode != "propose":
+            return Verdict(state, held, ())
+        after, actions = policy.decide(limits, state, held.finding, now_s)
+        return Verdict(after, None, actions)
+    after, actions = policy.decide(limits, state, event, now_s)
+    if mode != "act" and running and isinstance(event, policy.JobFrozen | policy.LossBroken):
+        return _hold(mode, state, held, event, after)
+    if mode == "observe" and isinstance(event, policy.Diagnosed):
+        after, actions = _not_restarted(after, actions, event)
+    if held is not None and after.phase is not policy.Phase.RUNNING:
+        return Verdict(after, None, (Withdraw("the attempt has ended."), *actions))
+    return Verdict(after, held, actions)
+
+
+def _hold(
+    mode: Mode,
+    state: policy.State,
+    held: Held | None,
+    event: policy.JobFrozen | policy.LossBroken,
+    after: policy.State,
+) -> Verdict:
+    if after.phase is policy.Phase.RUNNING:
+        return Verdict(after, held, ())  # the policy itself goes on with the training
+    now_held = Held(finding=event)
+    if held is not None and _is_same(held.finding, event):
+        return Verdict(state, now_held, ())
+    action = Propose(event) if mode == "propose" else Note(event)
+    return Verdict(state, now_held, (action,))
+
+
+def _is_same(
+    before: policy.JobFrozen | policy.LossBroken, now: policy.JobFrozen | policy.LossBroken
+) -> bool:
+    if isinstance(before, policy.LossBroken) and isinstance(now, policy.LossBroken):
+        return now.step <= before.step + APART_STEPS
+    return type(before) is type(now)
+
+
+def _not_restarted(
+    after: policy.State, actions: tuple[policy.Action, ...], event: policy.Diagnosed
+) -> tuple[policy.State, tuple[policy.Action, ...]]:
+    """End the run where the policy would have started the job again."""
+    planned = next((one for one in actions if isinstance(one, policy.Resolve)), None)
+    if planned is None or planned.action != "restart":
+        return after, actions
+    why = f"In the mode observe nothing is restarted. In the mode act the job would have been: {planned.explanation}"
+    outcome = f"{event.summary} {why} Go on by `holdfast run --resume`."
+    ended, ends = policy.finish(after, policy.End(state="failed", exit_code=1, outcome=outcome))
+    return ended, (policy.Resolve(action="stop", explanation=why, rule="observe"), *ends)

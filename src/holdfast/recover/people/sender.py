@@ -1,0 +1,98 @@
+"""Send one message by Apprise, in a process of its own: what a service's plugin does cannot harm the supervisor.
+
+The order comes on standard input, since it holds URLs with secrets, and command lines are readable by every user. What
+is printed names a URL by its place in the list and its scheme, and nothing else of it.
+"""
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.explanation import explain
+from holdfast.core.ledger import Ledger
+from holdfast.core.processes import die_with_parent
+from holdfast.recover.people.messages import compose
+
+SCHEME_LIMIT = 20
+
+
+def main() -> None:
+    """`sender PARENT_PID`: the notifier has started this process."""
+    die_with_parent(int(sys.argv[1]))
+    order = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):  # a plugin may print
+        answer = send(order)
+    sys.stdout.write(json.dumps(answer))
+
+
+def send(order: dict[str, Any]) -> dict[str, Any]:
+    """Send one message to each URL.
+
+    Args:
+        order: `ledger`, `home`, `run`, `incidents` (ids), `proposals` (texts), `urls`.
+
+    Returns:
+        `failed`: the places of the URLs to which the message could not be sent; `why`: a sentence.
+    """
+    urls = [str(url) for url in order["urls"]]
+    try:
+        with Ledger.open(order["ledger"]) as ledger:
+            story = explain(ledger, Path(order["home"]), str(order["run"]))
+        title, body = compose(story, order["incidents"], order["proposals"])
+    except (HoldfastError, OSError) as error:
+        return {"failed": list(range(len(urls))), "why": str(error)}
+    failed = [place for place, url in enumerate(urls) if not _sent(url, title, body)]
+    named = ", ".join(_named(place, urls[place]) for place in failed)
+    why = f"{named}: the service refused it or cannot be reached" if failed else ""
+    return {"failed": failed, "why": why}
+
+
+def check_urls(urls: Sequence[str]) -> None:
+    """See that Apprise can send to each URL, without sending.
+
+    Raises:
+        BadUse: Apprise is not installed, or has no service for a URL.
+    """
+    if not urls:
+        return
+    for place, url in enumerate(urls):
+        if not _apprise().Apprise().add(url):
+            raise BadUse(
+                f"--notify: {_named(place, url)} is no URL of a service that Apprise supports. "
+                "Give one as https://github.com/caronc/apprise/wiki lists them."
+            )
+
+
+def _sent(url: str, title: str, body: str) -> bool:
+    apprise = _apprise()
+    service = apprise.Apprise()
+    # As plain text: what logs say is not to be read as markup.
+    return bool(service.add(url)) and bool(
+        service.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT)
+    )
+
+
+def _apprise() -> Any:
+    try:
+        import apprise
+    except ImportError as error:
+        raise BadUse("--notify needs Apprise. Run: pip install 'holdfast[notify]'") from error
+    # Its log lines may hold parts of a URL.
+    logging.getLogger("apprise").handlers = [logging.NullHandler()]
+    logging.getLogger("apprise").propagate = False
+    return apprise
+
+
+def _named(place: int, url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    known = separator and scheme.isalnum() and len(scheme) <= SCHEME_LIMIT
+    return f"URL {place + 1} ({scheme}://…)" if known else f"URL {place + 1}"
+
+
+if __name__ == "__main__":
+    main()
