@@ -290,9 +290,7 @@ def _propagated(
                     DAMPING * before + (1.0 - DAMPING) * after
                     for before, after in zip(old, fresh, strict=True)
                 ]
-                change = max(
-                    change, *(abs(one - two) for one, two in zip(old, fresh, strict=True))
-                )
+                change = max(change, *(abs(one - two) for one, two in zip(old, fresh, strict=True)))
         if change < CONVERGED:
             break
     return {name: tuple(belief(name)) for name in alone}
