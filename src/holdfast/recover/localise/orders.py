@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,8 @@ class Orders:
     """The orders to one node that wait for an answer."""
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
+        # A number of its own for each node that is admitted anew: late answers are of no other order.
+        self._numbers = itertools.count(secrets.randbelow(2**31))
         self._waiting: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
 
     async def ask(

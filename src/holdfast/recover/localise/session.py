@@ -1,4 +1,4 @@
-"""Test several nodes: solo checks on each, then rounds of group tests, until the nodes are judged or the time is over."""
+"""Test several nodes: solo checks, then rounds of group tests, until all are judged or the time is over."""
 
 import asyncio
 import contextlib
