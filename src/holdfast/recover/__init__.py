@@ -9,7 +9,8 @@ In order, a module each:
 4. `attempt`: what is known of an attempt; `detectors`: what is wrong with it (`stacks`: where its
    ranks stand); `gate`: which checkpoints are healthy; `stopping`: where it can stop
 5. `policy`: what to do next, a pure function
-6. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
+6. `localise`: which node is faulty
+7. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ from holdfast.recover.attach import Run, attach
 if TYPE_CHECKING:
     from holdfast.recover.agent.rendezvous import Meeting, meeting_of
     from holdfast.recover.detectors.hang import HangLimits
+    from holdfast.recover.localise.across import Joined, check_nodes, check_this_host
+    from holdfast.recover.localise.session import Report
+    from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
     from holdfast.recover.outcome import Outcome
     from holdfast.recover.runs import (
         begin_run,
@@ -35,17 +39,23 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HangLimits",
+    "Joined",
     "Meeting",
     "Outcome",
+    "Report",
     "Run",
     "RunSpec",
     "attach",
     "begin_run",
     "change_options",
+    "check_nodes",
+    "check_this_host",
     "default_stem",
     "detach",
     "join",
+    "keep_verdicts",
     "meeting_of",
+    "priors_of",
     "remove_run",
     "state_of",
     "stop_run",
@@ -54,6 +64,12 @@ __all__ = [
 
 _HOMES = {
     "HangLimits": "detectors.hang",
+    "Joined": "localise.across",
+    "Report": "localise.session",
+    "check_nodes": "localise.across",
+    "check_this_host": "localise.across",
+    "keep_verdicts": "localise.verdicts",
+    "priors_of": "localise.verdicts",
     "Meeting": "agent.rendezvous",
     "Outcome": "outcome",
     "RunSpec": "spec",

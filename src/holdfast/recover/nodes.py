@@ -570,7 +570,7 @@ class Nodes:
                 lost.append(node)
         for node in lost:
             del self._nodes[node.node_id]
-            node.checks.end()
+            node.checks.end(is_lost=True)
             if node.stream is not None:
                 node.stream.close()
             attempt, node.launched = node.launched, None

@@ -251,8 +251,8 @@ class NodeRecord:
     """That the node is faulty, by the last test; None where it was never tested."""
     tested_at_s: float | None = None
     verdicts: list[dict[str, Any]] = field(default_factory=list)
-    """The newest `VERDICTS_KEPT`, oldest first: `at_s`, `outcome` (good, bad, suspect), `probability`, `evidence`, `by`,
-    `is_hard` (whether a check of the node by itself failed)."""
+    """The newest `VERDICTS_KEPT`, oldest first: `at_s`, `outcome` (good, bad, suspect), `probability`, `evidence`,
+    `by`, `is_hard` (whether a check of the node by itself failed)."""
 
     @property
     def is_cordoned(self) -> bool:

@@ -16,6 +16,7 @@ class Orders:
     def __init__(self) -> None:
         # A number of its own for each node that is admitted anew: late answers are of no other order.
         self._numbers = itertools.count(secrets.randbelow(2**31))
+        self._is_lost = False
         self._waiting: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
 
     async def ask(
@@ -30,8 +31,10 @@ class Orders:
             None where the node's agent ended meanwhile: the test has no result.
 
         Raises:
-            TimeoutError: no answer arrived in time.
+            TimeoutError: no answer arrived in time, or the node is lost.
         """
+        if self._is_lost:
+            raise TimeoutError
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -46,8 +49,9 @@ class Orders:
         """Take in an answer; one that nobody waits for is passed over."""
         self._finish(number, answer)
 
-    def end(self) -> None:
-        """Take in that the agent which was to answer is gone."""
+    def end(self, *, is_lost: bool = False) -> None:
+        """Take in that the agent which was to answer is gone; `is_lost`: with its node, which answers no more."""
+        self._is_lost = is_lost
         for number in list(self._waiting):
             self._finish(number, None)
 
