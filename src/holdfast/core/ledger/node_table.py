@@ -120,7 +120,7 @@ def _known(connection: Connection, name: str) -> Mapping[str, Any]:
     row = connection.execute(select(table).where(table.c.name == name)).mappings().first()
     if row is not None:
         return dict(row)
-    empty = {
+    empty: dict[str, Any] = {
         "name": name,
         "cordoned_at_s": None,
         "cordoned_by": "",

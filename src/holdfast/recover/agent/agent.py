@@ -27,7 +27,7 @@ from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
-from holdfast.recover.localise.tester import Tester
+from holdfast.recover.localise.tester import NodeTester
 
 RECONNECT_S = 0.1
 RECONNECT_MAX_S = 2.0
@@ -115,7 +115,7 @@ class Agent:
         self._passed: deque[dict[str, Any]] = deque(maxlen=KEPT_ORDERS)
         """What was passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
-        self._tester = Tester()
+        self._tester = NodeTester()
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None
         """The last answer to an order `check`; sent again after a cut."""
@@ -137,6 +137,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             self._end_checks()
+            await self._tester.ended()
             await self._channel.close()
 
     async def _obey_node(self) -> None:

@@ -20,7 +20,7 @@ from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_n
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.channel import Peer
 from holdfast.recover.localise.session import LIMIT_S, Report, localise
-from holdfast.recover.localise.tester import Tester
+from holdfast.recover.localise.tester import NodeTester
 from holdfast.recover.nodes import Node, Nodes
 
 MEET_S = 120.0
@@ -61,7 +61,7 @@ class NodeHosts:
 class _ThisHost:
     """This process as the only host of a session."""
 
-    def __init__(self, tester: Tester) -> None:
+    def __init__(self, tester: NodeTester) -> None:
         self._tester = tester
 
     async def ask(
@@ -78,13 +78,12 @@ def check_this_host(priors: Priors, clock: Clock | None = None) -> Report:
     """Run the solo checks here."""
 
     async def check() -> Report:
-        tester = Tester()
+        tester = NodeTester()
         try:
             name = node_name()
             return await localise(_ThisHost(tester), priors([name]), clock or SystemClock())
         finally:
-            tester.close()
-            await asyncio.sleep(0)
+            await tester.ended()
 
     return asyncio.run(check())
 
@@ -161,7 +160,7 @@ async def _lead(
 async def _join(meeting: Meeting, home: Path) -> Joined:
     name = node_name()
     async with _agent(name, _node_id(name), meeting, home, None) as ended:
-        told = await ended
+        told: Joined | None = await ended
     if told is None:
         place = "the first node" if meeting.host is None else f"{meeting.host}:{meeting.port}"
         raise HoldfastError(
@@ -237,7 +236,7 @@ async def _ticking(nodes: Nodes) -> Any:
 
 
 class _Deaf:
-    """Listens to what happens in a run; a check has none."""
+    """Receives what happens in a run; a check has none."""
 
     def received(
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool

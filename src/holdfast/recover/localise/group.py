@@ -1,25 +1,22 @@
 """Test the connection of two or three nodes: an allgather whose answer each of them compares bit for bit.
 
-`python -m holdfast.recover.localise.group PARENT_PID` reads orders from standard input, a JSON object a line, and
-prints a result a line. The process imports torch once and serves several rounds. `tester` kills the process at a limit.
-NCCL is used where each node has a GPU and torch has NCCL, with the first GPU of each node; else gloo.
+`worker` runs this in a process that is killed at a limit. NCCL is used where each node has a GPU and torch has NCCL,
+with the first GPU of each node; else gloo.
 """
 
-import json
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
 
-ELEMENTS = 4 * 1024 * 1024
-"""Of four bytes: 16 MiB from each node."""
+ELEMENTS, GPU_ELEMENTS = 1024 * 1024, 16 * 1024 * 1024
+"""Of four bytes: what each node sends in one gather."""
 GATHERS = 3
 CONNECT_S = 10.0
 """So long the nodes of a world wait for each other, and for each collective."""
 LIMIT_S = 20.0
-"""So long a test may take, with the first import of torch."""
+"""So long a test may take."""
 MAX_REASON = 300
 
 
@@ -84,31 +81,13 @@ class GroupResult:
         )
 
 
-def main() -> None:
-    """Serve orders until standard input ends or a test fails: what a failed one leaves may disturb the next."""
-    from holdfast.core.processes import die_with_parent
-
-    die_with_parent(int(sys.argv[1]))
-    try:
-        import torch.distributed as dist
-
-        missing = None if dist.is_available() else "torch has no distributed package here"
-    except ImportError:
-        missing = "torch is not installed here"
-    for line in sys.stdin:
-        result = (
-            GroupResult(passed=None, reason=missing)
-            if missing is not None
-            else _tested(GroupOrder.from_json(json.loads(line)))
-        )
-        print(json.dumps(vars(result)), flush=True)  # noqa: T201 - the answer
-        if result.passed is not True:
-            return
-
-
-def _tested(order: GroupOrder) -> GroupResult:
+def tested(order: GroupOrder) -> GroupResult:
+    """Take part in a test; return what this node saw."""
     try:
         return GroupResult(passed=True, mb_per_s=_gathered(order))
+    except (ImportError, AttributeError, TypeError) as error:
+        # Another torch than this is written for, or none.
+        return GroupResult(passed=None, reason=f"torch cannot do it here: {error}"[:MAX_REASON])
     except Exception as error:  # of torch, whose errors have no common class
         said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
         # The port was taken since it was looked for: this says nothing of the nodes.
@@ -123,8 +102,9 @@ def _gathered(order: GroupOrder) -> float:
 
     use_gpu = order.use_gpu and torch.cuda.is_available() and dist.is_nccl_available()
     device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
+    elements = GPU_ELEMENTS if use_gpu else ELEMENTS
     timeout = timedelta(seconds=CONNECT_S)
-    store = dist.TCPStore(
+    store = dist.TCPStore(  # type: ignore[attr-defined]
         order.address,
         order.port,
         order.world_size,
@@ -144,30 +124,26 @@ def _gathered(order: GroupOrder) -> float:
         began_s = time.monotonic()
         for round_ in range(GATHERS):
             parts = [
-                torch.empty(ELEMENTS, dtype=torch.int32, device=device)
+                torch.empty(elements, dtype=torch.int32, device=device)
                 for _ in range(order.world_size)
             ]
-            dist.all_gather(parts, _pattern(order.rank, round_, device))
+            dist.all_gather(parts, _pattern(order.rank, round_, elements, device))
             for rank, part in enumerate(parts):
-                if not torch.equal(part, _pattern(rank, round_, device)):
+                if not torch.equal(part, _pattern(rank, round_, elements, device)):
                     raise ValueError(f"what node {rank} of the test sent arrived changed")
         seconds = time.monotonic() - began_s
         # A node that leaves at once would cut the connections of the others.
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    received_bytes = GATHERS * (order.world_size - 1) * ELEMENTS * 4
+    received_bytes = GATHERS * (order.world_size - 1) * elements * 4
     return received_bytes / seconds / 1e6
 
 
-def _pattern(rank: int, round_: int, device: Any) -> Any:
-    """Return what a rank sends in a round: int32 of shape `(ELEMENTS,)`, known to all."""
+def _pattern(rank: int, round_: int, elements: int, device: Any) -> Any:
+    """Return what a rank sends in a round: int32 of shape `(elements,)`, known to all."""
     import torch
 
     # Odd multiples wrap around, so that each bit of an element changes.
-    ramp = torch.arange(ELEMENTS, dtype=torch.int32, device=device)
+    ramp = torch.arange(elements, dtype=torch.int32, device=device)
     return ramp * (2654435 + 2 * (GATHERS * rank + round_)) + rank
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from typing import Literal
 
 RATES = (0.25, 0.5, 0.75, 1.0)
 """With which probability a faulty node may fail a test."""
-FALSE_FAILURE = 0.002
+FALSE_FAILURE = 0.001
 BASE_PRIOR = 0.05
 """The belief that a node is faulty, where nothing is known but that the job failed."""
 MAX_PRIOR = 0.5
@@ -51,10 +51,8 @@ Outcome = Literal["good", "bad", "suspect"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Test:
+class WorldTest:
     """The result of one group test."""
-
-    __test__ = False  # pytest collects classes of this name
 
     nodes: tuple[str, ...]
     passed: bool
@@ -97,7 +95,7 @@ def prior_of(probability: float | None, age_s: float) -> float:
     """
     if probability is None:
         return BASE_PRIOR
-    left = 0.5 ** (max(0.0, age_s) / HALF_LIFE_S)
+    left = math.exp2(-max(0.0, age_s) / HALF_LIFE_S)
     return min(MAX_PRIOR, BASE_PRIOR + max(0.0, probability - BASE_PRIOR) * left)
 
 
@@ -113,10 +111,10 @@ class Pairing:
     priors: Mapping[str, float]
     failed_solo: frozenset[str] = frozenset()
     rounds: int = 0
-    tests: list[Test] = field(default_factory=list)
+    tests: list[WorldTest] = field(default_factory=list)
     _beliefs: dict[str, tuple[float, ...]] | None = None
 
-    def record(self, results: Sequence[Test]) -> None:
+    def record(self, results: Sequence[WorldTest]) -> None:
         """Take in the results of one round."""
         self.tests.extend(results)
         self.rounds += 1

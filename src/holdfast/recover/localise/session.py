@@ -10,8 +10,9 @@ from holdfast.core.clock import Clock
 from holdfast.recover.localise import group, solo
 from holdfast.recover.localise.group import GroupResult
 from holdfast.recover.localise.orders import ANSWER_S
-from holdfast.recover.localise.pairing import MAX_ROUNDS, Judgement, Pairing, Test
+from holdfast.recover.localise.pairing import MAX_ROUNDS, Judgement, Pairing, WorldTest
 from holdfast.recover.localise.solo import CheckResult
+from holdfast.recover.localise.tester import START_S
 
 LIMIT_S = 60.0
 """So long a session may take: a job waits for it."""
@@ -147,7 +148,7 @@ class _Session:
         await asyncio.gather(*(self._solo(name) for name in self._names))
 
     async def _solo(self, name: str) -> None:
-        timeout_s = solo.LIMIT_S + ANSWER_S
+        timeout_s = START_S + solo.LIMIT_S + ANSWER_S
         try:
             answer = await self._hosts.ask(name, {"what": "solo"}, timeout_s)
             if answer is None:
@@ -181,7 +182,7 @@ class _Session:
             self.pairs += pairs
             self.pairing.record(
                 [
-                    Test(nodes=pair.nodes, passed=pair.passed)
+                    WorldTest(nodes=pair.nodes, passed=pair.passed)
                     for pair in pairs
                     if pair.passed is not None
                 ]
