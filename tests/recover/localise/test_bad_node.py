@@ -1,4 +1,4 @@
-"""A bad node in a real run of several nodes is found, cordoned and replaced by the spare; and `holdfast nodes check`."""
+"""A bad node in a real run of several nodes is found, cordoned and replaced by the spare; `nodes check` too."""
 
 import json
 import os
