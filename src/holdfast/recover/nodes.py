@@ -26,7 +26,7 @@ lost by that.
 | supervisor | `kill` | `seq`: end the launcher, with all below it |
 | supervisor | `pass` | `seq`, `to`, `rank`, `only`, `message` |
 | supervisor | `port` | `seq`: answer with a port |
-| supervisor | `check` | `seq`, `check`, `what`: test the node by itself (`solo`) or with others (`group`) |
+| supervisor | `check` | `seq`, `check`, `what`: test the node by itself (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
 | supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over |
 """

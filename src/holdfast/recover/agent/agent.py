@@ -294,6 +294,8 @@ class Agent:
                 pass  # its acknowledgement was lost: the launcher runs already
             case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
                 self._report_end()
+            case "check" if message["what"] == "end":
+                self._end_checks()
             case "check":
                 checking = asyncio.create_task(self._check(message))
                 self._checking.add(checking)

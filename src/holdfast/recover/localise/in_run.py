@@ -166,6 +166,8 @@ class NodeTests:
         finally:
             for task in (session, stop):
                 task.cancel()
+            for node in members.values():
+                node.order({"kind": "check", "what": "end"})
 
     def _known(self) -> list[NodeRecord]:
         try:
