@@ -41,7 +41,7 @@ class Cluster:
             port = probe.getsockname()[1]
         meeting = ["--nnodes", "2", "--rendezvous", f"127.0.0.1:{port}"]
         self.place = place
-        self.command = ["run", "--name", "r", "--test-nodes", "never", *meeting, *arguments]
+        self.command = ["run", "--name", "r", *meeting, *arguments]
         self.nodes = {}
 
     def start(self, name):

@@ -75,7 +75,9 @@ class Launches:
         """
         while True:
             found = await self._choose(given_up)
-            if not isinstance(found, tuple) or not self._tests.is_due or given_up.is_set():
+            if not isinstance(found, tuple) or given_up.is_set():
+                return found
+            if not self._tests.is_due_for(found[0]):
                 return found
             await self._tests.run(given_up)
 

@@ -294,12 +294,8 @@ class Agent:
                 pass  # its acknowledgement was lost: the launcher runs already
             case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
                 self._report_end()
-            case "check" if message["what"] == "end":
-                self._end_checks()
             case "check":
-                checking = asyncio.create_task(self._check(message))
-                self._checking.add(checking)
-                checking.add_done_callback(self._checking.discard)
+                self._begin_check(message)
             case "launch":
                 self._end_checks()
                 self._launched = int(message["attempt"])
@@ -331,6 +327,14 @@ class Agent:
         pids = {int(rank): int(pid) for rank, pid in message["pids"].items()}
         used = await asyncio.to_thread(activity, pids)
         stream.send({"kind": "looked", "look": message["look"], "used": used})
+
+    def _begin_check(self, order: Mapping[str, Any]) -> None:
+        if order["what"] == "end":
+            self._end_checks()
+            return
+        checking = asyncio.create_task(self._check(order))
+        self._checking.add(checking)
+        checking.add_done_callback(self._checking.discard)
 
     async def _check(self, order: Mapping[str, Any]) -> None:
         try:

@@ -7,12 +7,11 @@ from typing import Any, Protocol
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Incident, Ledger, NodeRecord
-from holdfast.recover.attempt import AttemptView
+from holdfast.recover.attempt import KILLED, AttemptView
 from holdfast.recover.localise.across import NodeHosts
-from holdfast.recover.localise.pairing import MAX_ROUNDS
-from holdfast.recover.localise.session import HARD_ROUNDS, Report, localise
+from holdfast.recover.localise.session import Report, localise
 from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
-from holdfast.recover.nodes import Nodes
+from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.spec import RunSpec, TestNodes
 
 SUSPECT_CATEGORY = "Infrastructure"
@@ -50,11 +49,14 @@ def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, sev
     """
     if mode != "auto":
         return mode == "always"
-    category = None if incident is None else incident.diagnosis.get("category")
-    if category == SUSPECT_CATEGORY:
-        return True
-    nobody = view.frozen is not None and view.frozen.rank is None
-    return several and (view.lost_node is not None or nobody)
+    if view.lost_node is not None:
+        return False  # that node is the cause; it is tested before a launch on it
+    if view.frozen is not None and view.frozen.rank is None:
+        return several
+    diagnosis = {} if incident is None else incident.diagnosis
+    # A signal from outside, as by a person or for want of memory, is no sign of broken hardware.
+    is_killed = tuple(diagnosis.get("decided_by", ())[:1]) in KILLED
+    return diagnosis.get("category") == SUSPECT_CATEGORY and not is_killed
 
 
 class NodeTests:
@@ -82,16 +84,21 @@ class NodeTests:
         self._cordoned: dict[str, NodeRecord] = {}
         self._readmitted: set[str] = set()
         """Cordoned nodes that the next launch takes all the same, since there are too few others."""
-        self._max_rounds = MAX_ROUNDS
+        self._lost: set[str] = set()
+        """Names of nodes that were lost, and have not been tested since."""
         self.is_due = mode == "always"
-        """Whether the nodes are tested before the next launch."""
+        """Whether the nodes are tested before the next launch, whatever they are."""
 
     def failed(self, view: AttemptView, case: Case) -> None:
         """Take in that an attempt has failed and was diagnosed."""
         self._case = case
         self.is_due = is_due(self._mode, view, case.incident, several=self._several)
-        # The failure is explained by the node that is lost; what remains to find is what went with it.
-        self._max_rounds = MAX_ROUNDS if view.lost_node is None else HARD_ROUNDS
+        if view.lost_node is not None and self._mode != "never":
+            self._lost.add(view.lost_node)
+
+    def is_due_for(self, nodes: Sequence[Node]) -> bool:
+        """Return whether nodes are tested before a launch on `nodes`: a lost one among them comes back unproven."""
+        return self.is_due or any(node.name in self._lost for node in nodes)
 
     def leave_out(self) -> None:
         """Leave the cordoned nodes out of the launches, as the ledger has them now."""
@@ -140,6 +147,7 @@ class NodeTests:
         The tests end at the bound of a session, and when they are given up.
         """
         self.is_due = False
+        self._lost.clear()
         self._readmitted.clear()
         self.leave_out()
         members = {
@@ -153,9 +161,7 @@ class NodeTests:
         known = self._known()
         priors = priors_of(members, known, self._clock.now_s())
         session = asyncio.create_task(
-            localise(
-                NodeHosts(self._nodes, members), priors, self._clock, max_rounds=self._max_rounds
-            )
+            localise(NodeHosts(self._nodes, members), priors, self._clock)
         )
         stop = asyncio.create_task(given_up.wait())
         try:

@@ -16,8 +16,6 @@ from holdfast.recover.localise.tester import START_S
 
 LIMIT_S = 60.0
 """So long a session may take: a job waits for it."""
-HARD_ROUNDS = 2
-"""The rounds that find a node which fails every test."""
 
 
 class Hosts(Protocol):
