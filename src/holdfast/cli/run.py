@@ -114,6 +114,11 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     help="Nodes of a Slurm step that wait to replace others.",
 )
 @click.option(
+    "--test-nodes",
+    type=click.Choice(["auto", "always", "never"]),
+    help="Test nodes before a launch: after failures that a node may have caused, each time, never.  [default: auto]",
+)
+@click.option(
     "--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]"
 )
 @click.option(
@@ -173,6 +178,7 @@ def command(
     nnodes: int | None,
     rendezvous: str | None,
     spares: int,
+    test_nodes: str | None,
     resume: str | None,
     name: str | None,
     fresh: bool,
@@ -223,6 +229,8 @@ def command(
         run = None if resume is None else ledger.run(resume)
         command_line = list(job) if run is None else run.command
         options = _merged({**DEFAULTS, "fresh": fresh} if run is None else run.options, given)
+        if test_nodes is not None:
+            options["test_nodes"] = test_nodes
         meeting = meeting_of(
             command_line,
             nnodes=options.get("nnodes") if nnodes is None and run is not None else nnodes,

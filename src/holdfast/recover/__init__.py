@@ -10,7 +10,8 @@ In order, a module each:
    ranks stand); `gate`: which checkpoints are healthy; `stopping`: where it can stop
 5. `policy`: what to do next, a pure function
 6. `people`: which decisions wait for a person, what was decided, and the messages about incidents
-7. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
+7. `localise`: which node is faulty
+8. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ from holdfast.recover.attach import Run, attach
 if TYPE_CHECKING:
     from holdfast.recover.agent.rendezvous import Meeting, meeting_of
     from holdfast.recover.detectors.hang import HangLimits
+    from holdfast.recover.localise.across import Joined, check_nodes, check_this_host
+    from holdfast.recover.localise.session import Report
+    from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
     from holdfast.recover.outcome import Outcome
     from holdfast.recover.people.modes import MODES
     from holdfast.recover.people.sender import check_urls
@@ -40,8 +44,10 @@ if TYPE_CHECKING:
 __all__ = [
     "MODES",
     "HangLimits",
+    "Joined",
     "Meeting",
     "Outcome",
+    "Report",
     "Run",
     "RunSpec",
     "approve_run",
@@ -49,10 +55,14 @@ __all__ = [
     "begin_run",
     "change_options",
     "check_urls",
+    "check_nodes",
+    "check_this_host",
     "default_stem",
     "detach",
     "join",
+    "keep_verdicts",
     "meeting_of",
+    "priors_of",
     "remove_run",
     "state_of",
     "stop_run",
@@ -62,6 +72,12 @@ __all__ = [
 _HOMES = {
     "MODES": "people.modes",
     "HangLimits": "detectors.hang",
+    "Joined": "localise.across",
+    "Report": "localise.session",
+    "check_nodes": "localise.across",
+    "check_this_host": "localise.across",
+    "keep_verdicts": "localise.verdicts",
+    "priors_of": "localise.verdicts",
     "Meeting": "agent.rendezvous",
     "Outcome": "outcome",
     "RunSpec": "spec",

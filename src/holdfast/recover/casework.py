@@ -1,7 +1,7 @@
 """Work on one incident after the other: from the moment that something failed, over its diagnosis, to the next step."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,9 +114,28 @@ class Casework:
         self._recorder.event("rolled_back", {**anomaly.to_json(), "to_step": step})
         return step
 
+    @property
+    def incident(self) -> Incident | None:
+        """Return the incident that is being worked on."""
+        return self._incident
+
+    def add(self, sentences: Sequence[str]) -> None:
+        """Add what tests of the nodes have found to the explanation of the incident."""
+        incident = self._incident
+        if incident is None or not sentences:
+            return
+        said = " ".join((incident.explanation, *sentences)).strip()
+        self._incident = replace(incident, explanation=said)
+        if incident.incident_id is not None:
+            resolve = policy.Resolve(action=incident.action, explanation=said)
+            self._recorder.resolved(incident.incident_id, resolve)
+
     def resolve(self, resolve: policy.Resolve) -> None:
         """Record what is done about the incident."""
         assert self._incident is not None
+        self._incident = replace(
+            self._incident, action=resolve.action, explanation=resolve.explanation
+        )
         incident_id = self._incident.incident_id
         if incident_id is not None:
             self._recorder.resolved(incident_id, resolve)

@@ -10,11 +10,14 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.recorder import Recorder
 
 NODES_S = 1800.0
 """How long a launch waits for nodes that are missing."""
+SPARE_S = 10.0
+"""How long a launch waits for another node, before it takes one that tests have found bad."""
 
 
 class Launches:
@@ -26,6 +29,7 @@ class Launches:
         nodes: Nodes,
         recorder: Recorder,
         observe: Callable[[str, Mapping[str, Any]], None],
+        tests: NodeTests,
         *,
         nnodes: int,
     ) -> None:
@@ -33,6 +37,7 @@ class Launches:
         self._nodes = nodes
         self._recorder = recorder
         self._observe = observe
+        self._tests = tests
         self._nnodes = nnodes
         self._order: dict[str, Any] | None = None
         """What the shims were sent to start the present attempt, where that began in place."""
@@ -63,17 +68,35 @@ class Launches:
     async def choose(
         self, given_up: asyncio.Event
     ) -> tuple[list[Node], int] | policy.JobExited | policy.NodesMissing:
-        """Wait for enough nodes without a launcher; return those, and a free port of the first one.
+        """Wait for enough nodes, test them where that is due; return those to launch on, and a free port of the first.
 
         Returns:
             Or what happened instead: the attempt was given up before it began, or nodes were missing for too long.
         """
         while True:
+            found = await self._choose(given_up)
+            if not isinstance(found, tuple) or given_up.is_set():
+                return found
+            if not self._tests.is_due_for(found[0]):
+                return found
+            await self._tests.run(given_up)
+
+    async def _choose(
+        self, given_up: asyncio.Event
+    ) -> tuple[list[Node], int] | policy.JobExited | policy.NodesMissing:
+        while True:
             await self._nodes.end_launchers()
+            self._tests.leave_out()
             missing = self._nodes.missing(self._nnodes)
+            if missing and self._tests.left_out:
+                await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S)
+                self._tests.readmit(self._nnodes)
+                missing = self._nodes.missing(self._nnodes)
             if missing and self._nnodes > 1:
                 there = f"{self._nnodes - missing} of {self._nnodes}"
-                self._observe("nodes", {"text": f"waiting for nodes: {there} are there"})
+                out = self._tests.left_out
+                more = f"; cordoned: {', '.join(out)}" if out else ""
+                self._observe("nodes", {"text": f"waiting for nodes: {there} are there{more}"})
             if not await self._nodes.gather(self._nnodes, given_up, timeout_s=NODES_S):
                 break
             if (chosen := await self._nodes.choose(self._nnodes)) is not None:

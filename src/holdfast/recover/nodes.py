@@ -18,13 +18,15 @@ lost by that.
 | agent | `looked` | `look`, `used`: what the ranks' processes have used |
 | agent | `port` | `port`: free on its node |
 | agent | `launcher_ended` | `attempt`, `returncode` |
+| agent | `checked` | `check`, `answer`: what a test of its node has found, see `localise.tester` |
 | agent | `stop` | `by`, `count`: somebody on its node wants the run to stop, for so many times |
 | agent | `ping` | |
-| agent | `ack` | `seq`: of an order, that is of one of the next four |
+| agent | `ack` | `seq`: of an order, that is of one of the next five |
 | supervisor | `launch` | `seq`, `attempt`, `environment`, `nnodes`, `node_rank`, `address`, `port` |
 | supervisor | `kill` | `seq`: end the launcher, with all below it |
 | supervisor | `pass` | `seq`, `to`, `rank`, `only`, `message` |
 | supervisor | `port` | `seq`: answer with a port |
+| supervisor | `check` | `seq`, `check`, `what`: test the node by itself (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
 | supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over |
 """
@@ -36,7 +38,7 @@ import itertools
 import secrets
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,6 +47,7 @@ from holdfast.core.clock import Clock
 from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
 from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
+from holdfast.recover.localise.orders import Orders
 
 AWAY_TICKS = 100
 """A node whose agent has hung up is lost after so many ticks …"""
@@ -86,6 +89,7 @@ class Node:
     """Those that its agent has not acknowledged."""
     away_ticks: int = 0
     silent_ticks: int = 0
+    checks: Orders = field(default_factory=Orders)
     order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def order(self, message: Mapping[str, Any]) -> None:
@@ -163,6 +167,8 @@ class Nodes:
         self._strangers = 0
         self._server: asyncio.Server | None = None
         self._acks: set[str] = set()
+        self.cordoned: Set[str] = frozenset()
+        """Names of nodes on which nothing is launched."""
         self._reached_at: str | None = None
         """The address of this host by which an agent on another one has reached it."""
 
@@ -303,7 +309,7 @@ class Nodes:
     ) -> None:
         """Start a launcher on each of the nodes that were chosen."""
         self._launch = nodes
-        head = self._address_of(nodes[0])
+        head = self.address_of(nodes[0])
         for node_rank, node in enumerate(nodes):
             node.node_rank, node.launched = node_rank, attempt
             node.order(
@@ -365,7 +371,7 @@ class Nodes:
         return [
             node
             for node in self._nodes.values()
-            if node.stream is not None and node.launched is None
+            if node.stream is not None and node.launched is None and node.name not in self.cordoned
         ]
 
     def _places(self, count: int) -> list[Node]:
@@ -393,7 +399,12 @@ class Nodes:
                         return port
         return None
 
-    def _address_of(self, node: Node) -> str:
+    @property
+    def connected(self) -> list[Node]:
+        """Return the nodes whose agents are there, in the order in which they came."""
+        return [node for node in self._nodes.values() if node.stream is not None]
+
+    def address_of(self, node: Node) -> str:
         """Return the address of a node for other nodes: an agent on this host may have come by the loopback one."""
         is_loopback = ipaddress.ip_address(node.address).is_loopback
         return self._reached_at or node.address if is_loopback else node.address
@@ -459,6 +470,7 @@ class Nodes:
         if node.incarnation != incarnation:
             node.incarnation, node.seen = incarnation, 0
             node.peers.clear()  # each of them will connect again
+            node.checks.end()
         node.stream, node.away_ticks, node.silent_ticks = stream, 0, 0
         node.address = _plain(stream.remote_host)
         local = _plain(stream.local_host)
@@ -507,6 +519,8 @@ class Nodes:
                     )
             case "port":
                 self._ports.put_nowait((node, int(message["port"])))
+            case "checked":
+                node.checks.answered(int(message["check"]), dict(message["answer"]))
             case "launcher_ended":
                 if node.launched == int(message["attempt"]):
                     node.last_end = node.launched, int(message["returncode"])
@@ -563,6 +577,7 @@ class Nodes:
                 lost.append(node)
         for node in lost:
             del self._nodes[node.node_id]
+            node.checks.end(is_lost=True)
             if node.stream is not None:
                 node.stream.close()
             attempt, node.launched = node.launched, None

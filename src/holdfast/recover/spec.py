@@ -6,7 +6,7 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.rotating_log import PARTS
@@ -17,6 +17,8 @@ from holdfast.recover.people.modes import MODES, Mode
 from holdfast.recover.policy import RestartLimits
 
 MIB = 1024 * 1024
+TestNodes = Literal["auto", "always", "never"]
+"""When the nodes of a run are tested before a launch."""
 SHIM = Path(sys.executable).with_name("holdfast-rank")
 """The console script of `shim.rank_shim`, installed beside this interpreter."""
 
@@ -40,6 +42,8 @@ class RunSpec:
     hangs: HangLimits = field(default_factory=HangLimits)
     healthy_after: int = 20
     """After so many steps with an ordinary loss a checkpoint is healthy; 0: losses are not looked at."""
+    test_nodes: TestNodes = "auto"
+    """When nodes are tested before a launch: after a failure that a node may have caused, each time, or never."""
     fresh: bool = False
     """Whether checkpoints of other runs are set aside."""
     log_max_mib: int = 64
@@ -208,6 +212,7 @@ class RunSpec:
             "restarts": asdict(RestartLimits()),
             "hangs": asdict(HangLimits()),
             "healthy_after": cls.healthy_after,
+            "test_nodes": cls.test_nodes,
             "fresh": cls.fresh,
             "log_max_mib": cls.log_max_mib,
             "mode": cls.mode,

@@ -27,6 +27,7 @@ from holdfast.recover.channel import Peer
 from holdfast.recover.follower import LogFollower
 from holdfast.recover.launches import Launches
 from holdfast.recover.leadership import BEAT_S, Superseded, beat
+from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome, outcome_of
@@ -100,8 +101,11 @@ class Supervisor:
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
         self._logs = self._follower()
+        self._tests = NodeTests(
+            paths.run_id, spec, self._nodes, ledger, self._recorder, self._clock, self._observe
+        )
         self._launches = Launches(
-            paths, self._nodes, self._recorder, self._observe, nnodes=spec.nnodes
+            paths, self._nodes, self._recorder, self._observe, self._tests, nnodes=spec.nnodes
         )
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
@@ -531,6 +535,8 @@ class Supervisor:
 
     async def _attempt(self, *, in_place: bool) -> None:
         chosen = None
+        if in_place and self._tests.is_due and await self._tests.run(self._kill_asked):
+            in_place, self._launches.attempt = False, self._view.number
         if not in_place:
             found = await self._launches.choose(self._kill_asked)
             if not isinstance(found, tuple):
@@ -589,7 +595,9 @@ class Supervisor:
         return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
 
     async def _diagnose(self) -> None:
-        self._tell(await self._casework.diagnose(self._view, self._logs))
+        failure = await self._casework.diagnose(self._view, self._logs)
+        self._tests.failed(self._view, self._casework)
+        self._tell(failure)
 
     def _end(self, end: policy.End) -> None:
         outcome = outcome_of(

@@ -1,4 +1,4 @@
-"""The one memory: runs, attempts, events, incidents, checkpoints, evaluations, priors.
+"""The one memory: runs, attempts, events, incidents, checkpoints, evaluations, priors, nodes.
 
 Enter records (frozen dataclasses, `records`), leave the same records, in the order they happened. `schema`
 holds the tables, `migrations` how a ledger of an earlier version becomes this one, `engine` how it is
@@ -13,6 +13,7 @@ from holdfast.core.ledger.records import (
     EvaluationRecord,
     Event,
     Incident,
+    NodeRecord,
     Prior,
     Run,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "Event",
     "Incident",
     "Ledger",
+    "NodeRecord",
     "Prior",
     "Run",
 ]

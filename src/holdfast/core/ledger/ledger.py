@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from holdfast.core.errors import BadUse, LedgerError, NotFound
 from holdfast.core.ledger import schema
 from holdfast.core.ledger.engine import first_line, open_engine, writing
+from holdfast.core.ledger.node_table import NodeTable
 from holdfast.core.ledger.records import (
     HISTORY_LIMIT_BYTES,
     Attempt,
@@ -22,6 +23,7 @@ from holdfast.core.ledger.records import (
     Incident,
     LearnedRule,
     Memory,
+    NodeRecord,
     Prior,
     Run,
 )
@@ -39,12 +41,13 @@ Record = TypeVar(
     Memory,
     LearnedRule,
     GoodRun,
+    NodeRecord,
 )
 PRIORS_KEPT = 4
 """Of each task and family: the newest."""
 
 
-class Ledger(Remembered):
+class Ledger(Remembered, NodeTable):
     """One database with the records of all runs. Safe to open in several processes at once."""
 
     def __init__(self, engine: Engine) -> None:

@@ -234,3 +234,48 @@ class GoodRun:
     added_at_s: float
     lines: list[list[Any]]
     """A line of each shape, without prefixes, and how often the shape came."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecord:
+    """A node that was tested or cordoned, by the name that its scheduler or host gives it."""
+
+    name: str
+    cordoned_at_s: float | None = None
+    """None where jobs may be launched on it."""
+    cordoned_by: str = ""
+    """A user, or the run whose tests found the node faulty."""
+    why: str = ""
+    """One sentence: why the node is or was cordoned."""
+    probability: float | None = None
+    """That the node is faulty, by the last test; None where it was never tested."""
+    tested_at_s: float | None = None
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    """The newest `VERDICTS_KEPT`, oldest first: `at_s`, `outcome` (good, bad, suspect), `probability`, `evidence`,
+    `by`, `is_hard` (whether a check of the node by itself failed)."""
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Return whether nothing may be launched on the node."""
+        return self.cordoned_at_s is not None
+
+    @property
+    def passed_since(self) -> bool:
+        """Return whether the last test since the node was cordoned found it good."""
+        last = self.verdicts[-1] if self.verdicts else {}
+        since_s = self.cordoned_at_s or 0.0
+        return last.get("outcome") == "good" and float(last.get("at_s", 0.0)) > since_s
+
+    @property
+    def is_hard(self) -> bool:
+        """Return whether nothing but `holdfast nodes return` may bring the node back.
+
+        That is where a person has cordoned it, or a check of the node by itself has failed.
+        """
+        last = self.verdicts[-1] if self.verdicts else {}
+        by_tests = last.get("by") == self.cordoned_by
+        return self.is_cordoned and (not by_tests or last.get("is_hard") is True)
+
+
+VERDICTS_KEPT = 50
+"""Of each node."""

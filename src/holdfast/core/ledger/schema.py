@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """The migration that makes a ledger equal to these tables."""
 
 metadata = MetaData()
@@ -196,4 +196,17 @@ good_runs = Table(
     Column("fingerprint", String(32), nullable=False, index=True),
     Column("added_at_s", Float(53), nullable=False),
     Column("lines", JSON, nullable=False),
+)
+
+# No foreign key: a node outlives the runs on it.
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("name", String(255), primary_key=True),
+    Column("cordoned_at_s", Float(53)),
+    Column("cordoned_by", String(255), nullable=False),
+    Column("why", Text, nullable=False),
+    Column("probability", Float(53)),
+    Column("tested_at_s", Float(53)),
+    Column("verdicts", JSON, nullable=False),
 )

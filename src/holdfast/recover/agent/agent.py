@@ -27,6 +27,7 @@ from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
+from holdfast.recover.localise.tester import NodeTester
 
 RECONNECT_S = 0.1
 RECONNECT_MAX_S = 2.0
@@ -114,6 +115,10 @@ class Agent:
         self._passed: deque[dict[str, Any]] = deque(maxlen=KEPT_ORDERS)
         """What was passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
+        self._tester = NodeTester()
+        self._checking: set[asyncio.Task[None]] = set()
+        self._checked: dict[str, Any] | None = None
+        """The last answer to an order `check`; sent again after a cut."""
 
     async def run(self, listening: socket.socket) -> None:
         """Serve until the node is gone, or this process is killed."""
@@ -131,6 +136,8 @@ class Agent:
                 supervisor.close()
             for task in tasks:
                 task.cancel()
+            self._end_checks()
+            await self._tester.ended()
             await self._channel.close()
 
     async def _obey_node(self) -> None:
@@ -228,6 +235,7 @@ class Agent:
     def _catch_up(self, stream: Stream, seen: int, *, is_new: bool) -> None:
         """Send what this supervisor has not received yet."""
         if is_new:
+            self._end_checks()
             for envelope in list(self._facts.values()):
                 stream.send(envelope.to_json(again=True))
         unseen = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
@@ -237,6 +245,8 @@ class Agent:
         stream.send({"kind": "states", "states": self._states})
         if self._stop is not None:
             stream.send(self._stop)
+        if self._checked is not None:
+            stream.send(self._checked)
         self._supervisor = stream
         if self._said_launched is not None and self._launched is None:
             self._report_end()  # since the hello
@@ -284,7 +294,10 @@ class Agent:
                 pass  # its acknowledgement was lost: the launcher runs already
             case "launch" if self._last_end and self._last_end[0] == int(message["attempt"]):
                 self._report_end()
+            case "check":
+                self._begin_check(message)
             case "launch":
+                self._end_checks()
                 self._launched = int(message["attempt"])
                 self._passed.clear()
                 self._node.send(message)
@@ -314,6 +327,28 @@ class Agent:
         pids = {int(rank): int(pid) for rank, pid in message["pids"].items()}
         used = await asyncio.to_thread(activity, pids)
         stream.send({"kind": "looked", "look": message["look"], "used": used})
+
+    def _begin_check(self, order: Mapping[str, Any]) -> None:
+        if order["what"] == "end":
+            self._end_checks()
+            return
+        checking = asyncio.create_task(self._check(order))
+        self._checking.add(checking)
+        checking.add_done_callback(self._checking.discard)
+
+    async def _check(self, order: Mapping[str, Any]) -> None:
+        try:
+            answer = await self._tester.carry_out(order)
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:300]}
+        self._checked = {"kind": "checked", "check": order["check"], "answer": answer}
+        self._send(self._checked)
+
+    def _end_checks(self) -> None:
+        for checking in self._checking:
+            checking.cancel()
+        self._checked = None
+        self._tester.close()
 
     async def _ping(self) -> None:
         while True:

@@ -1,0 +1,210 @@
+"""`holdfast nodes check | ls | cordon | return`."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.main import Place
+from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.core.ledger import Ledger, NodeRecord
+from holdfast.core.processes import whoami
+
+if TYPE_CHECKING:
+    from holdfast.recover import Report
+
+CANNOT_TELL = 4
+
+
+@click.group()
+def command() -> None:
+    """Test nodes, and cordon the faulty ones."""
+
+
+@command.command()
+@click.option("--nnodes", type=int, metavar="N", help="Nodes on which this command is started.")
+@click.option(
+    "--rendezvous",
+    metavar="HOST:PORT",
+    help="Where they meet: one of them, and a free port.  [default: of Slurm]",
+)
+@click.option("--cordon", "cordons", is_flag=True, help="Cordon the bad nodes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def check(
+    place: Place, nnodes: int | None, rendezvous: str | None, cordons: bool, as_json: bool
+) -> int:
+    """Test this host, or all nodes on which this command is started.
+
+    \b
+    holdfast nodes check
+    srun holdfast nodes check --cordon
+    holdfast nodes check --nnodes 3 --rendezvous node1:29600
+
+    Leaves with 0 where all nodes are good, 1 where a bad one was found, and 4 where the tests cannot tell.
+    """  # noqa: D301 - click wants the character itself
+    from holdfast.recover import check_nodes, check_this_host, keep_verdicts, meeting_of, priors_of
+
+    meeting = meeting_of(["holdfast"], nnodes=nnodes, rendezvous=rendezvous, spares=0, stem="check")
+
+    def priors(names: Sequence[str]) -> Mapping[str, float]:
+        with Ledger.open(place.ledger) as ledger:
+            return priors_of(names, ledger.nodes(), time.time())
+
+    def finish(report: "Report", missing: int) -> Any:
+        from holdfast.recover import Joined
+
+        with Ledger.open(place.ledger) as ledger:
+            keep_verdicts(report, ledger, by=whoami(), at_s=time.time(), cordons=cordons)
+        return Joined(_exit_code(report, missing), _sentence(report, missing))
+
+    if meeting is None:
+        report, missing = check_this_host(priors), 0
+        finish(report, missing)
+    else:
+        told = check_nodes(meeting, place.home, priors, finish)
+        if not isinstance(told, tuple):
+            if as_json:
+                print_json("nodes_joined", {"outcome": told.sentence, "exit_code": told.exit_code})
+            return told.exit_code
+        report, missing = told
+    _print_report(report, missing, cordons=cordons, as_json=as_json)
+    return _exit_code(report, missing)
+
+
+def _exit_code(report: "Report", missing: int) -> int:
+    judgement = report.judgement
+    if judgement.bad:
+        return 1
+    settled = all(outcome == "good" for outcome in judgement.outcomes.values())
+    alone = len(judgement.outcomes) == 1 and not report.failed_solo
+    is_clear = judgement.can_tell and (settled or alone) and not missing and not report.unanswered
+    return 0 if is_clear else CANNOT_TELL
+
+
+def _sentence(report: "Report", missing: int) -> str:
+    judgement = report.judgement
+    if judgement.bad:
+        return f"Bad: {', '.join(judgement.bad)}."
+    if missing:
+        return f"{missing} nodes did not come."
+    if not judgement.can_tell:
+        return "The tests cannot tell which node is at fault: most look bad, or no test passed."
+    suspects = [name for name, outcome in judgement.outcomes.items() if outcome == "suspect"]
+    if _exit_code(report, missing) == 0:
+        return "No fault was found."
+    return f"The tests did not settle: {', '.join([*suspects, *report.unanswered])}."
+
+
+def _print_report(report: "Report", missing: int, *, cordons: bool, as_json: bool) -> None:
+    judgement = report.judgement
+    cordoned = list(judgement.cordon) if cordons else []
+    sentence = _sentence(report, missing)
+    if as_json:
+        told = {**report.to_json(), "missing": missing, "cordoned": cordoned, "outcome": sentence}
+        print_json("nodes_check", told)
+        return
+    print_table(
+        ["node", "check", "outcome", "took", "evidence"],
+        [
+            (name, result.name, result.outcome, seconds(result.seconds), result.evidence)
+            for name, results in report.solo.items()
+            for result in results
+        ],
+    )
+    if report.pairs:
+        print_table(
+            ["together", "outcome", "MB/s", "reason"],
+            [
+                (
+                    " ".join(pair.nodes),
+                    {True: "passed", False: "failed", None: "not tested"}[pair.passed],
+                    "" if pair.mb_per_s is None else f"{pair.mb_per_s:.0f}",
+                    pair.reason,
+                )
+                for pair in report.pairs
+            ],
+        )
+        print_table(
+            ["node", "verdict", "probability", "why"],
+            [
+                (name, outcome, f"{judgement.probabilities[name]:.3f}", report.evidence(name))
+                for name, outcome in judgement.outcomes.items()
+            ],
+        )
+    click.echo(sentence)
+    if cordoned:
+        click.echo(f"Cordoned: {', '.join(cordoned)}. After a repair: holdfast nodes return NODE")
+    elif judgement.bad:
+        click.echo(
+            "Cordon them: holdfast nodes cordon NODE --why TEXT, or this check with --cordon"
+        )
+    left = [name for name in judgement.bad if name not in judgement.cordon]
+    if cordons and left:
+        click.echo(
+            f"Not cordoned, since so many at once may have one cause, such as a switch: {', '.join(left)}"
+        )
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def ls(place: Place, as_json: bool) -> None:
+    """List the nodes that were tested or cordoned."""
+    with Ledger.open(place.ledger) as ledger:
+        nodes = ledger.nodes()
+    if as_json:
+        print_json("nodes", {"nodes": [vars(node) for node in nodes]})
+        return
+    if not nodes:
+        click.echo("No node was tested or cordoned yet. Test this one: holdfast nodes check")
+        return
+    print_table(
+        ["node", "cordoned", "by", "tested", "verdict", "probability", "why"],
+        [_row(node) for node in nodes],
+    )
+
+
+def _row(node: NodeRecord) -> Sequence[object]:
+    last = node.verdicts[-1] if node.verdicts else {}
+    probability = "" if node.probability is None else f"{node.probability:.3f}"
+    return (
+        node.name,
+        when(node.cordoned_at_s),
+        node.cordoned_by if node.is_cordoned else "",
+        when(node.tested_at_s),
+        last.get("outcome"),
+        probability,
+        node.why if node.is_cordoned else last.get("evidence"),
+    )
+
+
+@command.command()
+@click.argument("name", metavar="NODE")
+@click.option("--why", required=True, metavar="TEXT", help="The reason, for whoever looks at it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
+    """Have no run launch anything on a node."""
+    with Ledger.open(place.ledger) as ledger:
+        ledger.cordon(name, at_s=time.time(), by=whoami(), why=why)
+    if as_json:
+        print_json("nodes_cordon", {"node": name, "why": why})
+    else:
+        click.echo(f"{name} is cordoned. Its name must be as Slurm or the host gives it.")
+
+
+@command.command("return")
+@click.argument("name", metavar="NODE")
+@click.option("--force", is_flag=True, help="Also where it has passed no test since.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
+    """Let runs use a cordoned node again."""
+    with Ledger.open(place.ledger) as ledger:
+        ledger.return_node(name, force=force)
+    if as_json:
+        print_json("nodes_return", {"node": name})
+    else:
+        click.echo(f"Runs may use {name} again.")

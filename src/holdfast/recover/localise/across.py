@@ -1,0 +1,256 @@
+"""Check the nodes of one `holdfast nodes check`: this host alone, or all nodes on which the command was started.
+
+The nodes meet as those of a run do. The first one leads: it has the others carry out tests, as a supervisor does.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import HoldfastError
+from holdfast.recover.agent.agent import Agent
+from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
+from holdfast.recover.agent.stream import Stream
+from holdfast.recover.channel import Peer
+from holdfast.recover.localise.session import LIMIT_S, Report, localise
+from holdfast.recover.localise.tester import NodeTester
+from holdfast.recover.nodes import Node, Nodes
+
+MEET_S = 120.0
+"""So long the nodes wait for each other."""
+TICK_S = 0.1
+
+Priors = Callable[[Sequence[str]], Mapping[str, float]]
+"""Returns the prior of each of the nodes that have come."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What a node that does not lead was sent at the end."""
+
+    exit_code: int
+    sentence: str
+
+
+class NodeHosts:
+    """The agents of `Nodes` as the hosts of a session; see `session.Hosts`."""
+
+    def __init__(self, nodes: Nodes, members: Mapping[str, Node]) -> None:
+        self._nodes = nodes
+        self._members = members
+
+    async def ask(
+        self, name: str, order: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any] | None:
+        """See `session.Hosts`."""
+        node = self._members[name]
+        return await node.checks.ask(node.order, order, timeout_s)
+
+    def address_of(self, name: str) -> str:
+        """See `session.Hosts`."""
+        return self._nodes.address_of(self._members[name])
+
+
+class _ThisHost:
+    """This process as the only host of a session."""
+
+    def __init__(self, tester: NodeTester) -> None:
+        self._tester = tester
+
+    async def ask(
+        self, _name: str, order: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any] | None:
+        async with asyncio.timeout(timeout_s):
+            return await self._tester.carry_out(order)
+
+    def address_of(self, _name: str) -> str:
+        return "127.0.0.1"
+
+
+def check_this_host(priors: Priors, clock: Clock | None = None) -> Report:
+    """Run the solo checks here."""
+
+    async def check() -> Report:
+        tester = NodeTester()
+        try:
+            name = node_name()
+            return await localise(_ThisHost(tester), priors([name]), clock or SystemClock())
+        finally:
+            await tester.ended()
+
+    return asyncio.run(check())
+
+
+def check_nodes(
+    meeting: Meeting,
+    home: Path,
+    priors: Priors,
+    finish: Callable[[Report, int], Joined],
+    clock: Clock | None = None,
+) -> tuple[Report, int] | Joined:
+    """Check all nodes that meet; call this on each of them.
+
+    Args:
+        meeting: where they meet.
+        home: the folder that all nodes share.
+        priors: called on the node that leads.
+        finish: called on the node that leads, with the report and how many nodes are missing, before the others end;
+            returns what these are sent.
+        clock: of this host.
+
+    Returns:
+        On the node that leads the report and how many nodes are missing, else what the node was sent.
+
+    Raises:
+        HoldfastError: the nodes do not meet.
+    """
+    # Under a key of its own: a run that meets at this place is another meeting.
+    meeting = replace(meeting, key=f"check-{meeting.key}")
+    listening = meeting.listen()
+    if listening is None:
+        return asyncio.run(_join(meeting, home))
+    return asyncio.run(_lead(meeting, home, listening, priors, finish, clock or SystemClock()))
+
+
+async def _lead(
+    meeting: Meeting,
+    home: Path,
+    listening: socket.socket,
+    priors: Priors,
+    finish: Callable[[Report, int], Joined],
+    clock: Clock,
+) -> tuple[Report, int]:
+    token, name = secrets.token_hex(16), node_name()
+    run_id = f"check-{secrets.token_hex(4)}"
+    meeting.publish(home, listening, token, run_id=run_id)
+    known = {"hosts": ["127.0.0.1"], "port": listening.getsockname()[1], "token": token}
+    own = _node_id(name)
+    nodes = Nodes(_Deaf(), clock, run_id=run_id, token=token, generation=1, own_node=own)
+    farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
+    farewell["outcome"] = f"The check failed on {name}; see there."
+    await nodes.start(listening, adopting=None)
+    try:
+        async with _agent(name, own, meeting, home, known) as ended, _ticking(nodes):
+            came = asyncio.create_task(
+                nodes.gather(meeting.nnodes, asyncio.Event(), timeout_s=MEET_S)
+            )
+            await asyncio.wait((came, ended), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise HoldfastError(f"The check on {name} broke off. Start it again.")
+            members = {node.name: node for node in nodes.connected}
+            hosts = NodeHosts(nodes, members)
+            report = await localise(hosts, priors(list(members)), clock, limit_s=LIMIT_S)
+            missing = max(0, meeting.nnodes - len(members))
+            told = await asyncio.to_thread(finish, report, missing)
+            farewell |= {"state": "completed", "exit_code": told.exit_code}
+            farewell["outcome"] = told.sentence
+            return report, missing
+    finally:
+        meeting.credentials(home).unlink(missing_ok=True)
+        await nodes.close(farewell)
+
+
+async def _join(meeting: Meeting, home: Path) -> Joined:
+    name = node_name()
+    async with _agent(name, _node_id(name), meeting, home, None) as ended:
+        told: Joined | None = await ended
+    if told is None:
+        place = "the first node" if meeting.host is None else f"{meeting.host}:{meeting.port}"
+        raise HoldfastError(
+            f"No node leads a check at {place}. Start `holdfast nodes check` there too; HOLDFAST_HOME must be one "
+            "folder that all nodes share."
+        )
+    return told
+
+
+def _node_id(name: str) -> str:
+    return f"{name}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+@contextlib.asynccontextmanager
+async def _agent(
+    name: str, node_id: str, meeting: Meeting, home: Path, known: Mapping[str, Any] | None
+) -> Any:
+    """Run this node's agent; the value is a future of what the node that leads sends last, None without one."""
+    ours, theirs = socket.socketpair()
+    node = await Stream.of_socket(ours)
+    begin = {
+        "node_id": node_id,
+        "name": name,
+        "channel_token": secrets.token_hex(16),
+        "supervisor": known,
+        "credentials": str(meeting.credentials(home)),
+        "preferred_rank": meeting.preferred_rank,
+        "launched": None,
+        "last_end": None,
+        "stop": None,
+    }
+    agent = Agent(begin, await Stream.of_socket(theirs))
+    running = asyncio.create_task(agent.run(loopback_listener()))
+    ended = asyncio.create_task(_last_word(node))
+    try:
+        yield ended
+    finally:
+        for task in (ended, running):
+            task.cancel()
+        await asyncio.gather(ended, running, return_exceptions=True)
+        node.close()
+
+
+async def _last_word(agent: Stream) -> Joined | None:
+    """Wait for the end of the check; None where no node leads one for `MEET_S`."""
+    loop = asyncio.get_running_loop()
+    alone_until_s = loop.time() + MEET_S
+    while (message := await agent.receive()) is not None:
+        match message["kind"]:
+            case "joined":
+                alone_until_s = float("inf")
+            case "away":
+                alone_until_s = min(alone_until_s, loop.time() + MEET_S)
+            case "end":
+                return Joined(int(message["exit_code"]), str(message["outcome"]))
+        if loop.time() > alone_until_s:
+            return None
+    return None
+
+
+@contextlib.asynccontextmanager
+async def _ticking(nodes: Nodes) -> Any:
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await nodes.tick()
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+
+
+class _Deaf:
+    """Receives what happens in a run; a check has none."""
+
+    def received(
+        self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool
+    ) -> None:
+        pass
+
+    def states(self, states: Mapping[int, str | None]) -> None:
+        pass
+
+    def launcher_ended(self, returncode: int) -> None:
+        pass
+
+    def node_lost(self, node: Node) -> None:
+        pass
+
+    def stop_asked(self, by: str, where: str, count: int) -> None:
+        pass

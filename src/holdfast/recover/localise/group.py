@@ -1,0 +1,149 @@
+"""Test the connection of two or three nodes: an allgather whose answer each of them compares bit for bit.
+
+`worker` runs this in a process that is killed at a limit. NCCL is used where each node has a GPU and torch has NCCL,
+with the first GPU of each node; else gloo.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+ELEMENTS, GPU_ELEMENTS = 1024 * 1024, 16 * 1024 * 1024
+"""Of four bytes: what each node sends in one gather."""
+GATHERS = 3
+CONNECT_S = 10.0
+"""So long the nodes of a world wait for each other, and for each collective."""
+LIMIT_S = 20.0
+"""So long a test may take."""
+MAX_REASON = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupOrder:
+    """One node's part of a group test.
+
+    Attributes:
+        rank, world_size: of this node in the test.
+        address, port: where the node of rank 0 listens.
+        use_gpu: whether every node of the world has a GPU.
+    """
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    use_gpu: bool = False
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Read an order.
+
+        Raises:
+            KeyError, TypeError, ValueError: the order is malformed.
+        """
+        return cls(
+            rank=int(told["rank"]),
+            world_size=int(told["world_size"]),
+            address=str(told["address"]),
+            port=int(told["port"]),
+            use_gpu=bool(told["use_gpu"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """What one node saw of a group test.
+
+    Attributes:
+        passed: None where the test could not be made.
+        reason: why the test failed or could not be made.
+        mb_per_s: received from the other nodes, in 10^6 bytes a second.
+    """
+
+    passed: bool | None
+    reason: str = ""
+    mb_per_s: float | None = None
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Read a result that another process has sent.
+
+        Raises:
+            KeyError, TypeError, ValueError: the result is malformed.
+        """
+        passed, speed = told["passed"], told["mb_per_s"]
+        return cls(
+            passed=None if passed is None else bool(passed),
+            reason=str(told["reason"])[:MAX_REASON],
+            mb_per_s=None if speed is None else float(speed),
+        )
+
+
+def tested(order: GroupOrder) -> GroupResult:
+    """Take part in a test; return what this node saw."""
+    try:
+        return GroupResult(passed=True, mb_per_s=_gathered(order))
+    except (ImportError, AttributeError, TypeError) as error:
+        # Another torch than this is written for, or none.
+        return GroupResult(passed=None, reason=f"torch cannot do it here: {error}"[:MAX_REASON])
+    except Exception as error:  # of torch, whose errors have no common class
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
+        # The port was taken since it was looked for: this says nothing of the nodes.
+        passed = None if "EADDRINUSE" in str(error) else False
+        return GroupResult(passed=passed, reason=said)
+
+
+def _gathered(order: GroupOrder) -> float:
+    """Run the test; return the speed in 10^6 bytes a second."""
+    import torch
+    import torch.distributed as dist
+
+    use_gpu = order.use_gpu and torch.cuda.is_available() and dist.is_nccl_available()
+    device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")
+    elements = GPU_ELEMENTS if use_gpu else ELEMENTS
+    timeout = timedelta(seconds=CONNECT_S)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        order.address,
+        order.port,
+        order.world_size,
+        is_master=order.rank == 0,
+        timeout=timeout,
+    )
+    if use_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if use_gpu else "gloo",
+        store=store,
+        rank=order.rank,
+        world_size=order.world_size,
+        timeout=timeout,
+    )
+    try:
+        began_s = time.monotonic()
+        for round_ in range(GATHERS):
+            parts = [
+                torch.empty(elements, dtype=torch.int32, device=device)
+                for _ in range(order.world_size)
+            ]
+            dist.all_gather(parts, _pattern(order.rank, round_, elements, device))
+            for rank, part in enumerate(parts):
+                if not torch.equal(part, _pattern(rank, round_, elements, device)):
+                    raise ValueError(f"what node {rank} of the test sent arrived changed")
+        seconds = time.monotonic() - began_s
+        # A node that leaves at once would cut the connections of the others.
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    received_bytes = GATHERS * (order.world_size - 1) * elements * 4
+    return received_bytes / seconds / 1e6
+
+
+def _pattern(rank: int, round_: int, elements: int, device: Any) -> Any:
+    """Return what a rank sends in a round: int32 of shape `(elements,)`, known to all."""
+    import torch
+
+    # Odd multiples wrap around, so that each bit of an element changes.
+    ramp = torch.arange(elements, dtype=torch.int32, device=device)
+    return ramp * (2654435 + 2 * (GATHERS * rank + round_)) + rank

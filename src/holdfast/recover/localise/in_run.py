@@ -1,0 +1,214 @@
+"""Test the nodes of a run before a launch, where the last failure may be a node's, and cordon what is bad."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from holdfast.core.clock import Clock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ledger import Incident, Ledger, NodeRecord
+from holdfast.recover.attempt import KILLED, AttemptView
+from holdfast.recover.localise.across import NodeHosts
+from holdfast.recover.localise.session import Report, localise
+from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
+from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.spec import RunSpec, TestNodes
+
+SUSPECT_CATEGORY = "Infrastructure"
+
+
+class Records(Protocol):
+    """Where the findings are recorded; a record that cannot be written is complained about there."""
+
+    def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Record something for the incident."""
+
+    def complain(self, text: str) -> None:
+        """Say what could not be recorded."""
+
+
+class Case(Protocol):
+    """The incident that is being worked on."""
+
+    @property
+    def incident(self) -> Incident | None:
+        """Return the incident, None where there is none."""
+
+    def add(self, sentences: Sequence[str]) -> None:
+        """Add sentences to its explanation."""
+
+
+def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, several: bool) -> bool:
+    """Return whether nodes are tested after a failure.
+
+    Args:
+        mode: the value of `--test-nodes`.
+        view: what is known of the attempt that failed.
+        incident: its incident; None where it has none.
+        several: whether the run has several nodes.
+    """
+    if mode != "auto":
+        return mode == "always"
+    if view.lost_node is not None:
+        return False  # that node is the cause; it is tested before a launch on it
+    if view.frozen is not None and view.frozen.rank is None:
+        return several
+    diagnosis = {} if incident is None else incident.diagnosis
+    # A signal from outside, as by a person or for want of memory, is no sign of broken hardware.
+    is_killed = tuple(diagnosis.get("decided_by", ())[:1]) in KILLED
+    return diagnosis.get("category") == SUSPECT_CATEGORY and not is_killed
+
+
+class NodeTests:
+    """The tests of one run's nodes."""
+
+    def __init__(
+        self,
+        run_id: str,
+        spec: RunSpec,
+        nodes: Nodes,
+        ledger: Ledger,
+        records: Records,
+        clock: Clock,
+        observe: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self._run_id = run_id
+        self._mode = mode = spec.test_nodes
+        self._nodes = nodes
+        self._ledger = ledger
+        self._records = records
+        self._clock = clock
+        self._observe = observe
+        self._several = spec.nnodes > 1
+        self._case: Case | None = None
+        self._cordoned: dict[str, NodeRecord] = {}
+        self._readmitted: set[str] = set()
+        """Cordoned nodes that the next launch takes all the same, since there are too few others."""
+        self._lost: set[str] = set()
+        """Names of nodes that were lost, and have not been tested since."""
+        self.is_due = mode == "always"
+        """Whether the nodes are tested before the next launch, whatever they are."""
+
+    def failed(self, view: AttemptView, case: Case) -> None:
+        """Take in that an attempt has failed and was diagnosed."""
+        self._case = case
+        self.is_due = is_due(self._mode, view, case.incident, several=self._several)
+        if view.lost_node is not None and self._mode != "never":
+            self._lost.add(view.lost_node)
+
+    def is_due_for(self, nodes: Sequence[Node]) -> bool:
+        """Return whether nodes are tested before a launch on `nodes`: a lost one among them comes back unproven."""
+        return self.is_due or any(node.name in self._lost for node in nodes)
+
+    def leave_out(self) -> None:
+        """Leave the cordoned nodes out of the launches, as the ledger has them now."""
+        try:
+            self._cordoned = {one.name: one for one in self._ledger.nodes() if one.is_cordoned}
+        except HoldfastError as error:
+            self._records.complain(str(error))
+        self._nodes.cordoned = frozenset(self._cordoned) - self._readmitted
+
+    def readmit(self, count: int) -> bool:
+        """Take the least bad cordoned nodes back where `count` are needed and too few others are there.
+
+        A node that a person has cordoned, or which failed a check by itself, stays out, unless the run has one node.
+
+        Returns:
+            Whether there are enough now.
+        """
+        needed = self._nodes.missing(count)
+        there = {node.name for node in self._nodes.connected if node.launched is None}
+        usable = [
+            one
+            for name, one in self._cordoned.items()
+            if name in there
+            and name not in self._readmitted
+            and (not one.is_hard or not self._several)
+        ]
+        usable.sort(key=lambda one: (one.probability or 0.0, one.name))
+        if needed == 0 or len(usable) < needed:
+            return needed == 0
+        taken = [one.name for one in usable[:needed]]
+        self._readmitted.update(taken)
+        self._nodes.cordoned = frozenset(self._cordoned) - self._readmitted
+        text = f"too few nodes without {', '.join(taken)}: the run goes on there, though cordoned"
+        self._observe("nodes", {"text": text})
+        self._records.event("nodes_readmitted", {"nodes": taken})
+        return True
+
+    @property
+    def left_out(self) -> list[str]:
+        """Return the names of connected nodes that are left out."""
+        return [node.name for node in self._nodes.connected if node.name in self._nodes.cordoned]
+
+    async def run(self, given_up: asyncio.Event) -> bool:
+        """Test the nodes that are there; return whether a node is cordoned by that.
+
+        The tests end at the bound of a session, and when they are given up.
+        """
+        self.is_due = False
+        self._lost.clear()
+        self._readmitted.clear()
+        self.leave_out()
+        members = {
+            node.name: node
+            for node in self._nodes.connected
+            if node.name not in self._nodes.cordoned
+        }
+        if not members:
+            return False
+        self._observe("nodes", {"text": f"testing {', '.join(members)}"})
+        known = self._known()
+        priors = priors_of(members, known, self._clock.now_s())
+        session = asyncio.create_task(
+            localise(NodeHosts(self._nodes, members), priors, self._clock)
+        )
+        stop = asyncio.create_task(given_up.wait())
+        try:
+            await asyncio.wait((session, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not session.done():
+                return False
+            return self._take(session.result())
+        finally:
+            for task in (session, stop):
+                task.cancel()
+            for node in members.values():
+                node.order({"kind": "check", "what": "end"})
+
+    def _known(self) -> list[NodeRecord]:
+        try:
+            return self._ledger.nodes()
+        except HoldfastError as error:
+            self._records.complain(str(error))
+            return []
+
+    def _take(self, report: Report) -> bool:
+        judgement = report.judgement
+        cordoned = list(judgement.cordon) if self._several else []
+        self._records.event("nodes_tested", {**report.to_json(), "cordoned": cordoned})
+        try:
+            keep_verdicts(
+                report,
+                self._ledger,
+                by=self._run_id,
+                at_s=self._clock.now_s(),
+                cordons=self._several,
+            )
+        except HoldfastError as error:
+            self._records.complain(str(error))
+        self.leave_out()
+        self._nodes.cordoned |= set(cordoned)  # also where the ledger could not be written
+        said = [
+            f"Node {name} {report.evidence(name)}"
+            + (" and is cordoned." if name in cordoned else ".")
+            for name in judgement.bad
+        ]
+        text = " ".join(said) or (
+            "no node was found to be bad"
+            if judgement.can_tell
+            else "the tests cannot tell which node is bad"
+        )
+        self._observe("nodes", {"text": f"{text} ({report.seconds:.0f} s of tests)"})
+        if self._case is not None:
+            self._case.add(said)
+        return bool(cordoned)

@@ -1,0 +1,231 @@
+"""Test several nodes: solo checks, then rounds of group tests, until all are judged or the time is over."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast.core.clock import Clock
+from holdfast.recover.localise import group, solo
+from holdfast.recover.localise.group import GroupResult
+from holdfast.recover.localise.orders import ANSWER_S
+from holdfast.recover.localise.pairing import MAX_ROUNDS, Judgement, Pairing, WorldTest
+from holdfast.recover.localise.solo import CheckResult
+from holdfast.recover.localise.tester import START_S
+
+LIMIT_S = 60.0
+"""So long a session may take: a job waits for it."""
+
+
+class Hosts(Protocol):
+    """The nodes of a session."""
+
+    async def ask(
+        self, name: str, order: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any] | None:
+        """Have a node carry out an order; see `Orders.ask`."""
+
+    def address_of(self, name: str) -> str:
+        """Return the address of a node for the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One group test, for the record."""
+
+    nodes: tuple[str, ...]
+    passed: bool | None
+    reason: str = ""
+    mb_per_s: float | None = None
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a session found."""
+
+    solo: dict[str, list[CheckResult]] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
+    """Nodes whose agents ended meanwhile: nothing is known of them."""
+    judgement: Judgement
+    seconds: float
+    is_complete: bool
+    """Whether the time sufficed."""
+
+    @property
+    def failed_solo(self) -> dict[str, CheckResult]:
+        """Return the first failed solo check of each node that has one."""
+        return _failed(self.solo)
+
+    def evidence(self, name: str) -> str:
+        """Return why a node is judged as it is, a sentence without its subject."""
+        if name in self.failed_solo:
+            found = self.failed_solo[name]
+            return f"fails its check of {found.name} ({found.evidence})"
+        tests = [pair for pair in self.pairs if name in pair.nodes and pair.passed is not None]
+        failed = [pair for pair in tests if not pair.passed]
+        if not tests:
+            return "was tested with no other node"
+        reason = f" ({failed[-1].reason})" if failed and failed[-1].reason else ""
+        return f"failed {len(failed)} of {len(tests)} tests with other nodes{reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as the ledger and `--json` hold it."""
+        judgement = self.judgement
+        return {
+            "can_tell": judgement.can_tell,
+            "rounds": judgement.rounds,
+            "seconds": round(self.seconds, 3),
+            "is_complete": self.is_complete,
+            "nodes": [
+                {
+                    "node": name,
+                    "outcome": judgement.outcomes[name],
+                    "probability": round(judgement.probabilities[name], 4),
+                    "evidence": self.evidence(name),
+                    "solo": [result.to_json() for result in self.solo.get(name, [])],
+                }
+                for name in judgement.outcomes
+            ],
+            "unanswered": self.unanswered,
+            "pairs": [vars(pair) for pair in self.pairs],
+        }
+
+
+async def localise(
+    hosts: Hosts,
+    priors: Mapping[str, float],
+    clock: Clock,
+    *,
+    limit_s: float = LIMIT_S,
+    max_rounds: int = MAX_ROUNDS,
+) -> Report:
+    """Test nodes and judge them.
+
+    Args:
+        hosts: carries the orders to the nodes.
+        priors: of each node to test, the probability that it is faulty.
+        clock: measures the session.
+        limit_s: the bound of the whole session; what is known by then is judged.
+        max_rounds: of group tests.
+    """
+    session = _Session(hosts, list(priors))
+    began_s, is_complete = clock.monotonic_s(), False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await session.run_solo()
+            session.begin(priors)
+            await session.run_rounds(max_rounds)
+            is_complete = True
+    if session.pairing is None:
+        session.begin(priors)
+    assert session.pairing is not None
+    return Report(
+        solo=session.solo,
+        pairs=session.pairs,
+        unanswered=session.unanswered,
+        judgement=session.pairing.judge(),
+        seconds=clock.monotonic_s() - began_s,
+        is_complete=is_complete,
+    )
+
+
+class _Session:
+    def __init__(self, hosts: Hosts, names: Sequence[str]) -> None:
+        self._hosts = hosts
+        self._names = names
+        self._ports: dict[str, list[int]] = {}
+        self._has_gpu: set[str] = set()
+        self.solo: dict[str, list[CheckResult]] = {}
+        self.pairs: list[Pair] = []
+        self.unanswered: list[str] = []
+        self.pairing: Pairing | None = None
+
+    async def run_solo(self) -> None:
+        await asyncio.gather(*(self._solo(name) for name in self._names))
+
+    async def _solo(self, name: str) -> None:
+        timeout_s = START_S + solo.LIMIT_S + ANSWER_S
+        try:
+            answer = await self._hosts.ask(name, {"what": "solo"}, timeout_s)
+            if answer is None:
+                self.unanswered.append(name)
+                return
+            self.solo[name] = [CheckResult.from_json(one) for one in list(answer["solo"])[:16]]
+            self._ports[name] = [int(port) for port in list(answer["ports"])[:256]]
+            if answer["has_gpu"] is True:
+                self._has_gpu.add(name)
+        except TimeoutError:
+            evidence = f"no answer within {timeout_s:g} s"
+            self.solo[name] = [CheckResult(name="the node", outcome="failed", evidence=evidence)]
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            self.unanswered.append(name)  # of another version of Holdfast
+
+    def begin(self, priors: Mapping[str, float]) -> None:
+        known = {name: prior for name, prior in priors.items() if name not in self.unanswered}
+        self.pairing = Pairing(priors=known, failed_solo=frozenset(_failed(self.solo)))
+
+    async def run_rounds(self, max_rounds: int) -> None:
+        assert self.pairing is not None
+        while self.pairing.rounds < max_rounds and (worlds := self.pairing.next_round()):
+            pairs: list[Pair] = []
+            while worlds:
+                batch: list[tuple[str, ...]] = []
+                for world in list(worlds):
+                    if not any(set(world) & set(other) for other in batch):
+                        batch.append(world)
+                        worlds.remove(world)
+                pairs += await asyncio.gather(*(self._test(world) for world in batch))
+            self.pairs += pairs
+            self.pairing.record(
+                [
+                    WorldTest(nodes=pair.nodes, passed=pair.passed)
+                    for pair in pairs
+                    if pair.passed is not None
+                ]
+            )
+
+    async def _test(self, world: tuple[str, ...]) -> Pair:
+        ports = self._ports.get(world[0])
+        if not ports:
+            return Pair(nodes=world, passed=None, reason=f"{world[0]} has no free port left")
+        order = {
+            "what": "group",
+            "world_size": len(world),
+            "address": self._hosts.address_of(world[0]),
+            "port": ports.pop(),
+            "use_gpu": self._has_gpu.issuperset(world),
+        }
+        results = await asyncio.gather(
+            *(self._group(name, {**order, "rank": rank}) for rank, name in enumerate(world))
+        )
+        failed = [one for one in results if one.passed is False]
+        unknown = [one for one in results if one.passed is None]
+        speeds = [one.mb_per_s for one in results if one.mb_per_s is not None]
+        # A partner that could not take part is why the others waited in vain.
+        if unknown:
+            return Pair(nodes=world, passed=None, reason=unknown[0].reason)
+        if failed:
+            return Pair(nodes=world, passed=False, reason=failed[0].reason)
+        return Pair(nodes=world, passed=True, mb_per_s=min(speeds, default=None))
+
+    async def _group(self, name: str, order: Mapping[str, Any]) -> GroupResult:
+        timeout_s = group.LIMIT_S + ANSWER_S
+        try:
+            answer = await self._hosts.ask(name, order, timeout_s)
+            if answer is None:
+                return GroupResult(passed=None, reason=f"the agent of {name} ended meanwhile")
+            return GroupResult.from_json(answer["group"])
+        except TimeoutError:
+            return GroupResult(passed=False, reason=f"{name} gave no answer in {timeout_s:g} s")
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            return GroupResult(passed=None, reason=f"the answer of {name} is malformed")
+
+
+def _failed(found: Mapping[str, Sequence[CheckResult]]) -> dict[str, CheckResult]:
+    return {
+        name: next(one for one in results if one.outcome == "failed")
+        for name, results in found.items()
+        if any(one.outcome == "failed" for one in results)
+    }

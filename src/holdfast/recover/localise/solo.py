@@ -1,0 +1,235 @@
+"""Check one node by itself: a matrix product with a known answer, memory, disk, shared memory.
+
+`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` runs one check and prints one JSON object. Each check
+runs in a process of its own, which `tester` kills at a limit: a check that hangs has failed. `worker` runs the product.
+
+A full or missing device is not a broken one: the check then says that it could not look.
+"""
+
+import errno
+import json
+import mmap
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+MIB = 1024 * 1024
+LIMIT_S = 20.0
+"""So long a check may take; on a node at rest each takes a second or two."""
+MEMORY_BYTES = 64 * MIB
+DISK_BYTES = 32 * MIB
+SHARED_BYTES = 16 * MIB
+PERIOD = 31
+"""The matrices of the product repeat after so many rows."""
+CPU_REPEATS, GPU_REPEATS = 16, 128
+"""The side of the matrices, in periods."""
+PRODUCTS = 8
+MAX_EVIDENCE = 300
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOMEM)
+"""Refusals that say nothing of the hardware."""
+
+Outcome = Literal["passed", "failed", "not looked at"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What one check of a node found.
+
+    Attributes:
+        name: of the check, as in a sentence.
+        outcome: whether the check passed, or could not be made.
+        evidence: one sentence.
+        seconds: how long the check took.
+    """
+
+    name: str
+    outcome: Outcome
+    evidence: str
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as it is sent and printed."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Self:
+        """Read a result that another process has sent.
+
+        Raises:
+            KeyError, TypeError, ValueError: the result is malformed.
+        """
+        outcomes: dict[str, Outcome] = {
+            "passed": "passed",
+            "failed": "failed",
+            "not looked at": "not looked at",
+        }
+        return cls(
+            name=str(told["name"])[:64],
+            outcome=outcomes[str(told["outcome"])],
+            evidence=str(told["evidence"])[:MAX_EVIDENCE],
+            seconds=float(told["seconds"]),
+        )
+
+
+class Broken(Exception):
+    """The check has failed; the message is the evidence."""
+
+
+class NotLooked(Exception):
+    """The check could not be made; the message says why."""
+
+
+def main() -> None:
+    """Run one check and print its result."""
+    from holdfast.core.processes import die_with_parent
+
+    name, folder, parent_pid = sys.argv[1:4]
+    die_with_parent(int(parent_pid))
+    print(json.dumps(checked(name, CHECKS[name], Path(folder)).to_json()))  # noqa: T201 - the answer
+
+
+def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResult:
+    """Run a check; return its result."""
+    began_s = time.monotonic()
+    outcome: Outcome = "passed"
+    try:
+        evidence = check(folder)
+    except Broken as error:
+        outcome, evidence = "failed", str(error)
+    except NotLooked as error:
+        outcome, evidence = "not looked at", str(error)
+    except MemoryError:
+        outcome, evidence = "not looked at", "there was no free memory for it"
+    except OSError as error:
+        outcome = "not looked at" if error.errno in NO_ROOM else "failed"
+        evidence = str(error)
+    except (
+        Exception
+    ) as error:  # of torch, whose errors have no common class: a GPU that refuses its work
+        outcome, evidence = "failed", f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - began_s
+    said = " ".join(evidence.split())[:MAX_EVIDENCE]
+    return CheckResult(name=name, outcome=outcome, evidence=said, seconds=seconds)
+
+
+def matrix_product(_folder: Path) -> str:
+    """Multiply matrices of small integers on each visible GPU, else on the CPU, and compare each element.
+
+    All sums are integers that float32 and bfloat16 hold exactly, so that the order of summation and TF32 change
+    nothing: each difference is a fault.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise NotLooked("torch is not installed here") from None
+    if not torch.cuda.is_available():
+        _multiply(torch, torch.device("cpu"), torch.float32, CPU_REPEATS)
+        return "exact on the CPU; no GPU is visible"
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    count = torch.cuda.device_count()
+    for number in range(count):
+        for dtype in (torch.float32, torch.bfloat16):
+            _multiply(torch, torch.device("cuda", number), dtype, GPU_REPEATS)
+    return f"exact on {count} GPUs"
+
+
+def _multiply(torch: Any, device: Any, dtype: Any, repeats: int) -> None:
+    # A[i, k] = a[(i + k) % PERIOD] and B[k, j] = b[(k - j) % PERIOD] with values of -1, 0 and 1. Then
+    # C[i, j] = repeats · c[(i + j) % PERIOD], where c is computed here with Python's integers.
+    source = random.Random(PERIOD)
+    a, b = ([source.choice((-1, 0, 1)) for _ in range(PERIOD)] for _ in range(2))
+    c = [sum(a[(s + k) % PERIOD] * b[k] for k in range(PERIOD)) for s in range(PERIOD)]
+    index = torch.arange(PERIOD * repeats, device=device)
+    rows, columns = index[:, None], index[None, :]
+    left = torch.tensor(a, device=device, dtype=dtype)[(rows + columns) % PERIOD]
+    right = torch.tensor(b, device=device, dtype=dtype)[(rows - columns) % PERIOD]
+    expected = repeats * torch.tensor(c, device=device)[(rows + columns) % PERIOD]
+    for _ in range(PRODUCTS):
+        wrong = int((torch.matmul(left, right).to(torch.int64) != expected).sum())
+        if wrong:
+            raise Broken(f"{wrong} of {expected.numel()} elements are wrong on {device} ({dtype})")
+
+
+def memory(_folder: Path) -> str:
+    """Write patterns into a block of memory and read them back."""
+    import psutil
+
+    size_bytes = min(MEMORY_BYTES, psutil.virtual_memory().available // 8) // MIB * MIB
+    if size_bytes == 0:
+        raise NotLooked("less than 8 MiB of memory is free")
+    with mmap.mmap(-1, size_bytes) as block:
+        _write_and_read(block, size_bytes, "memory")
+    return f"{size_bytes // MIB} MiB written and read back"
+
+
+def _write_and_read(block: mmap.mmap, size_bytes: int, what: str) -> None:
+    pattern = random.Random(size_bytes).randbytes(MIB)
+    inverse = bytes(byte ^ 0xFF for byte in pattern)
+    for written in (pattern, inverse):
+        for offset in range(0, size_bytes, MIB):
+            block[offset : offset + MIB] = written
+        for offset in range(0, size_bytes, MIB):
+            if block[offset : offset + MIB] != written:
+                raise Broken(f"{what} holds other bytes than were written, at MiB {offset // MIB}")
+
+
+def disk(folder: Path) -> str:
+    """Write a file, force it to the disk, and read it back with a checksum."""
+    import xxhash
+
+    data = random.Random(DISK_BYTES).randbytes(MIB)
+    path = folder / f"holdfast-check-{os.getpid()}"
+    written, read = xxhash.xxh3_64(), xxhash.xxh3_64()
+    try:
+        with path.open("xb") as file:
+            for _ in range(DISK_BYTES // MIB):
+                file.write(data)
+                written.update(data)
+            file.flush()
+            os.fsync(file.fileno())
+            if hasattr(os, "posix_fadvise"):  # so that the disk is read, not the page cache
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with path.open("rb") as file:
+            while chunk := file.read(MIB):
+                read.update(chunk)
+    finally:
+        path.unlink(missing_ok=True)
+    if read.digest() != written.digest():
+        raise Broken(f"{folder} gives back other bytes than were written")
+    return f"{DISK_BYTES // MIB} MiB written to {folder}, synchronised and read back"
+
+
+def shared_memory(_folder: Path) -> str:
+    """Write a file in /dev/shm through a mapping and read it back."""
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        raise NotLooked(f"there is no {folder}")
+    space = os.statvfs(folder)
+    if space.f_bavail * space.f_frsize < 2 * SHARED_BYTES:
+        raise NotLooked(f"{folder} is full")  # writing through a mapping would end in SIGBUS
+    path = folder / f"holdfast-check-{os.getpid()}"
+    try:
+        with path.open("x+b") as file:
+            file.truncate(SHARED_BYTES)
+            with mmap.mmap(file.fileno(), SHARED_BYTES) as block:
+                _write_and_read(block, SHARED_BYTES, str(folder))
+    finally:
+        path.unlink(missing_ok=True)
+    return f"{SHARED_BYTES // MIB} MiB written and read back"
+
+
+CHECKS: dict[str, Callable[[Path], str]] = {
+    "memory": memory,
+    "disk": disk,
+    "shared memory": shared_memory,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Run the tests of one node in processes that are killed at a limit, and that die with this one."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.processes import module_command
+from holdfast.core.sockets import free_ports
+from holdfast.recover.localise import group, solo
+from holdfast.recover.localise.group import GroupOrder, GroupResult
+from holdfast.recover.localise.solo import CheckResult
+from holdfast.recover.localise.worker import PRODUCT, READY
+
+PORTS = 32
+"""Free ports of a node for its group tests: it may need two a round."""
+MAX_ANSWER_BYTES = 64 * 1024
+START_S = 30.0
+"""So long the import of torch may take; on a busy node or from a slow file system it takes many seconds."""
+MARGIN_S = 2.0
+END_S = 5.0
+
+
+class NodeTester:
+    """The tests of one node. Call all of it from one event loop."""
+
+    def __init__(self) -> None:
+        self._worker: asyncio.subprocess.Process | None = None
+        self._checks: set[asyncio.subprocess.Process] = set()
+        self._ending: list[asyncio.subprocess.Process] = []
+        self._working = asyncio.Lock()
+
+    async def carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out an order `check` of the supervisor; return the answer as it is sent.
+
+        Raises:
+            KeyError, TypeError, ValueError: the order is malformed.
+        """
+        if order["what"] == "solo":
+            results = await self.solo()
+            ports = await asyncio.to_thread(free_ports, PORTS)
+            told = [result.to_json() for result in results]
+            return {"solo": told, "ports": ports, "has_gpu": _has_gpu()}
+        result = await self.group(GroupOrder.from_json(order))
+        return {"group": vars(result)}
+
+    async def solo(self, *, limit_s: float = solo.LIMIT_S) -> list[CheckResult]:
+        """Run all solo checks at the same time; return their results."""
+        checks = [self.check(name, limit_s=limit_s) for name in solo.CHECKS]
+        return list(await asyncio.gather(self.product(limit_s=limit_s), *checks))
+
+    async def check(
+        self, name: str, *, limit_s: float, module: str = "holdfast.recover.localise.solo"
+    ) -> CheckResult:
+        """Run one solo check; one that takes longer than `limit_s` has failed."""
+        began_s = time.monotonic()
+        process = await _start(module, name, tempfile.gettempdir(), str(os.getpid()))
+        self._checks.add(process)
+        said = b""
+        try:
+            async with asyncio.timeout(limit_s):
+                said, _ = await process.communicate()
+            return CheckResult.from_json(json.loads(said[:MAX_ANSWER_BYTES]))
+        except TimeoutError:
+            evidence = f"no answer within {limit_s:g} s"
+        except (KeyError, TypeError, ValueError, AttributeError):
+            evidence = f"the check ended with code {process.returncode} and no result"
+        finally:
+            self._checks.discard(process)
+            await _end(process)
+        seconds = time.monotonic() - began_s
+        return CheckResult(name=name, outcome="failed", evidence=evidence, seconds=seconds)
+
+    async def product(self, *, limit_s: float) -> CheckResult:
+        """Run the matrix product; an import of torch that takes long fails no node."""
+        began_s = time.monotonic()
+        outcome: solo.Outcome = "failed"
+        try:
+            answer = await self._worked({"what": PRODUCT}, limit_s)
+            if "error" not in answer:
+                return CheckResult.from_json(answer)
+            evidence = str(answer["error"])
+        except NotReady as error:
+            outcome, evidence = "not looked at", str(error)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            evidence = "the test process gave no answer"
+        seconds = time.monotonic() - began_s
+        return CheckResult(name=PRODUCT, outcome=outcome, evidence=evidence, seconds=seconds)
+
+    async def group(self, order: GroupOrder, *, limit_s: float = group.LIMIT_S) -> GroupResult:
+        """Take part in a group test; one that takes longer than `limit_s` has failed."""
+        try:
+            answer = await self._worked({"what": "group", **vars(order)}, limit_s)
+            if "error" not in answer:
+                return GroupResult.from_json(answer)
+            return GroupResult(passed=False, reason=str(answer["error"])[: group.MAX_REASON])
+        except NotReady as error:
+            return GroupResult(passed=None, reason=str(error))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return GroupResult(passed=False, reason="the test process gave no answer")
+
+    async def _worked(self, order: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
+        """Have the worker carry out an order.
+
+        Raises:
+            NotReady: torch could not be imported in time.
+            ValueError: the worker gave no answer, and is ended.
+        """
+        async with self._working:
+            worker = await self._ready_worker()
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            try:
+                async with asyncio.timeout(limit_s + MARGIN_S):  # else the worker answers itself
+                    worker.stdin.write(json.dumps({**order, "limit_s": limit_s}).encode() + b"\n")
+                    await worker.stdin.drain()
+                    answer = json.loads(await worker.stdout.readline())
+                    return dict(answer)
+            except (TimeoutError, OSError, ValueError) as error:
+                await self._end_worker()
+                raise ValueError("no answer") from error
+            except asyncio.CancelledError:
+                await self._end_worker()
+                raise
+
+    async def _ready_worker(self) -> asyncio.subprocess.Process:
+        if self._worker is not None and self._worker.returncode is None:
+            return self._worker
+        self._worker = worker = await _start("holdfast.recover.localise.worker", str(os.getpid()))
+        assert worker.stdout is not None
+        try:
+            async with asyncio.timeout(START_S):
+                line = await worker.stdout.readline()
+        except TimeoutError:
+            line = b""
+        if line != READY:
+            await self._end_worker()
+            raise NotReady(f"the import of torch did not succeed within {START_S:g} s")
+        return worker
+
+    def close(self) -> None:
+        """Kill what still runs."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._ending.append(worker)
+        for process in [*self._checks, *self._ending]:
+            _kill(process)
+
+    async def ended(self) -> None:
+        """Kill what still runs and wait for its end."""
+        self.close()
+        for process in [*self._checks, *self._ending]:
+            await _end(process)
+
+    async def _end_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await _end(worker)
+
+
+class NotReady(Exception):
+    """The process that runs tests did not start."""
+
+
+async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
+    words, environment = module_command(module)
+    # The launcher's variables would lead torch.distributed to the job's own store.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)
+    return await asyncio.create_subprocess_exec(
+        *words,
+        *arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        limit=MAX_ANSWER_BYTES,
+    )
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    _kill(process)
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(TimeoutError):  # stuck in the kernel: nobody can end it
+        async with asyncio.timeout(END_S):
+            await process.wait()
+
+
+def _has_gpu() -> bool:
+    """Return whether the driver of a GPU is there; without torch, whose import takes seconds."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))

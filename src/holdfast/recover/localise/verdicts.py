@@ -1,0 +1,56 @@
+"""What the ledger keeps of tests, and what a session takes from there."""
+
+from collections.abc import Iterable
+
+from holdfast.core.ledger import Ledger, NodeRecord
+from holdfast.recover.localise.pairing import prior_of
+from holdfast.recover.localise.session import Report
+
+
+def priors_of(names: Iterable[str], known: Iterable[NodeRecord], now_s: float) -> dict[str, float]:
+    """Return the prior of each node: what earlier tests have found, less with time.
+
+    Args:
+        names: of the nodes to test.
+        known: the nodes of the ledger.
+        now_s: Unix seconds.
+    """
+    records = {one.name: one for one in known}
+    found = {}
+    for name in names:
+        record = records.get(name)
+        probability = None if record is None else record.probability
+        tested_at_s = None if record is None else record.tested_at_s
+        found[name] = prior_of(probability, now_s - (tested_at_s or now_s))
+    return found
+
+
+def keep_verdicts(
+    report: Report, ledger: Ledger, *, by: str, at_s: float, cordons: bool
+) -> list[str]:
+    """Record a report's verdicts; return the names of the nodes that are cordoned by them.
+
+    Args:
+        report: of a session.
+        ledger: where to record.
+        by: the run or the user whose session it was.
+        at_s: when, Unix seconds.
+        cordons: whether bad nodes are cordoned.
+
+    Raises:
+        LedgerError: the ledger cannot be written.
+    """
+    judgement = report.judgement
+    cordoned = list(judgement.cordon) if cordons else []
+    for name, outcome in judgement.outcomes.items():
+        ledger.add_verdict(
+            name,
+            at_s=at_s,
+            outcome=outcome,
+            probability=judgement.probabilities[name],
+            evidence=f"{name} {report.evidence(name)}.",
+            by=by,
+            is_hard=name in report.failed_solo,
+            cordons=name in cordoned,
+        )
+    return cordoned

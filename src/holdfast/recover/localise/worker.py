@@ -1,0 +1,70 @@
+"""Run what needs torch on one node: the matrix product and group tests.
+
+`python -m holdfast.recover.localise.worker PARENT_PID` imports torch once, prints a line, reads orders from standard
+input, a JSON object a line, and prints an answer a line. Each order is carried out by a fork, which is killed at a
+limit: nothing that a failed test leaves disturbs the next one, and no test waits for an import. The process itself
+starts no thread and opens no GPU, so that a fork is safe.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.processes import die_with_parent
+from holdfast.recover.localise import group, solo
+
+READY = b"ready\n"
+PRODUCT = "matrix product"
+
+
+def main() -> None:
+    """Serve orders until standard input ends."""
+    die_with_parent(int(sys.argv[1]))
+    with contextlib.suppress(ImportError):  # the answers say so
+        import torch.distributed  # noqa: F401 - for the forks
+    os.write(1, READY)
+    for line in sys.stdin:
+        os.write(1, json.dumps(_in_a_fork(json.loads(line))).encode() + b"\n")
+
+
+def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one order; return the answer, or why there is none."""
+    reads, writes = os.pipe()
+    own = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(own)
+            os.close(reads)
+            os.write(writes, json.dumps(_carried_out(order)).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    limit_s = float(order["limit_s"])
+    ready, _, _ = select.select([reads], [], [], limit_s)
+    said = os.read(reads, select.PIPE_BUF) if ready else b""
+    os.close(reads)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    if said:
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+    code = os.waitstatus_to_exitcode(status)
+    hung = f"no answer within {limit_s:g} s"
+    return {"error": f"the test ended with code {code} and no result" if ready else hung}
+
+
+def _carried_out(order: dict[str, Any]) -> dict[str, Any]:
+    if order["what"] == PRODUCT:
+        return solo.checked(PRODUCT, solo.matrix_product, Path()).to_json()
+    return vars(group.tested(group.GroupOrder.from_json(order)))
+
+
+if __name__ == "__main__":
+    main()

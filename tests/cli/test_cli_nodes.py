@@ -1,0 +1,94 @@
+"""`holdfast nodes` in process: what it prints, and with which code it leaves."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.main import cli
+from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import ledger_url
+from holdfast.recover.localise import solo
+
+
+@pytest.fixture
+def ledger(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_NODE_NAME", "n1")
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        yield ledger
+
+
+def answer(*arguments):
+    result = CliRunner().invoke(cli, ["nodes", *arguments], standalone_mode=False)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.return_value, result.output
+
+
+def test_nodes_are_listed_cordoned_and_returned(ledger):
+    assert "holdfast nodes check" in answer("ls")[1]
+    assert "n7 is cordoned" in answer("cordon", "n7", "--why", "fan")[1]
+    assert "fan" in answer("ls")[1]
+    (node,) = json.loads(answer("ls", "--json")[1])["nodes"]
+    assert (node["name"], node["why"], node["verdicts"]) == ("n7", "fan", [])
+    with pytest.raises(BadUse, match=r"n7 has passed no test since it was cordoned \(fan\)"):
+        answer("return", "n7")
+    assert ledger.node("n7").is_cordoned
+    assert "may use n7 again" in answer("return", "n7", "--force")[1]
+    assert not ledger.node("n7").is_cordoned
+    with pytest.raises(NotFound, match="There is no node 'n8'"):
+        answer("return", "n8", "--force")
+
+
+def test_a_node_that_passed_a_test_since_is_returned(ledger):
+    verdict = {"probability": 0.001, "evidence": "n7 failed 0 of 7 tests.", "by": "me"}
+    ledger.add_verdict("n7", at_s=50.0, outcome="good", **verdict)
+    ledger.cordon("n7", at_s=100.0, by="me", why="fan")
+    with pytest.raises(BadUse):
+        answer("return", "n7")
+    ledger.add_verdict("n7", at_s=150.0, outcome="good", **verdict)
+    answer("return", "n7")
+    assert not ledger.node("n7").is_cordoned
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_this_host_is_checked(ledger, monkeypatch, broken):
+    class Checked:
+        async def carry_out(self, order):
+            outcome = "failed" if broken else "passed"
+            result = solo.CheckResult(name="memory", outcome=outcome, evidence="[bold] bytes")
+            return {"solo": [result.to_json()], "ports": [], "has_gpu": False}
+
+        async def ended(self):
+            pass
+
+    monkeypatch.setattr("holdfast.recover.localise.across.NodeTester", Checked)
+    code, said = answer("check", "--json", "--cordon")
+    told = json.loads(said)
+    assert (told["schema"], told["version"]) == ("holdfast.nodes_check", 1)
+    assert (code, told["cordoned"]) == ((1, ["n1"]) if broken else (0, []))
+    assert ledger.node("n1").is_cordoned is broken
+    code, said = answer("check")
+    assert code == int(broken)
+    assert "[bold] bytes" in said
+    assert ("Bad: n1." if broken else "No fault was found.") in said
+
+
+def test_verdicts_are_bounded_and_a_later_cordon_is_of_its_author(ledger):
+    for number in range(60):
+        ledger.add_verdict(
+            "n1",
+            at_s=float(number),
+            outcome="bad",
+            probability=0.99,
+            evidence=str(number),
+            by="run-1",
+            cordons=True,
+        )
+    node = ledger.node("n1")
+    assert [one["evidence"] for one in node.verdicts] == [str(one) for one in range(10, 60)]
+    assert (node.cordoned_at_s, node.why, node.is_hard) == (0.0, "0", False)
+    ledger.cordon("n1", at_s=99.0, by="me", why="fan")
+    assert ledger.node("n1").is_hard, "a person's word stands until that person takes it back"

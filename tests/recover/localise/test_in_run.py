@@ -1,0 +1,181 @@
+"""When a run tests its nodes, and what becomes of cordoned ones."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.core.ledger import Incident, Ledger
+from holdfast.core.paths import ledger_url
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.detectors.hang import Frozen, HangLimits
+from holdfast.recover.localise.in_run import NodeTests, is_due
+from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.spec import RunSpec
+from holdfast.testing import FakeClock
+
+ECC = {"category": "Infrastructure", "decided_by": ["gpu-ecc"]}
+KILLED = {"category": "Infrastructure", "decided_by": ["observer-killed"]}
+SCRIPT = {"category": "Script", "decided_by": ["python-key-error"]}
+
+
+def incident(diagnosis):
+    return Incident(
+        run_id="r",
+        attempt=1,
+        kind="exit",
+        rank=0,
+        step=1,
+        fault_at_s=1.0,
+        detected_at_s=1.0,
+        diagnosis=diagnosis,
+    )
+
+
+def view(*, lost=None, hang_of=()):
+    seen = AttemptView.begin(1, HangLimits())
+    seen.lost_node = lost
+    if hang_of != ():
+        seen.frozen = Frozen(rank=hang_of, state="sleeping", waited_s=1.0, limit_s=1.0)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("mode", "seen", "diagnosis", "several", "due"),
+    [
+        ("auto", view(), ECC, True, True),
+        ("auto", view(), ECC, False, True),
+        ("auto", view(), KILLED, True, False),
+        ("auto", view(), SCRIPT, True, False),
+        ("auto", view(lost="n2"), ECC, True, False),
+        ("auto", view(hang_of=None), SCRIPT, True, True),
+        ("auto", view(hang_of=None), SCRIPT, False, False),
+        ("auto", view(hang_of=1), SCRIPT, True, False),
+        ("always", view(), SCRIPT, True, True),
+        ("never", view(), ECC, True, False),
+    ],
+)
+def test_nodes_are_tested_where_one_may_have_caused_the_failure(
+    mode, seen, diagnosis, several, due
+):
+    assert is_due(mode, seen, incident(diagnosis), several=several) is due
+
+
+class Place:
+    """A run's nodes that are connected and free, with a ledger."""
+
+    def __init__(self, tmp_path, names, *, nnodes=2, mode="auto"):
+        self.ledger = Ledger.open(ledger_url(tmp_path))
+        self.said, self.recorded = [], []
+        self.nodes = Nodes(None, FakeClock(), run_id="r", token="t", generation=1)
+        for name in names:
+            node = Node(node_id=name, name=name, stream=SimpleNamespace(send=lambda _: None))
+            self.nodes._nodes[name] = node
+        spec = RunSpec(command=("true",), cwd=str(tmp_path), nnodes=nnodes, test_nodes=mode)
+        self.tests = NodeTests(
+            "r",
+            spec,
+            self.nodes,
+            self.ledger,
+            self,
+            FakeClock(1000.0),
+            lambda _, data: self.said.append(data["text"]),
+        )
+
+    def event(self, kind, data, rank=None):
+        self.recorded.append(kind)
+
+    def complain(self, text):
+        raise AssertionError(text)
+
+    def judged(self, name, probability, *, is_hard=False):
+        self.ledger.add_verdict(
+            name,
+            at_s=1.0,
+            outcome="bad",
+            probability=probability,
+            evidence="e",
+            by="r0",
+            is_hard=is_hard,
+            cordons=True,
+        )
+
+
+@pytest.fixture
+def make(tmp_path):
+    places = []
+
+    def made(*names, **options):
+        places.append(Place(tmp_path, names, **options))
+        return places[-1]
+
+    yield made
+    for place in places:
+        place.ledger.close()
+
+
+def test_what_the_ledger_has_cordoned_is_launched_on_no_more(make):
+    place = make("n1", "n2", "n3")
+    place.ledger.cordon("n1", at_s=1.0, by="me", why="fan")
+    place.tests.leave_out()
+    assert place.nodes.missing(2) == 0
+    assert place.nodes.missing(3) == 1
+    assert [node.name for node in place.nodes._places(2)] == ["n2", "n3"]
+    assert place.tests.left_out == ["n1"]
+    place.ledger.return_node("n1", force=True)
+    place.tests.leave_out()
+    assert place.nodes.missing(3) == 0
+
+
+def test_without_enough_others_the_least_bad_node_is_taken_and_said(make):
+    place = make("n1", "n2", "n3")
+    place.judged("n1", 0.999)
+    place.judged("n2", 0.98)
+    place.tests.leave_out()
+    assert place.nodes.missing(2) == 1
+    assert place.tests.readmit(2)
+    assert place.nodes.missing(2) == 0
+    assert place.tests.left_out == ["n1"]
+    assert place.said == ["too few nodes without n2: the run goes on there, though cordoned"]
+    assert place.recorded == ["nodes_readmitted"]
+    place.tests.leave_out()
+    assert place.nodes.missing(2) == 0, "until the next tests"
+
+
+def test_a_hard_fault_and_a_persons_cordon_stay_out(make):
+    place = make("n1", "n2", "n3")
+    place.judged("n1", 1.0, is_hard=True)
+    place.ledger.cordon("n2", at_s=1.0, by="me", why="fan")
+    place.tests.leave_out()
+    assert not place.tests.readmit(2)
+    assert place.nodes.missing(2) == 1
+
+
+def test_a_run_of_one_node_goes_on_where_it_was_started(make):
+    place = make("n1", nnodes=1)
+    place.ledger.cordon("n1", at_s=1.0, by="me", why="fan")
+    place.tests.leave_out()
+    assert place.tests.readmit(1)
+    assert place.nodes.missing(1) == 0
+
+
+def test_a_lost_node_is_tested_before_a_launch_on_it_alone(make):
+    place = make("n1", "n2", "n3")
+    case = SimpleNamespace(incident=incident(ECC), add=lambda _: None)
+    place.tests.failed(view(lost="n2"), case)
+    n1, n2, n3 = place.nodes.connected
+    assert not place.tests.is_due_for([n1, n3])
+    assert place.tests.is_due_for([n1, n2])
+
+
+def test_tests_that_are_given_up_leave_nothing_due(make):
+    async def scenario():
+        place = make("n1", "n2", mode="always")
+        assert place.tests.is_due
+        given_up = asyncio.Event()
+        given_up.set()
+        assert not await place.tests.run(given_up)
+        assert not place.tests.is_due
+        assert place.recorded == []
+
+    asyncio.run(scenario())
