@@ -218,19 +218,15 @@ def command(
     # Taken out of the environment: the ranks inherit that, and run the user's code.
     urls = [*notify, *os.environ.pop(ENV_NOTIFY, "").split()]
     check_urls(urls)
-    given: dict[str, float | str] = {
-        path: value
-        for _, path, _ in SETTINGS
-        if (value := settings[path.replace(".", "_")]) is not None
+    told: dict[str, float | str | None] = {
+        path: settings[path.replace(".", "_")] for _, path, _ in SETTINGS
     }
-    if mode is not None:
-        given["mode"] = mode
+    told |= {"mode": mode, "test_nodes": test_nodes}
+    given = {path: value for path, value in told.items() if value is not None}
     with Ledger.open(place.ledger) as ledger:
         run = None if resume is None else ledger.run(resume)
         command_line = list(job) if run is None else run.command
         options = _merged({**DEFAULTS, "fresh": fresh} if run is None else run.options, given)
-        if test_nodes is not None:
-            options["test_nodes"] = test_nodes
         meeting = meeting_of(
             command_line,
             nnodes=options.get("nnodes") if nnodes is None and run is not None else nnodes,

@@ -36,6 +36,23 @@ class StepRecord:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What else the script reported, `val_loss` for example."""
 
+    @classmethod
+    def of_report(cls, attempt: int, rank: int, report: Mapping[str, Any], at_s: float) -> Self:
+        """Read a rank's report of a step.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: the report is malformed.
+        """
+        return cls(
+            attempt=attempt,
+            rank=rank,
+            step=int(report["step"]),
+            at_s=at_s,
+            step_s=float(report["step_s"]),
+            loss=None if report["loss"] is None else float(report["loss"]),
+            metrics={str(name): float(value) for name, value in report["metrics"].items()},
+        )
+
 
 _TAIL_BYTES = 256 * 1024
 """More than one record has."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.clock import Clock
+from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
 from holdfast.recover.gate import CheckpointGate, hold, let_go, mark_healthy
@@ -80,9 +81,14 @@ class Losses:
         for left in self._gate.restored(step):
             self._mark(left, functools.partial(let_go, left))
 
-    def can_go_back(self, before_step: int) -> bool:
-        """Return whether there is a healthy checkpoint below a step."""
-        return self._gate.can_go_back(before_step)
+    def broken(self, anomaly: Anomaly) -> policy.LossBroken:
+        """Return what the policy decides by."""
+        return policy.LossBroken(
+            step=anomaly.step,
+            is_spike=anomaly.kind == "spike",
+            can_go_back=self._gate.can_go_back(anomaly.first_step),
+            batches=anomaly.batches,
+        )
 
     async def go_back(self, before_step: int) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one.

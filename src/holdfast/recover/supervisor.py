@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import functools
 import socket
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
+from holdfast.core.tasks import Tasks
 from holdfast.core.telemetry import StepRecord
 from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
@@ -81,13 +82,13 @@ class Supervisor:
         self._spec = spec
         self._paths = paths
         self._ledger = ledger
-        self._observer = observer
+        self._observe = observer
         self._clock = clock or SystemClock()
         self._recorder = Recorder(
             paths,
             ledger,
             self._clock,
-            complain=lambda text: self._observe("trouble", {"text": text}),
+            complain=lambda text: observer("trouble", {"text": text}),
         )
         self._nodes = Nodes(
             self,
@@ -102,7 +103,7 @@ class Supervisor:
         self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
         self._logs = self._follower()
         self._tests = NodeTests(
-            paths.run_id, spec, self._nodes, ledger, self._recorder, self._clock, self._observe
+            paths.run_id, spec, self._nodes, ledger, self._recorder, self._clock, observer
         )
         self._launches = Launches(
             paths, self._nodes, self._recorder, self._observe, self._tests, nnodes=spec.nnodes
@@ -121,7 +122,7 @@ class Supervisor:
             paths.run_id, self._recorder, self._losses, self._clock, self._observe
         )
         self._decisions = Decisions(spec, self._recorder, paths.approved, self._observe)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
 
     async def run(
@@ -166,8 +167,7 @@ class Supervisor:
         finally:
             if leads:
                 await self._end_launchers()
-            for task in self._tasks:
-                task.cancel()
+            self._tasks.cancel()
             self._losses.close()
             self._logs.close()
             await self._nodes.close(farewell if leads else None)
@@ -176,7 +176,7 @@ class Supervisor:
     async def _begin(self, listening: socket.socket, *, adopts: bool) -> None:
         launch, over = self._running, self._over
         await self._nodes.start(listening, adopting=None if launch is None else launch.attempt)
-        self._spawn(self._tick_forever())
+        self._tasks.spawn(self._tick_forever())
         if over is not None:
             await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
             assert self._ended is not None
@@ -256,8 +256,8 @@ class Supervisor:
         )
         self._logs.close()
         self._logs = self._follower()
-        self._spawn(self._logs.follow())
-        self._spawn(self._see_through())
+        self._tasks.spawn(self._logs.follow())
+        self._tasks.spawn(self._see_through())
         ended = len(self._view.exits)
         for node_id, name in launch.nodes.items():
             if node_id not in present:
@@ -358,15 +358,8 @@ class Supervisor:
         asyncio.get_running_loop().call_later(WARM_AFTER_S, warm)
 
     def _stepped(self, peer: Peer, message: dict[str, Any], at_monotonic_s: float) -> None:
-        record = StepRecord(
-            attempt=self._view.number,
-            rank=peer.rank,
-            step=int(message["step"]),
-            at_s=self._clock.now_s() - self._now_s + at_monotonic_s,
-            step_s=float(message["step_s"]),
-            loss=None if message["loss"] is None else float(message["loss"]),
-            metrics={str(name): float(value) for name, value in message["metrics"].items()},
-        )
+        at_s = self._clock.now_s() - self._now_s + at_monotonic_s
+        record = StepRecord.of_report(self._view.number, peer.rank, message, at_s)
         if self._view.start_step is None:
             self._first_step(record)
         self._recorder.step(record)
@@ -382,13 +375,7 @@ class Supervisor:
         if found is None:
             return
         self._view.anomaly = found
-        broken = policy.LossBroken(
-            step=found.step,
-            is_spike=found.kind == "spike",
-            can_go_back=self._losses.can_go_back(found.first_step),
-            batches=found.batches,
-        )
-        self._tell(broken)
+        self._tell(self._losses.broken(found))
         if self._state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
             if self._decisions.holds_loss:
@@ -422,7 +409,7 @@ class Supervisor:
 
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()
-        last_beat_s, beating = last_s, self._spawn(self._beat())
+        last_beat_s, beating = last_s, self._tasks.spawn(self._beat())
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock.monotonic_s()
@@ -446,7 +433,7 @@ class Supervisor:
                 self._tell(modes.Approved())
             if now_s - last_beat_s > BEAT_S and beating.done():
                 last_beat_s = now_s
-                beating = self._spawn(self._beat())
+                beating = self._tasks.spawn(self._beat())
             self._tell(policy.Tick())
 
     async def _beat(self) -> None:
@@ -484,7 +471,7 @@ class Supervisor:
                 self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
                     self._launches.attempt = self._view.number
-                self._spawn(self._attempt(in_place=in_place))
+                self._tasks.spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
                 if not self._view.rank_pids:  # there is no rank to ask yet
                     self._kill()
@@ -493,7 +480,7 @@ class Supervisor:
             case policy.Kill():
                 self._kill()
             case policy.Diagnose():
-                self._spawn(self._diagnose())
+                self._tasks.spawn(self._diagnose())
             case policy.AskRanksToSave():
                 self._stopping.ask_ranks(self._view)
             case Skip():
@@ -503,16 +490,8 @@ class Supervisor:
             case policy.End():
                 self._end(action)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return task
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._ended is not None and not self._ended.done():
+    def _failed(self, error: BaseException) -> None:
+        if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
     def _kill(self) -> None:
@@ -549,7 +528,7 @@ class Supervisor:
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()
-        self._spawn(self._logs.follow())
+        self._tasks.spawn(self._logs.follow())
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
         self._launches.start(number, chosen)
@@ -613,6 +592,3 @@ class Supervisor:
         self._observe("ended", {"state": outcome.state, "outcome": outcome.sentence})
         assert self._ended is not None
         self._ended.set_result(outcome)
-
-    def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
-        self._observer(kind, data)

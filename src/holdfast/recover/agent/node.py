@@ -27,6 +27,7 @@ from holdfast.core.child_process import RestartLimit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
+from holdfast.core.tasks import Tasks
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
@@ -127,7 +128,7 @@ class Node:
         self._idle_s = 0.0
         """For how long no rank of this node had reported a step, when the agent looked for its supervisor last."""
         self._has_joined = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
         self._agent = Child(
             module="holdfast.recover.agent.agent",
@@ -253,17 +254,17 @@ class Node:
         self._ended = asyncio.get_running_loop().create_future()
         children = [self._agent, *([] if self._supervisor is None else [self._supervisor])]
         for child in children:
-            self._spawn(self._keep(child))
-        self._spawn(self._watch_for_supervisor())
+            self._tasks.spawn(self._keep(child))
+        self._tasks.spawn(self._watch_for_supervisor())
         if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
             grace_s = self._spec.restarts.stop_grace_s
-            self._spawn(stop_in_time(job_id, grace_s, self._stop_once, leads=self._is_leading))
+            self._tasks.spawn(
+                stop_in_time(job_id, grace_s, self._stop_once, leads=self._is_leading)
+            )
         try:
             return await self._ended
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
             job, self._job = self._job, None
             if job is not None:
                 job.kill()
@@ -275,15 +276,8 @@ class Node:
                 if self._meeting is not None and self._leads:
                     self._meeting.credentials(self._home).unlink(missing_ok=True)
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None and self._ended is not None and not self._ended.done():
+    def _failed(self, error: BaseException) -> None:
+        if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
     # The agent and the supervisor
@@ -383,7 +377,7 @@ class Node:
                 self._idle_s = float(message["idle_s"])
             case "launch":
                 self._launched, self._is_kill_due = int(message["attempt"]), False
-                self._spawn(self._launch(message))
+                self._tasks.spawn(self._launch(message))
             case "kill":
                 self._is_kill_due = True
                 if self._job is not None:
@@ -490,7 +484,7 @@ class Node:
         )
         assert self._supervisor is not None
         self._lock = lock
-        self._spawn(self._keep(self._supervisor))
+        self._tasks.spawn(self._keep(self._supervisor))
 
     def _complaint(self, why: str) -> str:
         assert self._meeting is not None

@@ -1,0 +1,104 @@
+"""See whether the attempts of a run gain anything.
+
+An attempt has gained something when it reached a higher step than every attempt before it, or when a newer checkpoint
+became durable. Where it began from an older checkpoint than the newest known one, that one is lost, and gains count
+from the older one. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has
+gained.
+"""
+
+from dataclasses import replace
+
+from holdfast.recover.policy.events import Diagnosed
+from holdfast.recover.policy.state import RestartLimits, State
+from holdfast.recover.skipping.plan import Skip
+
+BROKEN_SLACK = 3
+"""A loss that breaks again may be certain so many steps later than before."""
+
+
+def after_failure(
+    limits: RestartLimits,
+    state: State,
+    failure: Diagnosed,
+    now_s: float,
+    *,
+    skip: Skip | None = None,
+) -> State:
+    """Return `state` with what a failure at `now_s` shows of the attempt that began at `state.launched_at_s`."""
+    state = _rolled_back(state, failure)
+    gained = not state.roots_since_gain or _has_gained(limits, state, failure, now_s)
+    lived_s = now_s - state.launched_at_s
+    # Time alone shows no gain for sure: a blind job that fails again within `window_s` waits.
+    in_doubt = (
+        bool(state.roots_since_gain) and is_blind(state, failure) and lived_s < limits.window_s
+    )
+    counts = skip is None  # else the next attempt trains on other data, and has not failed yet
+    return replace(
+        state,
+        vain_at_s=() if gained else (*state.vain_at_s, *(now_s,) * counts),
+        waits=0 if gained and not in_doubt else state.waits + counts,
+        roots_since_gain=(place(failure),)
+        if gained
+        else (*state.roots_since_gain, *(place(failure),) * counts),
+        best_step=_higher(state.best_step, failure.reached),
+        best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
+        has_stepped=failure.has_stepped,
+        broken_step=state.broken_step if failure.healthy_step is None else failure.step,
+        skipping=state.skipping.after(skip, gained=gained),
+    )
+
+
+def _rolled_back(state: State, failure: Diagnosed) -> State:
+    """Return `state` with gains counted from where the attempt began, where newer checkpoints are lost."""
+    restored, newest = failure.restored_step, state.best_checkpoint_step
+    # A second loss down to the same step shows that what was gained since the first one did not last.
+    if restored is None or newest is None or restored >= newest or restored == state.rolled_back_to:
+        return state
+    if failure.reached is not None and failure.reached + 1 >= (state.best_step or 0):
+        return state  # it came back to the best place, and is compared with that
+    return replace(
+        state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored
+    )
+
+
+def place(failure: Diagnosed) -> tuple[str, bool]:
+    """Return what makes a failure the same as another one: the root, and whether the attempt had completed a step.
+
+    A start and a loop are two places: what is killed twice from outside may meet one of each.
+    """
+    return failure.fingerprint, failure.has_stepped
+
+
+def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> bool:
+    if is_blind(state, failure):
+        return now_s - state.launched_at_s >= limits.blind_gain_s
+    if (
+        failure.healthy_step is not None
+        and state.broken_step is not None
+        and failure.step is not None
+        and failure.step <= state.broken_step + BROKEN_SLACK
+    ):
+        return False
+    if failure.checkpoint_step is not None and failure.checkpoint_step > (
+        state.best_checkpoint_step or 0
+    ):
+        return True
+    # One step more is the same step: a rank's last report may die with it.
+    return failure.reached is not None and failure.reached > (state.best_step or 0) + 1
+
+
+def is_blind(state: State, failure: Diagnosed) -> bool:
+    """Return whether neither steps nor checkpoints of the job are known."""
+    known = (state.best_step, state.best_checkpoint_step, failure.step, failure.checkpoint_step)
+    return all(step is None for step in known)
+
+
+def allowed_retries(limits: RestartLimits, failed: State, event: Diagnosed) -> int:
+    """Return how often the root of a failure may come back at its place without a gain."""
+    if is_blind(failed, event):
+        return limits.blind_retries
+    return limits.outside_retries if event.waits_for_outside or event.killed_from_outside else 1
+
+
+def _higher(best: int | None, step: int | None) -> int | None:
+    return max((each for each in (best, step) if each is not None), default=None)

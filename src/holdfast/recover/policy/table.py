@@ -1,0 +1,270 @@
+"""Decide by a table what to do next."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from holdfast.recover.policy.events import (
+    Action,
+    Adopted,
+    AskRanksToSave,
+    Begin,
+    CannotSave,
+    Diagnose,
+    Diagnosed,
+    End,
+    Event,
+    JobExited,
+    JobFrozen,
+    Kill,
+    Launch,
+    LossBroken,
+    NodesMissing,
+    RankFailed,
+    Resolve,
+    StateSaved,
+    StopAsked,
+    Terminate,
+    Tick,
+)
+from holdfast.recover.policy.history import BROKEN_SLACK, after_failure, allowed_retries, place
+from holdfast.recover.policy.state import Phase, RestartLimits, State
+
+KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
+MAX_DOUBLINGS = 30
+"""A wait is not doubled more often; it is at its bound long before."""
+
+Decision = tuple[State, tuple[Action, ...]]
+
+
+def decide(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    """The next state and what to do, given what happened at `now_s` (monotonic seconds)."""
+    rule = TABLE.get((state.phase, type(event)))
+    return rule(limits, state, event, now_s) if rule is not None else (state, ())
+
+
+def rule_of(state: State, event: object) -> str:
+    """Return the name of the rule by which `decide` goes for an event; empty where nothing changes."""
+    rules = {
+        (phase, kind): rule for (phase, kind), rule in TABLE.items() if isinstance(event, kind)
+    }
+    rule = next((rule for (phase, _), rule in rules.items() if phase is state.phase), None)
+    return "" if rule is None else rule.__name__.strip("_").replace("_", "-")
+
+
+def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    in_place = state.has_stepped
+    running = replace(
+        state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s, in_place=in_place
+    )
+    return running, (Launch(in_place=in_place),)
+
+
+def _adopt(_limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, Adopted)
+    in_place = event.in_place
+    return replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=in_place), ()
+
+
+def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, NodesMissing)
+    if state.stop_by is not None:
+        return finish(state, _stopped(state))
+    return finish(state, _failed(event.outcome))
+
+
+def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    failing = replace(state, phase=Phase.FAILING, deadline_s=now_s + limits.teardown_grace_s)
+    return failing, (Terminate(),)
+
+
+def _kill_frozen(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
+    return replace(state, phase=Phase.FAILING, deadline_s=None), (Kill(),)
+
+
+def _leave_broken_state(
+    _limits: RestartLimits, state: State, event: Event, _now_s: float
+) -> Decision:
+    assert isinstance(event, LossBroken)
+    known = state.spike_step is not None and event.step <= state.spike_step + BROKEN_SLACK
+    in_vain = known and state.skipping.next_skip(event.batches) is None
+    if event.is_spike and (in_vain or not event.can_go_back):
+        return state, ()  # the same data bring it again: the training goes on from there
+    spike_step = event.step if event.is_spike else state.spike_step
+    failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
+    return failing, (Kill(),)
+
+
+def _kill_when_due(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    if state.deadline_s is None or now_s < state.deadline_s:
+        return state, ()
+    return replace(state, deadline_s=None), (Kill(),)
+
+
+def _exited(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, JobExited)
+    if event.returncode == 0 and state.phase is Phase.RUNNING:
+        return finish(state, _completed())
+    return replace(state, phase=Phase.DIAGNOSING, deadline_s=None), (Diagnose(),)
+
+
+def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, Diagnosed)
+    if state.stop_by is not None:
+        return _resolved(
+            state,
+            _stopped(state),
+            f"{state.stop_by} asked to stop, so it was not restarted.",
+            rule="stop-asked",
+        )
+    if state.in_place and not event.has_stepped:
+        fresh, actions = _launch(limits, replace(state, has_stepped=False), event, now_s)
+        why = f"{KEPT} {event.summary}"
+        kept = Resolve(action="restart", explanation=why, rule="kept-launcher")
+        return fresh, (kept, *actions)
+    if not event.restart_helps:
+        why = f"A restart does not mend this. {event.summary}"
+        return _resolved(state, _failed(f"{why} {event.mitigation}"), why, rule="not-mended")
+    skip = state.skipping.next_skip(event.batches)
+    failed = after_failure(limits, state, event, now_s, skip=skip)
+    if skip is None and failed.roots_since_gain.count(place(event)) > allowed_retries(
+        limits, failed, event
+    ):
+        at = f"at step {event.step}" if event.step else "before the first step"
+        why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
+        advice = "" if event.advises_only_restart else f" {event.mitigation}"
+        end = _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`.")
+        return _resolved(failed, end, why, rule="same-root")
+    recent = sum(now_s - at_s < limits.window_s for at_s in failed.vain_at_s)
+    if recent >= limits.max_restarts:
+        budget = f"The budget of {limits.max_restarts} restarts without a gain in {limits.window_s:g} s is spent."
+        why = f"{budget} The last failure: {event.summary}"
+        next_step = "Mend the cause, or raise --max-restarts, then `holdfast run --resume`."
+        end = End(state="failed", exit_code=3, outcome=f"{why} {next_step}")
+        return _resolved(failed, end, why, rule="budget-spent")
+    waits = min(failed.waits, MAX_DOUBLINGS)
+    if event.waits_for_outside:
+        longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**waits)
+        wait_s = max(limits.outside_wait_s, longer_s)
+    else:
+        wait_s = (
+            min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (waits - 1)) if waits else 0.0
+        )
+    waited = f" after {wait_s:g} s" if wait_s else ""
+    counted = (
+        f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
+    )
+    without = "" if skip is None else f" From now on {skip} of the data are left out."
+    rule = "restart-after-wait" if wait_s else "restart"
+    helps = f"A restart helps here{counted}{waited}.{without}"
+    resolve = Resolve(action="restart", explanation=helps, rule=rule)
+    resolving = (resolve,) if skip is None else (skip, resolve)
+    waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
+    if wait_s == 0.0:
+        relaunched, actions = _launch(limits, waiting, event, now_s)
+        return relaunched, (*resolving, *actions)
+    return waiting, resolving
+
+
+def _launch_when_due(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.deadline_s is not None and now_s < state.deadline_s:
+        return state, ()
+    return _launch(limits, state, event, now_s)
+
+
+def _save_first(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    stopping = replace(
+        state, stop_by=event.by, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s
+    )
+    return stopping, (AskRanksToSave(),)
+
+
+def _let_leave(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), ()
+
+
+def _terminate(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), (
+        Terminate(),
+    )
+
+
+def _kill_leaving(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
+    return replace(state, phase=Phase.LEAVING, deadline_s=None), (Kill(),)
+
+
+def _stop_failing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    again = state.stop_by is not None
+    return replace(state, stop_by=event.by), (Kill(),) if again else ()
+
+
+def _stop_diagnosing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    if state.stop_by is not None:  # asked again: not even for the diagnosis
+        return finish(state, _stopped(state))
+    return replace(state, stop_by=event.by), ()
+
+
+def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    return finish(state, _stopped(replace(state, stop_by=event.by)))
+
+
+def _stopped_now(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
+    return finish(state, _stopped(state))
+
+
+def _completed() -> End:
+    return End(state="completed", exit_code=0, outcome="The job completed.")
+
+
+def _stopped(state: State) -> End:
+    return End(state="stopped", exit_code=4, outcome=f"Stopped by {state.stop_by}.")
+
+
+def _failed(outcome: str) -> End:
+    return End(state="failed", exit_code=1, outcome=outcome)
+
+
+def _resolved(state: State, end: End, why: str, *, rule: str) -> Decision:
+    ended, actions = finish(state, end)
+    return ended, (Resolve(action="stop", explanation=why, rule=rule), *actions)
+
+
+def finish(state: State, how: End) -> Decision:
+    """Return the state of a run that is over, and its end."""
+    return replace(state, phase=Phase.ENDED, deadline_s=None), (how,)
+
+
+Rule = Callable[[RestartLimits, State, Event, float], Decision]
+
+TABLE: dict[tuple[Phase, type[Event]], Rule] = {
+    (Phase.IDLE, Begin): _launch,
+    (Phase.IDLE, Adopted): _adopt,
+    (Phase.RUNNING, NodesMissing): _give_up,
+    (Phase.STOPPING, NodesMissing): _give_up,
+    (Phase.RUNNING, RankFailed): _await_teardown,
+    (Phase.RUNNING, JobFrozen): _kill_frozen,
+    (Phase.RUNNING, LossBroken): _leave_broken_state,
+    (Phase.RUNNING, JobExited): _exited,
+    (Phase.RUNNING, StopAsked): _save_first,
+    (Phase.FAILING, Tick): _kill_when_due,
+    (Phase.FAILING, JobExited): _exited,
+    (Phase.FAILING, StopAsked): _stop_failing,
+    (Phase.DIAGNOSING, Diagnosed): _diagnosed,
+    (Phase.DIAGNOSING, StopAsked): _stop_diagnosing,
+    (Phase.WAITING, Tick): _launch_when_due,
+    (Phase.WAITING, StopAsked): _stop_waiting,
+    (Phase.STOPPING, StateSaved): _let_leave,
+    (Phase.STOPPING, CannotSave): _terminate,
+    (Phase.STOPPING, RankFailed): _terminate,
+    (Phase.STOPPING, StopAsked): _kill_leaving,
+    (Phase.STOPPING, JobFrozen): _kill_leaving,
+    (Phase.STOPPING, Tick): _kill_when_due,
+    (Phase.STOPPING, JobExited): _stopped_now,
+    (Phase.LEAVING, StopAsked): _kill_leaving,
+    (Phase.LEAVING, Tick): _kill_when_due,
+    (Phase.LEAVING, JobExited): _stopped_now,
+}
+"""Every pair that means something."""
