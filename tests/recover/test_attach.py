@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from holdfast.core.errors import BadUse
+from holdfast.core.link import take_batches
 from holdfast.recover.attach import WAITING_STEPS, Run, _Link, _number
 from holdfast.recover.channel import encode
 
@@ -88,6 +89,17 @@ def test_numbers_of_every_kind_are_taken(run, sent):
     )
     (step,) = flushed(run, sent)
     assert (step["step"], step["loss"], step["metrics"]) == (3, 0.5, {"value": 2.0, "odd": "nan"})
+
+
+def test_a_step_has_the_batches_since_the_step_before(run, sent):
+    take_batches()
+    batches = iter(run.batches(range(9)))
+    for step, count in enumerate((1, 2, 0), 1):
+        for _ in range(count):
+            next(batches)
+        run.step(step, loss=1.0)
+    told = [message["batches"] for message in flushed(run, sent)]
+    assert [one and list(one) for one in told] == [[1, 1], [2, 3], None]
 
 
 @pytest.mark.parametrize(

@@ -128,32 +128,25 @@ def ranges(ledger, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("value", "rule"), [("300", "observer-spike"), ("nan", "observer-not-finite")]
+    ("value", "rule", "workers", "kills"),
+    [("300", "observer-spike", 0, "yes"), ("nan", "observer-not-finite", 1, "")],
 )
-def test_what_broke_the_loss_is_left_out_and_nothing_else(place, value, rule):
-    err, incidents = outcome(place, value, workers=1 if value == "nan" else 0)
+def test_what_broke_the_loss_is_left_out_and_nothing_else(place, value, rule, workers, kills):
+    """Also in an attempt after a rank was killed, which trains on what comes before once more."""
+    err, (incident, *later) = outcome(place, value, workers=workers, kills=kills)
     with place.ledger() as ledger:
         (decided,), skipped = ranges(ledger, "leave_out"), ranges(ledger, "batches_skipped")
-    (incident,) = incidents
     assert (incident.kind, incident.action) == ("anomaly", "restart")
     assert incident.diagnosis["decided_by"][0] == rule
     _, first, last = decided
     assert first < POISONED <= last <= POISONED + 4
-    assert skipped == [(2, first, last)], "of both ranks, recorded once"
+    attempts = [2, 3] if kills else [2]
+    assert skipped == [(attempt, first, last) for attempt in attempts], "of two ranks, once"
+    assert [one.kind for one in later] == ["exit"] * (len(attempts) - 1)
+    assert all(one.restored_step < first for one in (incident, *later))
     assert f"batches {first} to {last} of the data are left out" in incident.explanation
     assert f"Batches {first} to {last} were left out" in err
-    assert incident.restored_step < first
     assert finals(place.folder) == by_hand(place, value, first, last)
     shown = place.holdfast("incidents", "show", str(incident.incident_id))[1]
+    assert f"from the state of step {incident.restored_step}" in shown
     assert f"batches {first} to {last}" in shown
-
-
-@pytest.mark.slow
-def test_what_is_left_out_stays_so_after_another_failure(place):
-    _, incidents = outcome(place, "300", kills="yes")
-    assert [one.kind for one in incidents] == ["anomaly", "exit"]
-    with place.ledger() as ledger:
-        ((_, first, last),) = ranges(ledger, "leave_out")
-        assert ranges(ledger, "batches_skipped") == [(2, first, last), (3, first, last)]
-    assert incidents[1].restored_step < first, "it trains on what comes before once more"
-    assert finals(place.folder) == by_hand(place, "300", first, last)

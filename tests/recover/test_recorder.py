@@ -5,13 +5,14 @@ import math
 import pytest
 
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.ledger import Incident, Ledger, Run
+from holdfast.core.ledger import Event, Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepRecord, read_steps
 from holdfast.recover import policy
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.recorder import Recorder
+from holdfast.recover.skipping.plan import Skip
 from holdfast.testing import FakeClock
 
 
@@ -272,3 +273,37 @@ def test_a_recorded_end_is_the_runs_end(recorder, ledger):
     assert recorder.recorded_end() is None
     recorder.run_ended(state="stopped", exit_code=4, outcome="Stopped.")
     assert recorder.recorded_end() == ("stopped", 4, "Stopped.")
+
+
+def test_what_is_left_out_is_known_to_every_later_supervisor(
+    tmp_path, recorder, ledger, clock, complaints
+):
+    recorder.event("begun", {})
+    recorder.attempt_began(1)
+    recorder.first_step(0, 1.0)
+    recorder.incident(incident(clock))
+    recorder.leave_out(Skip(first=120, last=124))
+    recorder.attempt_began(2)
+    recorder.first_step(0, 1.0)
+    recorder.incident(incident(clock, attempt=2))
+    recorder.leave_out(Skip(first=120, last=129, doublings=1))
+    ledger.add_event(Event(run_id="r", attempt=3, at_s=1.0, kind="leave_out", data={"first": "x"}))
+    paths = RunPaths(tmp_path, "r")
+    later = Recorder(paths, ledger, clock, complaints.append)
+    assert later.skipping.left_out.ranges == ((120, 129),)
+    assert "passed over" in complaints[0]
+    state = later.remembered(policy.RestartLimits())
+    assert state.skipping.skips == (Skip(first=120, last=129, doublings=1),)
+    assert (state.skipping.in_vain, len(state.roots_since_gain)) == (2, 1)
+    clock.advance(1.0)
+    later.event("begun", {})
+    state = later.remembered(policy.RestartLimits())
+    assert state.skipping.left_out.ranges == ((120, 129),), "also after a resume by hand"
+    later.close()
+
+
+def test_the_batches_that_broke_a_loss_are_known_to_the_next_supervisor(recorder):
+    anomaly = Anomaly(kind="not finite", first_step=3, step=4, value=math.inf, batches=(2, 4))
+    recorder.attempt_began(1)
+    recorder.ends(None, anomaly)
+    assert recorder.ending() == (None, anomaly)

@@ -15,6 +15,7 @@ from holdfast.core.accounting import Point, summarize
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Event
 from holdfast.ui import write_report
+from holdfast.ui.cards import incident_card
 from holdfast.ui.headline import headline
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -89,6 +90,32 @@ def test_the_answer_comes_first(summaries, page):
     assert headline(summaries[0]) == answer
     assert f"<title>Holdfast demo: {answer}</title>" in page.source
     assert f"Holdfast demo {answer} Run demo-1 on 2 ranks" in page.text
+
+
+@pytest.mark.parametrize(
+    ("rule", "happened"),
+    [
+        ("observer-spike", "The loss spiked at step 112"),
+        ("observer-not-finite", "The loss was no longer a finite number at step 112"),
+        (None, "The loss broke at step 112"),
+    ],
+)
+def test_a_broken_loss_is_told_in_plain_words(summaries, rule, happened):
+    summary = summaries[0]
+    cost = summary.incidents[0]
+    incident = replace(
+        cost.incident,
+        kind="anomaly",
+        rank=None,
+        step=112,
+        restored_step=70,
+        diagnosis={"decided_by": [rule]},
+        explanation="From now on batches 109 to 112 of the data are left out.",
+    )
+    card = incident_card(replace(cost, incident=incident, restore_s=None), summary)
+    assert card.title == happened
+    assert card.done == "Went back to the checkpoint of step 70."
+    assert "batches 109 to 112" in card.why
 
 
 def test_it_contains_every_number(summaries, page):

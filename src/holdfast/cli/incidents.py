@@ -102,6 +102,8 @@ def show(place: Place, incident_id: str, as_json: bool) -> None:
         click.echo(f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}")
     click.echo(f"  advice    {found['mitigation']}")
     click.echo(f"  done      {incident.action}: {incident.explanation}")
+    if incident.restored_step is not None:
+        click.echo(f"  went on   from the state of step {incident.restored_step}")
     for one in found.get("similar", ()):
         click.echo(
             f"  like      {one['id']}, {one['reason']} ({one['similarity']:.2f}): {', '.join(one['shared'])}"

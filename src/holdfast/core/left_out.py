@@ -15,6 +15,8 @@ from holdfast.core.errors import BadUse
 
 ENV_LEAVE_OUT: Final = "HOLDFAST_LEAVE_OUT"
 """The batches that a rank leaves out, as `LeftOut.as_text` writes them."""
+SKIPPED: Final = "batches_skipped"
+"""The kind of the event that a rank sends when it has left out batches."""
 MAX_RANGES: Final = 256
 """An environment variable and a message have room for so many ranges."""
 MAX_NUMBER: Final = 2**53

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
+from holdfast.core.left_out import SKIPPED
 from holdfast.core.paths import RunPaths
 from holdfast.core.tasks import Tasks
 from holdfast.core.telemetry import StepRecord
@@ -56,7 +57,6 @@ ADOPT_TICKS = 100
 """So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
 END_TIMEOUT_S = 60.0
 """How long the nodes may take to end what is left of the job."""
-SKIPPED = "batches_skipped"
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 """The events of ranks that the observer receives; a script's own events are for the record."""
 

@@ -7,6 +7,7 @@ from typing import Any
 from holdfast.core import words
 from holdfast.core.accounting import IncidentSummary, RunSummary
 from holdfast.core.explanation import within_run
+from holdfast.core.ledger import Incident
 from holdfast.core.page import KeyFigure
 
 EVIDENCE_LIMIT = 25
@@ -40,16 +41,18 @@ class Card:
     figures: tuple[KeyFigure, ...]
 
 
-_HAPPENED = {"hang": "frozen", "anomaly": "computed a broken loss"}
 _SEEN = {"hang": "stopped making steps", "anomaly": "reported a broken loss"}
 """What is said of a kind of incident other than an exit."""
+_LOSSES = {
+    "observer-spike": "The loss spiked",
+    "observer-not-finite": "The loss was no longer a finite number",
+}
+"""What happened to a loss, by the rule that decided."""
 
 
 def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     """One incident of a run; a diagnosis of another version or shape shows what it has."""
     incident, found = cost.incident, cost.incident.diagnosis
-    who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
-    what = _HAPPENED.get(incident.kind, "exited")
     step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect))]
@@ -59,7 +62,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
         figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost)))
     return Card(
         number=cost.number,
-        title=f"{who} {what} {step}",
+        title=f"{_happened(incident)} {step}",
         injected=tuple(_injected(data) for data in cost.injected),
         seen=_seen(cost, summary),
         reason=str(found.get("reason") or "No diagnosis is recorded."),
@@ -74,6 +77,15 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
         ),
         figures=tuple(figures),
     )
+
+
+def _happened(incident: Incident) -> str:
+    if incident.kind == "anomaly":
+        decided = incident.diagnosis.get("decided_by")
+        rule = str(decided[0]) if isinstance(decided, list) and decided else ""
+        return _LOSSES.get(rule, "The loss broke")
+    who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
+    return f"{who} {'frozen' if incident.kind == 'hang' else 'exited'}"
 
 
 def _injected(data: Mapping[str, Any]) -> str:
@@ -140,8 +152,10 @@ def _done(cost: IncidentSummary, summary: RunSummary) -> str:
         return f"{done}."
     reading = "" if cost.restore_s is None else f", read in {words.duration(cost.restore_s)}"
     where = (
-        f"from the checkpoint of step {incident.restored_step}{reading}"
+        f"the checkpoint of step {incident.restored_step}{reading}"
         if incident.restored_step
-        else "from step 0"
+        else "step 0"
     )
-    return f"{done} {where}."
+    if incident.kind == "anomaly" and incident.action == "restart":
+        return f"Went back to {where}."
+    return f"{done} from {where}."

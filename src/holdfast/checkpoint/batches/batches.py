@@ -11,11 +11,8 @@ from typing import Any
 from holdfast.checkpoint.batches.loaders import loader_of
 from holdfast.checkpoint.batches.order import Order
 from holdfast.core.errors import BadUse
-from holdfast.core.left_out import LeftOut
+from holdfast.core.left_out import SKIPPED, LeftOut
 from holdfast.core.link import job_link, note_batch
-
-SKIPPED = "batches_skipped"
-"""The kind of the event that a rank sends when it has left out batches."""
 
 _newest: "weakref.ref[Batches] | None" = None
 
@@ -103,7 +100,7 @@ class Batches:
             raise BadUse(
                 "Another loader was given to run.batches() meanwhile. Give it one loader alone: that of the training."
             )
-        if self._left_out.ranges:
+        if number > self._taken + 1:
             self._report(self._before + number)
         self._taken = number
         note_batch(self._before + number)

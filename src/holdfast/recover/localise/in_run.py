@@ -168,7 +168,12 @@ class NodeTests:
             await asyncio.wait((session, stop), return_when=asyncio.FIRST_COMPLETED)
             if not session.done():
                 return False
-            return self._take(session.result())
+            try:
+                report = session.result()
+            except Exception as error:  # a job does not end because its nodes could not be tested
+                self._records.complain(f"The tests of the nodes failed: {error!r}.")
+                return False
+            return self._take(report)
         finally:
             for task in (session, stop):
                 task.cancel()
