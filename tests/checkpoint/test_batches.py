@@ -188,7 +188,7 @@ def trained(make, count, *, stops=(), left_out=()):
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     stops=st.sets(st.integers(1, 19), max_size=4),
     firsts=st.sets(st.integers(1, 24), max_size=4),

@@ -9,6 +9,7 @@ from holdfast.checkpoint.convert.safetensors import main as convert
 NEEDS_TORCH = {
     "CheckpointComparison",
     "CheckpointInventory",
+    "Batches",
     "Checkpointer",
     "EntryDifference",
     "OpenedCheckpoint",

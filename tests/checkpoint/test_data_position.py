@@ -57,11 +57,21 @@ for dies_at in map(int, DIES_AT):
 """
 
 
-def lines_of_the_docs():
+WRAPPED = """
+import holdfast
+from torch.utils.data import DataLoader, RandomSampler
+sampler = RandomSampler(data)
+sampler.set_epoch = lambda epoch: None
+loader, epochs = DataLoader(data, batch_size=4, sampler=sampler, num_workers=2), 4
+"""
+"""What the lines of the docs take for given."""
+
+
+def lines_of_the_docs(word="StatefulData"):
     (lines,) = (
         each
         for each in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-        if "StatefulData" in each
+        if word in each
     )
     return lines
 
@@ -78,6 +88,13 @@ def test_what_the_docs_say_goes_on_to_the_last_bit(tmp_path, workers):
     samples, *ends = outcome(lines, tmp_path, 3, 10, 25)  # an epoch ends with 10
     assert samples == "40"
     assert ends == [f"[{left}, true, true]" for left in (33, 25, 11)]
+
+
+def test_wrapped_batches_go_on_to_the_last_bit(tmp_path):
+    """Shuffled by the generator that the training draws from, too, and loaded ahead by workers."""
+    samples, *ends = outcome(WRAPPED + lines_of_the_docs("attach().batches"), tmp_path, 10, 25)
+    assert samples == "40"
+    assert ends == [f"[{left}, true, true]" for left in (30, 16)]
 
 
 def test_without_these_lines_it_does_not(tmp_path):

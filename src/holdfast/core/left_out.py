@@ -1,4 +1,4 @@
-"""Batches of the data that a training leaves out: the supervisor decides which, and each rank reads them as it starts.
+"""Name the batches of the data that a training leaves out; the supervisor sends these names to the ranks it starts.
 
 A batch has a number: 1 for the first batch of the training, counted on over the epochs, batches that are left out
 included. So a number names the same batch in every attempt, whatever was left out before it.

@@ -1,7 +1,7 @@
-"""What the order of an epoch's batches depends on: random generators, and the epoch that a sampler was told.
+"""What the order of an epoch's batches depends on: random generators, and the epoch that was set in a sampler.
 
 A loader draws its order when an epoch begins: from the generators of the process, or from those that the loader and its
-samplers have. What they were at that moment, put back for a moment, gives the same order in another process.
+samplers have. Generators that are set for a moment to their states of then give the same order in another process.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Order:
     own: dict[str, torch.Tensor] = field(default_factory=dict)
     """The generators of the loader and its samplers, by the part that has them."""
     epochs: dict[str, int] = field(default_factory=dict)
-    """What `set_epoch` was called with, by the part that was told."""
+    """The epoch that `set_epoch` has set, by the part that has it."""
 
     @classmethod
     def of(cls, loader: Any) -> Self:
