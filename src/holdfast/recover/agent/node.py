@@ -253,7 +253,15 @@ class Node:
         self._spawn(self._watch_for_supervisor())
         if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
             grace_s = self._spec.restarts.stop_grace_s
-            self._spawn(stop_in_time(job_id, grace_s, self._stop_once, leads=self._is_leading))
+            self._spawn(
+                stop_in_time(
+                    job_id,
+                    grace_s,
+                    self._stop_once,
+                    leads=self._is_leading,
+                    complain=lambda text: self._observe("trouble", {"text": text}),
+                )
+            )
         try:
             return await self._ended
         finally:
