@@ -28,7 +28,7 @@ from holdfast.recover.detectors.slow import SlowDetector
 from holdfast.recover.stacks import Place, Stand
 
 PARTS = ("losses", "slow", "hangs")
-NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "outliers")
+NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "taking turns", "outliers")
 BEFORE = 300
 """Steps before a loss breaks."""
 AFTER = 40
@@ -65,6 +65,7 @@ def curve(kind: str, steps: int, source: random.Random) -> Iterator[float]:
             "slow": drift + source.gauss(0, 0.02),
             "sawtooth": 0.3 * (step % 500) / 500 + source.gauss(0, 0.02),
             "other data": (0.35 if step // 700 % 2 else 0.0) + source.gauss(0, 0.01),
+            "taking turns": (0.6 if step // 40 % 2 else 0.0) + source.gauss(0, 0.02),
             "outliers": source.gauss(0, 0.03) + (3.0 if source.random() < 0.02 else 0.0),
         }[kind]
         yield base + noise

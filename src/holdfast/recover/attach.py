@@ -180,7 +180,7 @@ class _Link:
         self._mark_s = time.monotonic()
         self._sections_s = 0.0
         self._skipped: dict[str, Any] | None = None
-        self._steps_s: deque[float] = deque(maxlen=STEPS)
+        self._steps_s: deque[float] = deque(maxlen=STEPS + 1)
         """When the last steps were completed, Unix seconds."""
         self._last_step: dict[str, Any] | None = None
         """The last one that was sent."""
@@ -370,9 +370,9 @@ class _Link:
                     self._stop.decide(int(message["proposal"]), commit=bool(message["commit"]))
                 elif message["kind"] == "look":
                     self._answer_look()
-                    self._report_collectives()
+                    self._report_collectives("begun")
                 elif message["kind"] == "collectives":
-                    self._report_collectives()
+                    self._report_collectives("collectives")
                 elif message["kind"] == "terminate":
                     self._terminate()
                 elif message["kind"] == "displaced":
@@ -383,12 +383,12 @@ class _Link:
             pass
         return False
 
-    def _report_collectives(self) -> None:
+    def _report_collectives(self, kind: str) -> None:
         try:
-            collectives = read_collectives(self._steps_s)
+            collectives = read_collectives(list(self._steps_s))
         except Exception:  # the recorder's form is PyTorch's own, and may change
             collectives = None
-        self._client.send({"kind": "collectives", "collectives": collectives})
+        self._client.send({"kind": kind, "collectives": collectives})
 
     def _answer_look(self) -> None:
         # From the receiving thread: the sending one may itself wait for a device that does not answer.

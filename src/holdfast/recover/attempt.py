@@ -105,7 +105,7 @@ class AttemptView:
             self._watch(rank, now_s)
         elif kind == "stacks":
             self.answers[rank] = stand_of(message["threads"])
-        elif kind == "collectives":
+        elif kind == "begun":
             self.begun[rank] = collectives_of(message["collectives"])
         elif kind == "step" and rank in self.attached:
             self._watch(rank, now_s)

@@ -20,7 +20,7 @@ shims connect again, and repeat what an agent must know.
 | rank | `stopped` | `step` |
 | rank | `imported` | : it has written what it has imported, see `shim.imports` |
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
-| rank | `collectives` | `collectives`: the last ones that it has begun, see `detectors.collectives`, or null |
+| rank | `begun`, `collectives` | `collectives`: the last ones that it has begun, see `detectors.collectives`, or null |
 | supervisor | `welcome` | |
 | supervisor | `displaced` | : the rank is another process, which attached; this one goes on without a supervisor |
 | supervisor | `terminate` | `attempt`: end by SIGTERM; a shim sends that to its rank |
@@ -30,7 +30,7 @@ shims connect again, and repeat what an agent must know.
 | supervisor | `leave` | : to a shim: end in the way its trainer has ended |
 | supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
 | supervisor | `decide` | `proposal`, `commit` |
-| supervisor | `look` | : answer with `stacks` and `collectives` |
+| supervisor | `look` | : answer with `stacks` and `begun` |
 | supervisor | `collectives` | : answer with `collectives` |
 """
 

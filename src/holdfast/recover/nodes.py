@@ -264,12 +264,9 @@ class Nodes:
         ends = [node.last_end for node in self._launch if node.launched is None]
         return any(end is not None and end[1] != 0 for end in ends)
 
-    def name_of(self, rank: int) -> str:
-        """Return the name of the node on which a rank runs; empty where that is not known."""
-        for node in self._nodes.values():
-            if any(peer.rank == rank for peer in node.peers):
-                return node.name
-        return ""
+    def names(self) -> dict[int, str]:
+        """Return for each rank the name of the node on which it runs."""
+        return {peer.rank: node.name for node in self._nodes.values() for peer in node.peers}
 
     async def gather(self, count: int, given_up: asyncio.Event, *, timeout_s: float) -> bool:
         """Wait until there are `count` nodes on which no launcher runs; return whether there are.

@@ -28,6 +28,7 @@ class Speed:
     def restart(self) -> None:
         """Forget the attempt before."""
         self._slow = SlowDetector()
+        self._names: dict[int, str] = {}
         self._throughput = Throughput()
 
     def tick(self, view: AttemptView, now_s: float) -> None:
@@ -36,8 +37,17 @@ class Speed:
         is_due = self._slow.due(now_s, view.detector.median_step_s)
         if is_due and 1 < len(ranks) == view.world_size and not view.detector.in_section:
             self._slow.asked(now_s)
+            self._names = self._nodes.names()
             self._nodes.send({"kind": "collectives"}, to="rank")
-        found = self._slow.look(now_s, ranks)
+        try:
+            found = self._slow.look(now_s, ranks)
+        except (
+            ArithmeticError,
+            LookupError,
+            ValueError,
+        ) as error:  # what the ranks send is the user's
+            self._recorder.event("malformed_message", {"error": repr(error)})
+            found = None
         if found is not None:
             self._recorder.event("slow_ranks", found.to_json())
             self._observe("trouble", {"text": _slow_ranks(found)})
@@ -45,7 +55,7 @@ class Speed:
     def answered(self, peer: Peer, message: Mapping[str, Any], at_s: float) -> None:
         """Take in the collectives of a rank; a malformed field raises KeyError, TypeError, ValueError or IndexError."""
         begun = collectives_of(message["collectives"])
-        self._slow.answered(peer.rank, self._nodes.name_of(peer.rank), begun, at_s)
+        self._slow.answered(peer.rank, self._names.get(peer.rank, ""), begun, at_s)
 
     def stepped(self, step_s: float) -> None:
         """Take in the time of a step."""

@@ -402,26 +402,34 @@ def begun(last, *, waits=True):
 
 
 @pytest.mark.parametrize(
-    ("collectives", "named"),
+    ("collectives", "stands", "named"),
     [
         # Rank 1 has not begun the collective in which the others wait.
-        ([begun({"0": 9}), begun({"0": 8}, waits=False), begun({"0": 9})], 1),
+        ([begun({"0": 9}), begun({"0": 8}, waits=False), begun({"0": 9})], {}, 1),
         # Rank 1 waits in its group with rank 2, so that rank 0 waits for rank 1: rank 2 is the cause.
-        ([begun({"0": 9}), begun({"0": 8, "1": 5}), begun({"1": 4}, waits=False)], 2),
+        ([begun({"0": 9}), begun({"0": 8, "1": 5}), begun({"1": 4}, waits=False)], {}, 2),
+        # Rank 0 has not begun the others' collective since it waits for a message of rank 1.
+        (
+            [begun({"0": 8}, waits=False), begun({"1": 4}, waits=False), begun({"0": 9})],
+            {0: IN_REDUCE, 2: IN_REDUCE},
+            1,
+        ),
         # All wait in the same collective.
-        ([begun({"0": 9}), begun({"0": 9}), begun({"0": 9})], None),
+        ([begun({"0": 9}), begun({"0": 9}), begun({"0": 9})], {}, None),
         # The rank that has not begun it does not answer: nothing is known of it.
-        ([begun({"0": 9}), begun({"0": 9}), None], None),
+        ([begun({"0": 9}), begun({"0": 9}), None], {}, None),
     ],
 )
-def test_the_rank_that_has_not_begun_the_others_collective_is_named(collectives, named):
+def test_the_rank_that_has_not_begun_the_others_collective_is_named(collectives, stands, named):
     detector, now_s = trained(ranks=3)
-    # Every stack stands in a native call that may wait for a device.
-    stand = Stand(Place.DEVICE, ("train_step (train.py:12)",))
+    # No stack stands in a collective that is known as one, unless stated.
+    stand = Stand(Place.OTHER, ("train_step (train.py:12)",))
 
     def looks(at_s):
         return {
-            rank: Look(state="sleeping", cpu_s=at_s, io_bytes=7, stand=stand, begun=one)
+            rank: Look(
+                state="sleeping", cpu_s=at_s, io_bytes=7, stand=stands.get(rank, stand), begun=one
+            )
             for rank, one in enumerate(collectives)
         }
 

@@ -259,7 +259,13 @@ class Node:
         if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
             grace_s = self._spec.restarts.stop_grace_s
             self._tasks.spawn(
-                stop_in_time(job_id, grace_s, self._stop_once, leads=self._is_leading)
+                stop_in_time(
+                    job_id,
+                    grace_s,
+                    self._stop_once,
+                    leads=self._is_leading,
+                    complain=lambda text: self._observe("trouble", {"text": text}),
+                )
             )
         try:
             return await self._ended

@@ -1,10 +1,14 @@
 """Stop a run with its state saved before the time limit of its Slurm job ends everything."""
 
 import asyncio
+import os
 import re
 import subprocess
 from collections.abc import Awaitable, Callable
 
+from holdfast.core.clock import Clock, SystemClock
+
+POLL_S = 15.0
 LOOK_S = 300.0
 """The limit is looked up so often, since an administrator may move the limit."""
 SPARE_S = 30.0
@@ -12,6 +16,10 @@ SPARE_S = 30.0
 SQUEUE_TIMEOUT_S = 60.0
 _LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
 """`squeue`'s %L: [[DAYS-]HOURS:]MINUTES:SECONDS."""
+
+
+class NotSeen(Exception):
+    """The time limit of a job cannot be looked up; the message says why."""
 
 
 def seconds(left: str) -> float | None:
@@ -24,19 +32,29 @@ def seconds(left: str) -> float | None:
 
 
 def time_left_s(job_id: str) -> float | None:
-    """Return the seconds until a Slurm job's time limit; None without a limit, or where Slurm does not answer."""
+    """Return the seconds until a Slurm job's time limit; None for a job without a limit.
+
+    Raises:
+        NotSeen: Slurm does not answer.
+    """
     try:
         answer = subprocess.run(
-            ["squeue", "--noheader", "--job", job_id, "--format", "%L"],
+            ["squeue", "--noheader", "--job", job_id, "--format", "%A %L"],
             capture_output=True,
             text=True,
+            errors="replace",
             check=True,
             stdin=subprocess.DEVNULL,
             timeout=SQUEUE_TIMEOUT_S,
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return seconds(answer.stdout)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotSeen(str(error)) from error
+    # Of an array and of a heterogeneous job there are several lines.
+    lines = [line.split() for line in answer.stdout.splitlines()]
+    own = [words[1] for words in lines if words[:1] == [job_id] and len(words) == 2]
+    if not own:
+        raise NotSeen(f"squeue shows no job {job_id}")
+    return seconds(own[0])
 
 
 async def stop_in_time(
@@ -45,7 +63,9 @@ async def stop_in_time(
     stop: Callable[[str], None],
     *,
     leads: Callable[[], bool],
+    complain: Callable[[str], None],
     look: Callable[[str], float | None] = time_left_s,
+    clock: Clock | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Wait until a run must begin to stop for its Slurm job's time limit, then stop the run.
@@ -55,13 +75,33 @@ async def stop_in_time(
         grace_s: how long the stop may take.
         stop: stops the run, in the name of who has asked for that.
         leads: whether this node leads the run; one node is enough to look.
-        look: returns the seconds until the limit of a job; called in a thread.
+        complain: receives a sentence, once, where the limit cannot be looked up.
+        look: returns the seconds until the limit of a job, or raises NotSeen; called in a thread.
+        clock: of this host.
         sleep: waits for some seconds.
     """
+    clock = clock or SystemClock()
+    # Newer versions of Slurm put the end there. What is looked up takes its place.
+    end = os.environ.get("SLURM_JOB_END_TIME", "")
+    ends_at_s = clock.monotonic_s() + float(end) - clock.now_s() if end.isdigit() else None
+    looked_at_s, has_complained = None, False
     while True:
-        left_s = await asyncio.to_thread(look, job_id) if leads() else None
-        due_s = LOOK_S if left_s is None else left_s - grace_s - SPARE_S
-        if due_s <= 0:
-            stop(f"the time limit of Slurm job {job_id}")
-            return
-        await sleep(min(LOOK_S, due_s))
+        now_s = clock.monotonic_s()
+        if leads() and (looked_at_s is None or now_s - looked_at_s >= LOOK_S):
+            try:
+                left_s = await asyncio.to_thread(look, job_id)
+            except (NotSeen, RuntimeError) as error:  # RuntimeError: no thread is to be had
+                if not has_complained and ends_at_s is None:
+                    has_complained = True
+                    complain(f"The time limit of Slurm job {job_id} cannot be seen: {error}.")
+            else:
+                looked_at_s = now_s
+                ends_at_s = None if left_s is None else clock.monotonic_s() + left_s
+        if leads() and ends_at_s is not None:
+            due_s = ends_at_s - clock.monotonic_s() - grace_s - SPARE_S
+            if due_s <= 0:
+                stop(f"the time limit of Slurm job {job_id}")
+                return
+            await sleep(min(POLL_S, due_s))
+        else:
+            await sleep(POLL_S)

@@ -6,22 +6,24 @@ loss is passed over: a stage of a pipeline may report NaN for want of a loss.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary steps (robust
 statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before, and it must be higher than each of them.
-A falling loss widens that deviation. So a loss is also compared with the median of the last `LEVEL` steps, and with how
-far ordinary losses were from that median when they came; it must be farther than each of them, and higher than the last
-`LEAST_STEPS`. Until so many steps are known, as in the warm-up, only losses that are not finite count.
+A loss that falls all the time widens that deviation. So it is also compared with the median of the last `LEVEL` steps,
+and with how far ordinary losses were from that median when they came; it must be farther than each of them, and higher
+than the last `LEAST_STEPS`. Until so many steps are known, as in the warm-up, only losses that are not finite count.
 """
 
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import median
 from typing import Any, Literal
 
 WINDOW = 256
 LEAST_STEPS = 64
 LEVEL = 32
+FALL = 0.02
+"""A loss falls all the time where the median of each quarter of the steps is lower by such a part than the last one."""
 NOT_FINITE_STEPS = 2
 SPIKE_STEPS = 3
 DEVIATIONS = 8.0
@@ -155,13 +157,18 @@ class AnomalyDetector:
         if len(self._ordinary) < LEAST_STEPS:
             return None, None
         losses = self._last(WINDOW)
-        distances = [distance for _, _, distance in self._ordinary]
         level = median(losses[-LEVEL:])
-        limits = [
-            _limit(median(losses), losses, highest=max(losses)),
-            _limit(level, distances, highest=max(level + max(distances), *losses[-LEAST_STEPS:])),
-        ]
-        return level, min((limit for limit in limits if limit is not None), default=None)
+        if not _falls(losses):
+            return level, _limit(median(losses), losses, highest=max(losses))
+        distances = [distance for _, _, distance in self._ordinary]
+        highest = max(level + max(distances), *losses[-LEAST_STEPS:])
+        return level, _limit(level, distances, highest=highest)
+
+
+def _falls(losses: Sequence[float]) -> bool:
+    part = len(losses) // 4
+    levels = [median(losses[number * part : (number + 1) * part]) for number in range(4)]
+    return all(now < before - FALL * abs(before) for before, now in pairwise(levels))
 
 
 def _limit(level: float, values: Sequence[float], *, highest: float) -> float | None:

@@ -1,24 +1,23 @@
 """Read which collectives a rank has begun, and when, from PyTorch's flight recorder.
 
-PyTorch keeps the last collectives of each process (`TORCH_FR_BUFFER_SIZE`, 2,000 by default), with NCCL and with gloo.
-A thread of the rank reads them; the training does no work for it. Where a rank has no recorder, there is nothing to
-read.
+PyTorch keeps the last collectives of each process (`TORCH_FR_BUFFER_SIZE`, 2,000 by default). A thread of the rank
+reads them, which takes tens of milliseconds; the training does no work for it. Only the recorder of gloo is read: that
+of NCCL queries CUDA events, which is not safe in every version of PyTorch while the job works.
 """
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-REPORTED = 256
-"""Limit for the collectives of a message, so that the message stays within the channel's bound."""
+REPORTED = 128
+"""Limit for the collectives of a message: the supervisor compares those of all ranks."""
 GROUPS = 64
-STEPS = 64
+STEPS = 16
+"""So many of the last steps are reported."""
 NAME_CHARACTERS = 80
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""The functions that read the recorder in newer and in older versions of PyTorch."""
 
 Key = tuple[str, int]
 """The name of a process group, and the number of a collective in the group."""
@@ -35,7 +34,7 @@ class Begun:
     waits: bool
     """Whether an operation that the rank has begun is not complete: others must do something first."""
     steps_s: tuple[float, ...] = ()
-    """When the rank completed its last steps."""
+    """When the rank completed its last steps; all collectives are of later moments than the first one."""
     read_at_s: float
     """When they were read, by the same clock."""
     cost_s: float
@@ -51,28 +50,24 @@ class Begun:
         )
 
 
-def read_collectives(steps_s: Iterable[float]) -> dict[str, Any] | None:
-    """Return this process's last collectives as plain JSON, None where PyTorch is not loaded or records nothing.
+def read_collectives(steps_s: Sequence[float] = ()) -> dict[str, Any] | None:
+    """Return this process's last collectives as plain JSON.
 
     Args:
-        steps_s: when the process completed its last steps, Unix seconds.
+        steps_s: when the process completed its last steps, Unix seconds; the collectives before the first one are left
+            out.
+
+    Returns:
+        None where PyTorch is not loaded, records nothing, or has initialised CUDA.
     """
     recorder = sys.modules.get("torch._C._distributed_c10d")
-    dump = next((found for name in _DUMPS if (found := getattr(recorder, name, None))), None)
-    if dump is None:
+    dump = getattr(recorder, "_dump_fr_trace_json", None)
+    if dump is None or sys.modules["torch"].cuda.is_initialized():
         return None
     began_s = time.perf_counter()
-    entries = json.loads(dump(True, False)).get("entries", [])
-    last: dict[str, int] = {}
-    begun: list[tuple[str, int, int]] = []
-    waits = False
-    for entry in entries:
-        waits |= not entry["retired"]
-        if entry["is_p2p"]:
-            continue
-        group, number = str(entry["process_group"][0])[:NAME_CHARACTERS], entry["collective_seq_id"]
-        last[group] = max(last.get(group, 0), number)
-        begun.append((group, number, entry["time_created_ns"]))
+    steps_s = [*steps_s][-STEPS - 1 :]
+    since_ns = steps_s[0] * 1e9 if steps_s else 0.0
+    waits, last, begun = _begun_since(since_ns, json.loads(dump(True, False)).get("entries", []))
     if not last or len(last) > GROUPS:
         return None
     names = list(last)
@@ -82,18 +77,39 @@ def read_collectives(steps_s: Iterable[float]) -> dict[str, Any] | None:
             [names.index(group), number, at_ns] for group, number, at_ns in _thinned_out(begun)
         ],
         "waits": waits,
-        "steps_s": [*steps_s][-STEPS:],
+        "steps_s": steps_s,
         "read_at_ns": time.time_ns(),
         "cost_s": time.perf_counter() - began_s,
     }
 
 
+def _begun_since(
+    since_ns: float, entries: Iterable[Mapping[str, Any]]
+) -> tuple[bool, dict[str, int], list[tuple[str, int, int]]]:
+    """Return whether something is not complete, the last collective of each group, and all since a moment."""
+    waits = False
+    last: dict[str, int] = {}
+    begun: list[tuple[str, int, int]] = []
+    for entry in entries:
+        waits |= not entry["retired"]
+        if entry["is_p2p"] or entry["profiling_name"].endswith("coalesced"):
+            continue
+        group, number = str(entry["process_group"][0])[:NAME_CHARACTERS], entry["collective_seq_id"]
+        if number <= last.get(group, 0):  # another group has the name of one that was destroyed
+            begun = [one for one in begun if one[0] != group]
+        last[group] = number
+        if entry["time_created_ns"] > since_ns:
+            begun.append((group, number, entry["time_created_ns"]))
+    return waits, last, begun
+
+
 def _thinned_out(begun: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
     """Return at most `REPORTED` collectives, the same ones on every rank: those with a multiple of a power of two."""
-    stride = 1
-    while len(kept := [one for one in begun if one[1] % stride == 0]) > REPORTED:
+    stride, highest = 1, max((number for _, number, _ in begun), default=0)
+    while len(begun) > REPORTED and stride <= highest:
         stride *= 2
-    return kept
+        begun = [one for one in begun if one[1] % stride == 0]
+    return begun[-REPORTED:]
 
 
 def collectives_of(message: Any) -> Begun | None:

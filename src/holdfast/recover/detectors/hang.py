@@ -12,8 +12,8 @@ own. While any rank is in a section, the others' silence is waiting for it and c
 more than a late one.
 
 What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it alone has
-not begun a collective that others have begun, and waits for nobody; its stack alone is outside the collective in which
-the others wait; it waits for such a lock; it is behind the others.
+not begun a collective that others have begun, and waits for nobody, neither by PyTorch's recorder nor by its stack; its
+stack alone is outside the collective in which the others wait; it waits for such a lock; it is behind the others.
 """
 
 from collections import deque
@@ -376,12 +376,12 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
         if seen.look is not None and seen.look.begun is not None
     }
     late = without_the_others_collective(begun) if len(begun) == len(ranks) else []
+    # Messages between two ranks are not recorded with gloo: its stack shows that a rank waits for one.
+    late = [rank for rank in late if not _waits_for_others(ranks[rank].stand)]
     if len(late) == 1:
         return late[0], None, None, f"the others wait for it{_where(ranks[late[0]].stand)}"
     stands = {rank: seen.stand for rank, seen in ranks.items() if seen.look is not None}
-    waiting = {
-        rank for rank, stand in stands.items() if stand is not None and _waits_for_others(stand)
-    }
+    waiting = {rank for rank, stand in stands.items() if _waits_for_others(stand)}
     outside = set(ranks) - waiting
     if waiting and len(outside) == 1:
         (rank,) = outside
@@ -398,8 +398,9 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
     return None, None, None, None
 
 
-def _waits_for_others(stand: Stand) -> bool:
-    return stand.place in (Place.COLLECTIVE, Place.BACKWARD, Place.DEVICE)
+def _waits_for_others(stand: Stand | None) -> bool:
+    waits = (Place.COLLECTIVE, Place.BACKWARD, Place.DEVICE)
+    return stand is not None and stand.place in waits
 
 
 def _where(stand: Stand | None) -> str:

@@ -5,10 +5,8 @@ same. The moments at which the ranks begin the same collective differ: a slow ra
 that it loses from one collective of a step to the next against the middle rank of the group, and before the first
 collective of each step. A rank that begins late for want of a slow rank of another group of its own is not slow itself.
 
-With gloo this shows any slow rank. With NCCL it shows a slow host alone: a GPU works on what the host has begun before.
-
-Nodes' clocks differ. The offset of each node's clock is the smallest difference between the moment of an answer by that
-clock and the moment at which the answer arrived by the supervisor's clock.
+Nodes' clocks differ. An answer is given after the supervisor has asked, and before the answer is there, which bounds
+the offset of the node's clock. A delay within what these bounds leave open is none.
 """
 
 import itertools
@@ -28,16 +26,17 @@ WELL_SHARE = 0.05
 PARTS = 4
 PARTS_SLOW = 3
 """The share is exceeded in so many of `PARTS` parts of the time, since a save of one rank is a single event."""
-LEAST_COLLECTIVES = 16
+LEAST_COLLECTIVES = 12
 LEAST_DELAY_S = 0.002
-"""A delay per collective that the offset of clocks explains is none."""
 BETWEEN_LOOKS_S = 2.0
-STEPS_BETWEEN_LOOKS = 10.0
+STEPS_BETWEEN_LOOKS = 4.0
 COST_FACTOR = 500.0
 """Reading the collectives takes at most one part in so many of a rank's time."""
 ANSWER_S = 5.0
 """Ranks that have not answered by then are left out."""
-OFFSETS = 16
+MOST_COST_S = 1.0
+OFFSETS = 256
+"""Answers of a node by which the offset of its clock is bounded."""
 SLOWER = 1.25
 """The training has become slower when its median step takes so much longer than in its best time …"""
 AS_BEFORE = 1.10
@@ -83,7 +82,8 @@ class SlowDetector:
         self._cost_s = 0.0
         self._answers: dict[int, Begun | None] = {}
         self._nodes: dict[int, str] = {}
-        self._offsets: dict[str, deque[float]] = {}
+        self._offsets: dict[str, deque[tuple[float, float]]] = {}
+        """For each node, the bounds that its last answers give."""
         self._slow: frozenset[int] = frozenset()
 
     def due(self, now_s: float, median_step_s: float | None) -> bool:
@@ -103,8 +103,9 @@ class SlowDetector:
         """Take in the answer of a rank on a node, which has arrived there at `at_s`."""
         self._answers[rank], self._nodes[rank] = begun, node
         if begun is not None:
-            self._cost_s = max(0.9 * self._cost_s, begun.cost_s)
-            self._offsets.setdefault(node, deque(maxlen=OFFSETS)).append(at_s - begun.read_at_s)
+            self._cost_s = max(0.9 * self._cost_s, min(MOST_COST_S, begun.cost_s))
+            bounds = (self._asked_s or at_s) - begun.read_at_s, at_s - begun.read_at_s
+            self._offsets.setdefault(node, deque(maxlen=OFFSETS)).append(bounds)
 
     def look(self, now_s: float, ranks: set[int]) -> SlowRanks | None:
         """Return which ranks are slow, once all living ranks have answered, if that has changed."""
@@ -114,10 +115,17 @@ class SlowDetector:
             return None
         self._is_waiting = False
         begun = {rank: one for rank, one in self._answers.items() if one is not None}
-        offsets = {node: min(known) for node, known in self._offsets.items()}
-        shares = _shares(
-            {rank: one.shifted(offsets[self._nodes[rank]]) for rank, one in begun.items()}
-        )
+        offsets = {
+            node: (max(low for low, _ in known), min(high for _, high in known))
+            for node, known in self._offsets.items()
+        }
+        shifted = {rank: one.shifted(offsets[self._nodes[rank]][1]) for rank, one in begun.items()}
+        open_s = {node: max(0.0, high - low) for node, (low, high) in offsets.items()}
+        is_one = len({self._nodes[rank] for rank in begun}) < 2
+        least_s = {
+            rank: LEAST_DELAY_S + (0.0 if is_one else max(open_s.values())) for rank in begun
+        }
+        shares = _shares(shifted, least_s)
         if shares is None:
             return None
         limit = {rank: WELL_SHARE if rank in self._slow else SLOW_SHARE for rank in shares}
@@ -137,7 +145,9 @@ class SlowDetector:
         )
 
 
-def _shares(begun: Mapping[int, Begun]) -> dict[int, dict[str, float]] | None:
+def _shares(
+    begun: Mapping[int, Begun], least_s: Mapping[int, float]
+) -> dict[int, dict[str, float]] | None:
     """Return by rank and group the share of the time that others wait; None where too little is known."""
     groups: dict[str, list[int]] = {}
     for rank, one in begun.items():
@@ -153,7 +163,7 @@ def _shares(begun: Mapping[int, Begun]) -> dict[int, dict[str, float]] | None:
         times = {rank: [begun[rank].at_s[key] for key in sorted(common)] for rank in members}
         first = min(members)
         begins = _begins_step(times[first], begun[first].steps_s)
-        for rank, share in _shares_of_group(times, begins).items():
+        for rank, share in _shares_of_group(times, begins, least_s).items():
             shares.setdefault(rank, {})[group] = share
     return shares or None
 
@@ -165,13 +175,14 @@ def _begins_step(times: Sequence[float], steps_s: Sequence[float]) -> list[bool]
 
 
 def _shares_of_group(
-    times: Mapping[int, Sequence[float]], begins: Sequence[bool]
+    times: Mapping[int, Sequence[float]], begins: Sequence[bool], least_s: Mapping[int, float]
 ) -> dict[int, float]:
     """Return for each rank the share that is exceeded in most parts of the time.
 
     Args:
         times: for each rank, when it began each collective.
         begins: for each collective but the first, whether it is the first one of a step.
+        least_s: for each rank, the shortest delay that counts.
     """
     count = len(next(iter(times.values())))
     middle = [
@@ -190,7 +201,7 @@ def _shares_of_group(
         parts = []
         for begin, end in itertools.pairwise(bounds):
             passed_s = middle[end] - middle[begin]
-            delay_s = sum(one for one in lost_s[begin:end] if one >= LEAST_DELAY_S)
+            delay_s = sum(one for one in lost_s[begin:end] if one >= least_s[rank])
             parts.append(delay_s / passed_s if passed_s > 0 else 0.0)
         shares[rank] = min(1.0, sorted(parts)[PARTS - PARTS_SLOW])
     return shares
