@@ -18,7 +18,7 @@ from holdfast.testing.bad_nodes import EmulatedNodes
 
 SIZES = (2, 3, 4, 5, 8, 16, 32, 64)
 RATES = (0.3, 0.5, 1.0)
-TRIALS, QUICK_TRIALS = 2000, 25
+TRIALS, QUICK_TRIALS = 500, 25
 RECALL, PRECISION = 0.95, 0.99
 MUST_FROM_RATE = 0.5
 

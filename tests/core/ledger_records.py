@@ -45,8 +45,14 @@ def check_that_records_come_back(url, ledger):
     ledger.add_event(EVENT)
     ledger.add_checkpoint(CHECKPOINT)
     key = ledger.add_incident(INCIDENT)
+    ledger.add_verdict(
+        "n1", at_s=5.0, outcome="bad", probability=0.98, evidence="e", by="a", cordons=True
+    )
     with Ledger.open(url) as other:
         assert other.runs() == [RUN]
+        (node,) = other.nodes()
+        assert (node.name, node.cordoned_at_s, node.cordoned_by) == ("n1", 5.0, "a")
+        assert node.verdicts[0]["probability"] == node.probability == 0.98
         assert other.run("a") == RUN
         assert other.attempts("a") == [ATTEMPT]
         assert other.events("a") == other.events("a", "restored") == [EVENT]

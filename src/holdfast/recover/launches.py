@@ -88,16 +88,12 @@ class Launches:
             await self._nodes.end_launchers()
             self._tests.leave_out()
             missing = self._nodes.missing(self._nnodes)
-            if missing and self._tests.left_out:
-                await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S)
-                self._tests.readmit(self._nnodes)
-                missing = self._nodes.missing(self._nnodes)
             if missing and self._nnodes > 1:
                 there = f"{self._nnodes - missing} of {self._nnodes}"
                 out = self._tests.left_out
                 more = f"; cordoned: {', '.join(out)}" if out else ""
                 self._observe("nodes", {"text": f"waiting for nodes: {there} are there{more}"})
-            if not await self._nodes.gather(self._nnodes, given_up, timeout_s=NODES_S):
+            if not await self._gather(given_up):
                 break
             if (chosen := await self._nodes.choose(self._nnodes)) is not None:
                 return chosen
@@ -107,6 +103,16 @@ class Launches:
         return policy.NodesMissing(
             f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes."
         )
+
+    async def _gather(self, given_up: asyncio.Event) -> bool:
+        """Wait for enough nodes; return whether they are there. Without others, cordoned ones are taken back."""
+        for _ in range(round(NODES_S / SPARE_S)):
+            if await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S):
+                return True
+            self._tests.leave_out()  # a person may have returned a node meanwhile
+            if given_up.is_set() or self._tests.readmit(self._nnodes):
+                break
+        return self._nodes.missing(self._nnodes) == 0 and not given_up.is_set()
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
         """Start an attempt on the nodes that were chosen; None: below the launchers that are there."""

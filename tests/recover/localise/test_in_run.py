@@ -5,11 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.hang import Frozen, HangLimits
 from holdfast.recover.localise.in_run import NodeTests, is_due
+from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
+from holdfast.recover.localise.session import Report
+from holdfast.recover.localise.solo import CheckResult
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.spec import RunSpec
 from holdfast.testing import FakeClock
@@ -179,3 +183,24 @@ def test_tests_that_are_given_up_leave_nothing_due(make):
         assert place.recorded == []
 
     asyncio.run(scenario())
+
+
+def test_a_bad_node_is_left_out_also_where_the_ledger_cannot_be_written(make, monkeypatch):
+    place, said = make("n1", "n2", "n3"), []
+    place.complain = said.append
+    judgement = Pairing(
+        priors=dict.fromkeys(("n1", "n2", "n3"), BASE_PRIOR), failed_solo=frozenset({"n2"})
+    ).judge()
+    broken = CheckResult(name="memory", outcome="failed", evidence="other bytes")
+    found = Report(solo={"n2": [broken]}, judgement=judgement, seconds=1.0, is_complete=True)
+
+    def refuse(*_, **__):
+        raise LedgerError("full")
+
+    monkeypatch.setattr(place.ledger, "add_verdict", refuse)
+    place.tests.failed(view(), SimpleNamespace(incident=None, add=said.extend))
+    assert place.tests._take(found)
+    assert said == ["full", "Node n2 fails its check of memory (other bytes) and is cordoned."]
+    assert place.recorded == ["nodes_tested"]
+    place.tests.leave_out()
+    assert place.tests.left_out == ["n2"]

@@ -82,6 +82,8 @@ class NodeTests:
         self._several = spec.nnodes > 1
         self._case: Case | None = None
         self._cordoned: dict[str, NodeRecord] = {}
+        self._unwritten: dict[str, NodeRecord] = {}
+        """Nodes that the tests of this run have cordoned while the ledger could not be written."""
         self._readmitted: set[str] = set()
         """Cordoned nodes that the next launch takes all the same, since there are too few others."""
         self._lost: set[str] = set()
@@ -103,7 +105,8 @@ class NodeTests:
     def leave_out(self) -> None:
         """Leave the cordoned nodes out of the launches, as the ledger has them now."""
         try:
-            self._cordoned = {one.name: one for one in self._ledger.nodes() if one.is_cordoned}
+            known = {one.name: one for one in self._ledger.nodes() if one.is_cordoned}
+            self._cordoned = {**self._unwritten, **known}
         except HoldfastError as error:
             self._records.complain(str(error))
         self._nodes.cordoned = frozenset(self._cordoned) - self._readmitted
@@ -201,8 +204,9 @@ class NodeTests:
             )
         except HoldfastError as error:
             self._records.complain(str(error))
+            for name in cordoned:
+                self._unwritten[name] = NodeRecord(name=name, cordoned_at_s=self._clock.now_s())
         self.leave_out()
-        self._nodes.cordoned |= set(cordoned)  # also where the ledger could not be written
         said = [
             f"Node {name} {report.evidence(name)}"
             + (" and is cordoned." if name in cordoned else ".")
