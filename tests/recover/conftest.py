@@ -19,6 +19,15 @@ HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
 TIMEOUT_S = 90
 
 
+class Started(subprocess.Popen):
+    """A command that a failed test ends, instead of waiting for it."""
+
+    def __exit__(self, exc_type, value, traceback):
+        if exc_type is not None:
+            self.kill()
+        super().__exit__(exc_type, value, traceback)
+
+
 @dataclass
 class Place:
     """A folder with jobs and a ledger, and the commands run there."""
@@ -41,8 +50,8 @@ class Place:
         (self.folder / name).write_text(text)
         return name
 
-    def start(self, *arguments: str, environment=None, **options) -> subprocess.Popen:
-        return subprocess.Popen(
+    def start(self, *arguments: str, environment=None, **options) -> Started:
+        return Started(
             [*HOLDFAST, *arguments],
             cwd=self.folder,
             env=environment or self.environment,
@@ -86,14 +95,19 @@ class Place:
             assert time.monotonic() < deadline_s, "it did not happen in time"
             time.sleep(0.02)
 
-    @staticmethod
-    def child(node: subprocess.Popen, module: str) -> psutil.Process:
-        """Return the child of a `holdfast run` that runs a module: its agent, supervisor_process or guard."""
-        children = psutil.Process(node.pid).children()
-        (found,) = (
-            one for one in children if any(word.endswith(f".{module}") for word in one.cmdline())
-        )
-        return found
+    @classmethod
+    def child(cls, node: subprocess.Popen, module: str) -> psutil.Process:
+        """Return the child of a `holdfast run` that runs a module, once it is there: its agent, supervisor_process …"""
+
+        def found() -> list[psutil.Process]:
+            return [
+                one
+                for one in psutil.Process(node.pid).children()
+                if any(word.endswith(f".{module}") for word in _command(one))
+            ]
+
+        cls.wait_until(lambda: len(found()) == 1)
+        return found()[0]
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that this place's runs started, recognised by their environment."""
@@ -106,6 +120,13 @@ class Place:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
 
 
 @pytest.fixture
