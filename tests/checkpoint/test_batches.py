@@ -342,13 +342,19 @@ def test_a_loader_of_accelerate_goes_on_where_it_was(seedable, epoch):
     first = [next(iterator).tolist() for _ in range(2)]
     saved = batches.state_dict(), generators()
     rest = [batch.tolist() for batch in iterator]
+    at_the_end = batches.state_dict(), generators()
+    next_epoch = [batch.tolist() for batch in batches]
     assert sorted(itertools.chain(*first, *rest)) == list(range(SAMPLES))
     again = prepared()
     torch.rand(3)
     again.load_state_dict(saved[0])
     set_generators(saved[1])
     assert [batch.tolist() for batch in again] == rest
-    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in batches]
+    assert [batch.tolist() for batch in again] == next_epoch
+    begun = prepared()
+    begun.load_state_dict(at_the_end[0])
+    set_generators(at_the_end[1])
+    assert [batch.tolist() for batch in begun] == next_epoch
 
 
 @pytest.mark.parametrize(

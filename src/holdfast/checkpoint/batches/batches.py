@@ -1,8 +1,8 @@
 """The batches of a training: `run.batches(loader)` gives those of the loader, and has the position as state.
 
 A position counts the batches that the training loop was given, not those that workers have loaded ahead. A batch that
-is left out counts too, so that a number names the same batch whatever was left out before it. This holds where all epochs
-go to their ends: an epoch that the script ends after a fixed number of steps is longer by what is left out in it.
+is left out counts too, so that a number names the same batch whatever was left out before it. This holds where all
+epochs go to their ends: one that the script ends after a fixed number of steps is longer by what is left out in it.
 """
 
 import logging
@@ -98,6 +98,7 @@ class Batches:
                 self._end_epoch(self._taken)
                 before = self._before
             if restored is not None:
+                self._order.put_back_counts(self._source)
                 self._order.put_back_own(self._source)
             self._order = Order.of(self._source)
             batches = self._loader.begin(

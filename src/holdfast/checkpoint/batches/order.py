@@ -42,26 +42,19 @@ class Order:
     @classmethod
     def of(cls, loader: Any) -> Self:
         """Take what the order of an epoch depends on that begins now."""
-        epochs = {
-            name: part.epoch
-            for name, part in _parts(loader)
-            if callable(getattr(part, "set_epoch", None))
-            and type(getattr(part, "epoch", None)) is int
-        }
-        return cls(process=_packed(random_state.capture()), own=_own(loader), epochs=epochs)
+        epochs = {name: _epoch_of(part) for name, part in _parts(loader)}
+        return cls(process=_packed(random_state.capture()), own=_own(loader), epochs=_known(epochs))
 
     @classmethod
     def of_next(cls, loader: Any) -> Self:
         """Take what the order of an epoch depends on that begins later: a script sets the rest until then."""
-        return cls(own=_own(loader))
+        counts = {name: _count_of(part) for name, part in _parts(loader)}
+        return cls(own=_own(loader), epochs=_known(counts))
 
     @contextmanager
     def put_back(self, loader: Any) -> Iterator[None]:
         """Have a loader begin the same epoch within the block; the generators of the process are left as they were."""
-        parts = dict(_parts(loader))
-        for name, epoch in self.epochs.items():
-            if name in parts and callable(getattr(parts[name], "set_epoch", None)):
-                parts[name].set_epoch(epoch)
+        self.put_back_counts(loader)
         self.put_back_own(loader)
         if self.process is None:
             yield
@@ -82,6 +75,13 @@ class Order:
             self.put_back_own(loader)
             if self.process is not None:
                 random_state.put_back(_unpacked(self.process))
+
+    def put_back_counts(self, loader: Any) -> None:
+        """Set the epochs of a loader and its samplers."""
+        parts = dict(_parts(loader))
+        for name, epoch in self.epochs.items():
+            if name in parts and callable(getattr(parts[name], "set_epoch", None)):
+                parts[name].set_epoch(epoch)
 
     def put_back_own(self, loader: Any) -> None:
         """Set the generators of a loader and its samplers."""
@@ -123,6 +123,19 @@ def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
     version, numbers, gauss = others["python"]
     tensors = {name: one for name, one in packed.items() if name != _OTHERS}
     return {**tensors, **others, "python": (version, tuple(numbers), gauss)}
+
+
+def _epoch_of(part: Any) -> Any:
+    return getattr(part, "epoch", _count_of(part)) if hasattr(part, "set_epoch") else None
+
+
+def _count_of(part: Any) -> Any:
+    """Return the epoch that a part counts by itself, as a loader of Accelerate does."""
+    return getattr(part, "iteration", None) if hasattr(part, "set_epoch") else None
+
+
+def _known(epochs: Mapping[str, Any]) -> dict[str, int]:
+    return {name: epoch for name, epoch in epochs.items() if type(epoch) is int}
 
 
 def _on_cpu(part: Any) -> Any:
