@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from holdfast.checkpoint import Batches, Checkpointer
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, StateMismatch
 from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.link import take_batches
 
@@ -454,6 +454,27 @@ def test_the_position_is_saved_and_restored_with_the_rest(tmp_path):
             assert ckpt.restore({"model": torch.nn.Linear(1, 1), "batches": again}) == 3
         assert again.number == 3
         assert rest(again) == left
+
+
+def test_a_checkpoint_from_before_the_batches_were_saved_is_restored_without_them(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        ckpt.save(7, {"model": model})
+    other, batches = torch.nn.Linear(1, 1), Batches(range(3), left_out=LeftOut())
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        state, position = {"model": other}, {"batches": batches}
+        with pytest.raises(
+            StateMismatch, match=r"no 'batches'\. Restore it once with strict=False"
+        ):
+            ckpt.restore(state, per_rank=position)
+        assert ckpt.restore(state, per_rank=position, strict=False) == 7
+        assert torch.equal(other.weight, model.weight)
+        assert list(batches) == [0, 1, 2]
+        ckpt.save(8, state, per_rank=position)
+    again = Batches(range(3), left_out=LeftOut())
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(state, per_rank={"batches": again}) == 8
+    assert again.epoch == 1
 
 
 def test_each_stretch_that_is_left_out_is_reported_once(link):

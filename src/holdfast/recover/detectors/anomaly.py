@@ -130,21 +130,21 @@ class AnomalyDetector:
         if len(steps) < NOT_FINITE_STEPS:
             return None
         usual, _ = self._usual()
-        first_step = min(steps[0], self._rises_from())
+        first_step = self._rises_from(steps[0])
         self._forget_signs()
         return Anomaly(kind="not finite", first_step=first_step, step=step, value=loss, usual=usual)
 
-    def _rises_from(self) -> float:
-        """Return the first of the leading rank's last steps whose losses are all high; infinity where none is."""
+    def _rises_from(self, step: int) -> int:
+        """Return the first of the leading rank's high steps in a row that lead up to `step`; `step` where none does."""
         if self._high:
-            return self._high[0]
+            return min(step, self._high[0])
         if self._usual()[1] is not None:
-            return math.inf
+            return step
         losses = [abs(loss) for _, loss, _ in self._ordinary]
         for first in range(max(1, len(losses) - RISE_STEPS), len(losses)):
             if min(losses[first:]) > RISE * max(losses[:first]):
-                return self._ordinary[first][0]
-        return math.inf
+                return min(step, self._ordinary[first][0])
+        return step
 
     def _look_at_level(self, step: int, loss: float) -> Anomaly | None:
         usual, limit = self._usual()
