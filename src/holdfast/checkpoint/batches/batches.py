@@ -115,6 +115,15 @@ class Batches:
         self._report(self._before + self._loader.count + 1)
         self._end_epoch(self._loader.count)
 
+    def end_epoch(self) -> None:
+        """End the epoch after the last batch that the training was given, as a loop that is left does.
+
+        A trainer calls this that ends an epoch early and keeps the iterator.
+        """
+        self._loop = None
+        if self._taken and self._restored is None:
+            self._end_epoch(self._taken)
+
     def _took(self, number: int) -> None:
         if _newest is None or _newest() is not self:
             raise BadUse(
