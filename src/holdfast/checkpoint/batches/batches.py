@@ -76,7 +76,7 @@ class Batches:
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch. A loop that is left early, as by `break`, ends its epoch.
+        """Yield the batches of an epoch. A loop that is left early ends its epoch.
 
         Raises:
             BadUse: another loader was wrapped after this one.
@@ -112,8 +112,9 @@ class Batches:
                 if self._loop is loop:
                     self._end_epoch(self._taken)
                 raise
-        self._report(self._before + self._loader.count + 1)
-        self._end_epoch(self._loader.count)
+        if self._loop is loop:
+            self._report(self._before + self._loader.count + 1)
+            self._end_epoch(self._loader.count)
 
     def end_epoch(self) -> None:
         """End the epoch after the last batch that the training was given, as a loop that is left does.
