@@ -1,10 +1,12 @@
 """Batches: whatever the loader, the interruptions and what is left out, the rest comes as if nothing had happened."""
 
+import itertools
 import json
 import random
 import sys
 import warnings
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,7 @@ from torch.utils.data import (
 )
 
 from holdfast.checkpoint import Batches, Checkpointer
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, StateMismatch
 from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.link import take_batches
 
@@ -205,6 +207,10 @@ def test_an_interrupted_training_gets_what_another_one_gets_without_what_is_left
     everything = trained(make, 20 + 16)
     numbers = [number for number, *_ in everything if number not in left_out]
     assert [number for number, *_ in whole] == numbers[: len(whole)]
+    # Noise that a step has drawn changes later epochs, and samples drawn while others are taken.
+    if kind != "with replacement":
+        first = {number: batch for number, epoch, batch, *_ in everything if epoch == 0}
+        assert all(batch == first[number] for number, epoch, batch, *_ in whole if epoch == 0)
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -260,12 +266,156 @@ def test_what_is_left_out_is_not_loaded():
 
 def test_a_resumed_epoch_loads_only_its_rest():
     first = Batches(DataLoader(Numbers(), batch_size=1, shuffle=True), left_out=LeftOut())
-    for _ in zip(range(20), first, strict=False):
-        pass
+    iterator = iter(first)
+    for _ in range(20):
+        next(iterator)
     loader = DataLoader(Numbers(), batch_size=1, shuffle=True)
     batches = Batches(loader, left_out=LeftOut())
     batches.load_state_dict(first.state_dict())
     assert len(list(batches)) == len(loader.dataset.loaded) == SAMPLES - 20
+
+
+def epochs_of_four(loop, state=None, *, saves_after=None):
+    """Three epochs of four steps each, of more that there are, and the state after one of them."""
+    batches = Batches(DataLoader(Numbers(), batch_size=1), left_out=LeftOut())
+    if state is not None:
+        batches.load_state_dict(state)
+    seen = []
+    for epoch in range(batches.epoch, 3):
+        seen += [(epoch, batches.number, int(batch)) for batch in loop(batches)]
+        if epoch == saves_after:
+            state = batches.state_dict()
+    return seen, state
+
+
+def with_break(batches):
+    for count, batch in enumerate(batches, 1):
+        yield batch
+        if count == 4:
+            break
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        with_break,
+        lambda batches: itertools.islice(batches, 4),
+        lambda batches: (batch for _, batch in zip(range(4), batches, strict=False)),
+    ],
+    ids=["break", "islice", "zip"],
+)
+def test_an_epoch_of_a_fixed_number_of_steps_is_over_after_a_restart_too(loop):
+    whole, state = epochs_of_four(loop, saves_after=0)
+    assert [sample for _, _, sample in whole] == [0, 1, 2, 3] * 3
+    assert state["epoch"] == 1
+    assert epochs_of_four(loop, state)[0] == whole[4:]
+
+
+def test_a_loop_that_another_one_has_replaced_changes_nothing():
+    batches = Batches(range(9), left_out=LeftOut())
+    old = iter(batches)
+    next(old)
+    new = iter(batches)
+    assert [next(new), next(new)] == [0, 1]
+    old.close()
+    assert (batches.epoch, batches.number) == (1, 3)
+    state = batches.state_dict()
+    batches.load_state_dict(state)
+    new.close()
+    assert (batches.epoch, batches.number) == (1, 3)
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize("seedable", [False, True])
+def test_a_loader_of_accelerate_goes_on_where_it_was(seedable, epoch):
+    def prepared():
+        seed()
+        config = accelerate.DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=5)
+        accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
+        loader = DataLoader(Numbers(), batch_size=SIZE, shuffle=True)
+        return Batches(accelerator.prepare(loader), left_out=LeftOut())
+
+    batches = prepared()
+    for _ in range(epoch):
+        list(batches)
+    iterator = iter(batches)
+    first = [next(iterator).tolist() for _ in range(2)]
+    saved = batches.state_dict(), generators()
+    rest = [batch.tolist() for batch in iterator]
+    at_the_end = batches.state_dict(), generators()
+    next_epoch = [batch.tolist() for batch in batches]
+    assert sorted(itertools.chain(*first, *rest)) == list(range(SAMPLES))
+    again = prepared()
+    torch.rand(3)
+    again.load_state_dict(saved[0])
+    set_generators(saved[1])
+    assert [batch.tolist() for batch in again] == rest
+    assert [batch.tolist() for batch in again] == next_epoch
+    begun = prepared()
+    begun.load_state_dict(at_the_end[0])
+    set_generators(at_the_end[1])
+    assert [batch.tolist() for batch in begun] == next_epoch
+
+
+@pytest.mark.parametrize(
+    ("loader", "what"),
+    [
+        (lambda: DataLoader(Numbers(), batch_size=2), "batch size was 4 .* and is 2"),
+        (lambda: DataLoader(range(40), batch_size=SIZE), "length of the data was 23 .* and is 40"),
+        (lambda: StatefulDataLoader(Numbers(), batch_size=SIZE), "kind of loader was ordered"),
+    ],
+)
+def test_a_position_in_other_data_is_refused(loader, what):
+    first = Batches(DataLoader(Numbers(), batch_size=SIZE), left_out=LeftOut())
+    next(iterator := iter(first))
+    state = first.state_dict()
+    with pytest.raises(BadUse, match=what):
+        Batches(loader(), left_out=LeftOut()).load_state_dict(state)
+    iterator.close()
+    state = first.state_dict()
+    Batches(loader(), left_out=LeftOut()).load_state_dict(state)  # a new epoch is whole in any way
+    with pytest.raises(BadUse, match=what):
+        Batches(loader(), left_out=LeftOut.of([(7, 8)])).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"taken": -5},
+        {"before": -1},
+        {"epoch": 1.5},
+        {"taken": "2"},
+        {"kind": "stateful"},
+        {"order": {"process": {}, "own": {}, "epochs": {}}},
+        {"order": {"process": {"others": b"{}"}, "own": {}, "epochs": {}}},
+        {"order": {"process": {"others": b"\xff"}, "own": {}, "epochs": {}}},
+        {"order": {"process": 7, "own": {}, "epochs": {}}},
+        {"order": None},
+    ],
+)
+def test_a_malformed_position_is_refused_and_changes_nothing(broken):
+    first = Batches(range(9), left_out=LeftOut())
+    iterator = iter(first)
+    assert [next(iterator), next(iterator)] == [0, 1]
+    state = first.state_dict()
+    batches = Batches(range(9), left_out=LeftOut())
+    with pytest.raises(BadUse, match="no position in the data"):
+        batches.load_state_dict({**state, **broken})
+    with pytest.raises(BadUse, match="no position in the data"):
+        batches.load_state_dict({name: one for name, one in state.items() if name not in broken})
+    batches.load_state_dict(state)
+    assert list(batches) == list(range(2, 9))
+
+
+def test_what_is_left_out_without_a_restored_position_is_said_once(caplog):
+    batches = Batches(range(9), left_out=LeftOut.of([(2, 3)]))
+    assert [list(batches), len(list(batches))] == [[0, 3, 4, 5, 6, 7, 8], 9]
+    assert caplog.text.count("no position was restored") == 1
+    caplog.clear()
+    again = Batches(range(9), left_out=LeftOut.of([(20, 21)]))
+    again.load_state_dict(batches.state_dict())
+    assert list(again) == [0, 3, 4, 5, 6, 7, 8]
+    assert not caplog.text
 
 
 def test_a_script_that_tells_its_sampler_the_wrong_epoch_goes_on_in_the_right_order():
@@ -306,6 +456,27 @@ def test_the_position_is_saved_and_restored_with_the_rest(tmp_path):
         assert rest(again) == left
 
 
+def test_a_checkpoint_from_before_the_batches_were_saved_is_restored_without_them(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        ckpt.save(7, {"model": model})
+    other, batches = torch.nn.Linear(1, 1), Batches(range(3), left_out=LeftOut())
+    with Checkpointer(tmp_path, every=1) as ckpt:
+        state, position = {"model": other}, {"batches": batches}
+        with pytest.raises(
+            StateMismatch, match=r"no 'batches'\. Restore it once with strict=False"
+        ):
+            ckpt.restore(state, per_rank=position)
+        assert ckpt.restore(state, per_rank=position, strict=False) == 7
+        assert torch.equal(other.weight, model.weight)
+        assert list(batches) == [0, 1, 2]
+        ckpt.save(8, state, per_rank=position)
+    again = Batches(range(3), left_out=LeftOut())
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(state, per_rank={"batches": again}) == 8
+    assert again.epoch == 1
+
+
 def test_each_stretch_that_is_left_out_is_reported_once(link):
     batches = Batches(range(10), left_out=LeftOut.of([(1, 2), (5, 5), (9, 12)]))
     assert [list(batches), list(batches)] == [[2, 3, 5, 6, 7], list(range(2, 10))]
@@ -327,7 +498,9 @@ def test_the_supervisor_names_what_is_left_out_in_the_environment(monkeypatch):
 
 def test_a_report_has_the_batches_since_the_one_before():
     take_batches()
-    iterator = iter(Batches(range(10), left_out=LeftOut.of([(3, 4)])))
+    batches = Batches(range(10), left_out=LeftOut.of([(3, 4)]))
+    batches.state_dict()
+    iterator = iter(batches)
     reported = []
     for count in (1, 2, 0, 3):
         for _ in range(count):

@@ -93,13 +93,41 @@ def test_numbers_of_every_kind_are_taken(run, sent):
 
 def test_a_step_has_the_batches_since_the_step_before(run, sent):
     take_batches()
-    batches = iter(run.batches(range(9)))
+    batches = run.batches(range(9))
+    batches.state_dict()
+    iterator = iter(batches)
     for step, count in enumerate((1, 2, 0), 1):
         for _ in range(count):
-            next(batches)
+            next(iterator)
         run.step(step, loss=1.0)
     told = [message["batches"] for message in flushed(run, sent)]
     assert [one and list(one) for one in told] == [[1, 1], [2, 3], None]
+
+
+def test_batches_whose_position_is_not_saved_are_not_reported(run, sent):
+    """No later attempt could find them by their numbers."""
+    take_batches()
+    batches = run.batches(range(9))
+    for step, _ in enumerate(batches, 1):
+        run.step(step, loss=1.0)
+        if step == 2:
+            batches.state_dict()
+        if step == 4:
+            break
+    assert [one["batches"] and list(one["batches"]) for one in flushed(run, sent)][-4:] == [
+        None,
+        None,
+        [3, 3],
+        [4, 4],
+    ]
+
+
+def test_batches_of_a_second_call_would_be_counted_anew_and_are_refused(run):
+    run.batches(range(3))
+    for _ in run.batches(range(3)):  # of the first ones none was given
+        pass
+    with pytest.raises(BadUse, match="Call it once, before the first epoch"):
+        run.batches(range(3))
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,7 @@ def test_more_is_left_out_at_the_same_place_and_then_the_rules_without_batches_h
         state, more = play(broken_by(at_s, 171, (170, 172 + at_s), spike=spike), state)
         actions += more
         assert state.phase is Phase.RUNNING, "no restart is counted as one in vain"
-    assert skips(actions) == [(170, 173), (170, 177), (170, 185), (170, 201)]
+    assert skips(actions) == [(170, 173), (170, 177), (166, 181), (158, 189)]
     again = broken_by(9, 171, (170, 204), spike=spike)
     if spike:
         assert decide(LIMITS, state, again[0][1], 9.0) == (state, ()), "it is lived with"

@@ -1,7 +1,8 @@
 """Name the batches of the data that a training leaves out; the supervisor sends these names to the ranks it starts.
 
 A batch has a number: 1 for the first batch of the training, counted on over the epochs, batches that are left out
-included. So a number names the same batch in every attempt, whatever was left out before it.
+included. So a number names the same batch in every attempt, whatever was left out before it, where each epoch goes to
+its end. A number names the same batches on all ranks where all ranks have equally many batches in an epoch.
 """
 
 import bisect

@@ -60,6 +60,7 @@ class Run:
     def __init__(self, link: JobLink | None) -> None:
         self._link = link
         self._fallback = Unsupervised()
+        self._batches: Batches | None = None
 
     @property
     def supervised(self) -> bool:
@@ -113,11 +114,18 @@ class Run:
             loader: what the loop iterates over: a DataLoader, a StatefulDataLoader, a batch sampler, any iterable.
 
         Raises:
-            BadUse: the loader cannot be iterated, or returns its batches in no certain order.
+            BadUse: the loader cannot be iterated, or returns its batches in no certain order; batches were given
+                already, so that those of another call would be counted from 1 again.
         """
         from holdfast.checkpoint import Batches  # it imports torch
 
-        return Batches(loader)
+        if self._batches is not None and self._batches.has_begun:
+            raise BadUse(
+                "run.batches() was called again after the training was given batches, which are counted over all "
+                "epochs. Call it once, before the first epoch: batches = run.batches(loader), and loop over batches."
+            )
+        self._batches = Batches(loader)
+        return self._batches
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Record an event of the script's own in the run's ledger. `data` holds plain JSON values."""

@@ -107,7 +107,7 @@ class Casework:
     async def _roll_back(self, anomaly: Anomaly) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
         try:
-            step = await self._losses.go_back(anomaly.first_step)
+            step = await self._losses.go_back(anomaly)
         except (HoldfastError, OSError) as error:
             self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
             return None

@@ -90,15 +90,30 @@ class Losses:
             batches=anomaly.batches,
         )
 
-    async def go_back(self, before_step: int) -> int | None:
+    async def go_back(self, anomaly: Anomaly) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one.
+
+        Where batches from before the anomaly are left out as well, a checkpoint from before these batches is taken if
+        there is one: a newer state has trained on some of them.
 
         Raises:
             HoldfastError, OSError: the folder of the checkpoints cannot be changed.
         """
         if self._marking:
             await asyncio.wait(self._marking)
-        return await asyncio.to_thread(self._gate.go_back, before_step)
+        for before_step in self._steps_to_go_back_below(anomaly):
+            step = await asyncio.to_thread(self._gate.go_back, before_step)
+            if step is not None:
+                return step
+        return None
+
+    def _steps_to_go_back_below(self, anomaly: Anomaly) -> list[int]:
+        skip = self._recorder.skipping.next_skip(anomaly.batches)
+        if skip is None or anomaly.batches is None or skip.first >= anomaly.batches[0]:
+            return [anomaly.first_step]
+        # The batches of the anomaly begin one step before it, and each step has at least one batch.
+        earlier = anomaly.batches[0] - skip.first
+        return [anomaly.first_step - 1 - earlier, anomaly.first_step]
 
     def close(self) -> None:
         """Change no marks any more."""

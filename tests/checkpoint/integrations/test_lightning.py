@@ -105,6 +105,18 @@ def test_a_wrapped_loader_goes_on_where_it_was_without_what_is_left_out(tmp_path
         assert_same(resumed[1].state_dict(), straight[1].state_dict())
 
 
+def test_a_wrapped_loader_goes_on_after_an_epoch_that_lightning_ends_early(tmp_path):
+    options = {"limit_val_batches": 0, "limit_train_batches": 2}
+    straight = train(tmp_path / "straight", net=Wrapped, trainer_options=options)
+    assert len(straight[1].numbers) == 2 * EPOCHS
+    for step in (1, 2, 3, 4):  # an epoch ends with 2 and 4
+        (tmp_path / str(step)).mkdir()
+        copy_of(step, tmp_path / "straight", tmp_path / str(step))
+        resumed = train(tmp_path / str(step), seed=99, net=Wrapped, trainer_options=options)
+        assert resumed[1].numbers == straight[1].numbers[step:], step
+        assert_same(resumed[1].state_dict(), straight[1].state_dict())
+
+
 @pytest.mark.parametrize("step", [2, 3, BATCHES])
 def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_step_that_is_saved(tmp_path, step):
     straight = train(tmp_path / "straight", net=Averaged)

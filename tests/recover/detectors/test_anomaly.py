@@ -38,6 +38,23 @@ def test_two_steps_in_a_row_that_are_not_finite_are_an_anomaly():
     assert NOT_FINITE_STEPS == 2
 
 
+def test_an_exploding_loss_begins_with_its_first_high_step():
+    """The steps before the first one that is not finite show the broken state already."""
+    found = found_in([*ordinary(100), 1.9e6, 1.2e18, INF, INF])
+    assert (found.kind, found.first_step, found.step) == ("not finite", 101, 104)
+    assert found_in([*ordinary(100), 9.0, *ordinary(1), INF, NAN]).first_step == 103, (
+        "an ordinary step ends what was high"
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_exploding_loss_is_found_in_the_warm_up_too(sign):
+    falling = [sign * 3.0 / step for step in range(1, 21)]
+    assert found_in([*falling, 7.0, 1e9, 1e8, NAN, NAN]).first_step == 21
+    assert found_in([*falling, NAN, NAN]).first_step == 21
+    assert found_in([1.0, NAN, NAN]).first_step == 2
+
+
 def test_a_single_step_that_is_not_finite_is_none():
     """A script that leaves out such a step may report its loss."""
     assert found_in([2.5, NAN, 2.4, INF, 2.3] * 50) is None

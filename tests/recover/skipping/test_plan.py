@@ -32,8 +32,8 @@ def test_what_led_to_a_broken_loss_is_left_out():
 
 def test_a_range_becomes_twice_as_long_where_the_loss_breaks_again_up_to_a_bound():
     skipping, decided = after((120, 124), (119, 127), (118, 131), (118, 141), (118, 161))
-    assert decided == [(120, 124), (120, 129), (120, 139), (120, 159), None]
-    assert skipping.left_out.ranges == ((120, 159),), "what was left out stays so"
+    assert decided == [(120, 124), (119, 129), (114, 135), (103, 146), None]
+    assert skipping.left_out.ranges == ((103, 146),), "what was left out stays so"
 
 
 def test_a_range_reaches_at_least_to_what_broke_the_loss_this_time():
@@ -42,8 +42,21 @@ def test_a_range_reaches_at_least_to_what_broke_the_loss_this_time():
 
 def test_another_place_has_a_range_of_its_own():
     skipping, decided = after((120, 124), (300, 304), (119, 127))
-    assert decided == [(120, 124), (300, 304), (120, 129)]
-    assert skipping.left_out.ranges == ((120, 129), (300, 304))
+    assert decided == [(120, 124), (300, 304), (119, 129)]
+    assert skipping.left_out.ranges == ((119, 129), (300, 304))
+
+
+def test_a_culprit_before_the_range_is_reached_though_it_never_breaks_the_loss_at_once():
+    _, decided = after((120, 122), (123, 125), (126, 128), (129, 131))
+    assert decided == [(120, 122), (120, 125), (117, 128), (111, 134)]
+    assert after((3, 6), (2, 9), (1, 12))[1] == [(3, 6), (2, 10), (1, 15)], "1 is the first batch"
+
+
+def test_a_longer_range_takes_the_place_of_those_within_it_alone():
+    skips = [Skip(first=100, last=110), Skip(first=120, last=124), Skip(first=300, last=301)]
+    skipping = Skipping(skips=tuple(skips)).with_skip(Skip(first=108, last=130, doublings=1))
+    assert skipping.left_out.ranges == ((100, 130), (300, 301))
+    assert len(skipping.skips) == 3
 
 
 def test_without_batches_nothing_is_left_out():

@@ -1,7 +1,11 @@
 """The batches that led to a broken loss, from what the ranks report."""
 
 import pytest
+import torch
 
+from holdfast.core.left_out import LeftOut
+from holdfast.recover.detectors.anomaly import AnomalyDetector
+from holdfast.recover.skipping.plan import Skipping
 from holdfast.recover.skipping.trail import Trail
 
 
@@ -51,3 +55,38 @@ def test_what_is_not_known_is_not_made_up():
 def test_malformed_batches_are_refused(batches):
     with pytest.raises((TypeError, ValueError)):
         Trail().took(0, {"step": 1, "loss": 1.0, "batches": batches})
+
+
+def broken_by(left_out, *, poisoned, scale):
+    """Train a small network on batches, one of which is poisoned; return those that led to a broken loss."""
+    detector, found = AnomalyDetector(), Trail()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    optimizer, step = torch.optim.SGD(model.parameters(), lr=0.01), 0
+    for number in range(1, poisoned + 40):
+        if number in left_out:
+            continue
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(number))
+        if number == poisoned:
+            inputs[0] *= scale
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean() + 0.1
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        step += 1
+        found.took(0, {"step": step, "loss": loss.item(), "batches": [number, number]})
+        anomaly = detector.look(0, step, loss.item(), leads=True)
+        if anomaly is not None:
+            return found.leading_to(0, anomaly.first_step, anomaly.step)
+    return None
+
+
+@pytest.mark.parametrize("scale", [1e3, 3e3, 1e4, 1e6, 1e30])
+@pytest.mark.parametrize("poisoned", [110, 30], ids=["with a level", "in the warm-up"])
+def test_a_poisoned_batch_is_left_out_however_the_loss_explodes(poisoned, scale):
+    """The loss may be huge for some steps before it is not finite."""
+    skip = Skipping().next_skip(broken_by(LeftOut(), poisoned=poisoned, scale=scale))
+    assert skip is not None
+    assert poisoned - 3 <= skip.first <= poisoned <= skip.last <= poisoned + 5
+    left_out = LeftOut.of([(skip.first, skip.last)])
+    assert broken_by(left_out, poisoned=poisoned, scale=scale) is None

@@ -1,19 +1,23 @@
 """The batches of a training: `run.batches(loader)` gives those of the loader, and has the position as state.
 
 A position counts the batches that the training loop was given, not those that workers have loaded ahead. A batch that
-is left out counts too, so that a number names the same batch whatever was left out before it.
+is left out counts too, so that a number names the same batch whatever was left out before it. This holds where all
+epochs go to their ends: one that the script ends after a fixed number of steps is longer by what is left out in it.
 """
 
+import logging
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from holdfast.checkpoint.batches.loaders import loader_of
+from holdfast.checkpoint.batches.loaders import StatefulLoader, loader_of
 from holdfast.checkpoint.batches.order import Order
 from holdfast.core.errors import BadUse
-from holdfast.core.left_out import SKIPPED, LeftOut
+from holdfast.core.left_out import MAX_NUMBER, SKIPPED, LeftOut
 from holdfast.core.link import job_link, note_batch
+from holdfast.core.whole import whole_number
 
+_logger = logging.getLogger(__name__)
 _newest: "weakref.ref[Batches] | None" = None
 
 
@@ -47,6 +51,9 @@ class Batches:
         """Of the epoch in which `_taken` is above 0."""
         self._restored: Mapping[str, Any] | None = None
         """A state with which the next loop begins."""
+        self._loop: object = None
+        """The loop that goes on; a loop that another one has replaced changes nothing any more."""
+        self._has_begun = self._is_saved = self._was_restored = False
         _newest = weakref.ref(self)
 
     @property
@@ -59,17 +66,24 @@ class Batches:
         """The number of the last batch that the training was given, counted over the epochs from 1 on; 0 before it."""
         return self._before + self._taken
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the training was given a batch in this process."""
+        return self._has_begun
+
     def __len__(self) -> int:
         """Return the batches of a whole epoch, those that are left out included."""
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch.
+        """Yield the batches of an epoch. A loop that is left early ends its epoch.
 
         Raises:
             BadUse: another loader was wrapped after this one.
         """
         restored, self._restored = self._restored, None
+        self._loop = loop = object()
+        self._warn_unless_placed()
         before = self._before
         if restored is not None and self._taken:
             batches = self._loader.go_on(
@@ -84,6 +98,7 @@ class Batches:
                 self._end_epoch(self._taken)
                 before = self._before
             if restored is not None:
+                self._order.put_back_counts(self._source)
                 self._order.put_back_own(self._source)
             self._order = Order.of(self._source)
             batches = self._loader.begin(
@@ -91,9 +106,24 @@ class Batches:
             )
         for number, batch in batches:
             self._took(number)
-            yield batch
-        self._report(self._before + self._loader.count + 1)
-        self._end_epoch(self._loader.count)
+            try:
+                yield batch
+            except GeneratorExit:
+                if self._loop is loop:
+                    self._end_epoch(self._taken)
+                raise
+        if self._loop is loop:
+            self._report(self._before + self._loader.count + 1)
+            self._end_epoch(self._loader.count)
+
+    def end_epoch(self) -> None:
+        """End the epoch after the last batch that the training was given, as a loop that is left does.
+
+        A trainer calls this that ends an epoch early and keeps the iterator.
+        """
+        self._loop = None
+        if self._taken and self._restored is None:
+            self._end_epoch(self._taken)
 
     def _took(self, number: int) -> None:
         if _newest is None or _newest() is not self:
@@ -102,8 +132,17 @@ class Batches:
             )
         if number > self._taken + 1:
             self._report(self._before + number)
-        self._taken = number
-        note_batch(self._before + number)
+        self._taken, self._has_begun = number, True
+        if self._is_saved:  # else no later attempt finds the batch by its number
+            note_batch(self._before + number)
+
+    def _warn_unless_placed(self) -> None:
+        if self._left_out.ranges and not (self._was_restored or self._has_begun):
+            _logger.warning(
+                "Batches %s are left out, counted from the start of the data, since no position was restored. Where "
+                "the training goes on from a checkpoint, give the batches to save() and restore().",
+                self._left_out.as_text(),
+            )
 
     def _report(self, before: int) -> None:
         for first, last in self._left_out.between(self._before + self._taken, before):
@@ -119,6 +158,7 @@ class Batches:
 
         The state of a stateful loader is part of it.
         """
+        self._is_saved = True
         if self._restored is not None:
             return dict(self._restored)
         order = self._order if self._taken else Order.of_next(self._source)
@@ -128,22 +168,55 @@ class Batches:
             "taken": self._taken,
             "order": order.to_plain(),
             "loader": self._loader.state() if self._taken else None,
+            **self._form(),
         }
+
+    def _form(self) -> dict[str, Any]:
+        """Return what must be as it was where an epoch goes on: without it, a number names another batch."""
+        source = self._source
+        try:  # of the samples, since the number of batches may differ between epochs
+            length = len(getattr(source, "dataset", source))
+        except (TypeError, NotImplementedError):  # a stream has none
+            length = None
+        size = getattr(source, "batch_size", None)
+        if size is None:
+            size = getattr(getattr(source, "batch_sampler", None), "batch_size", None)
+        return {"kind": self._loader.kind, "length": length, "batch_size": whole_number(size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have the next loop go on where `state_dict` was called.
 
         Raises:
-            BadUse: this is no state of batches.
+            BadUse: this is no state of batches, or the loader is another one than the state needs.
         """
         try:
-            epoch, before, taken = (int(state[name]) for name in ("epoch", "before", "taken"))
+            numbers = [whole_number(state[name]) for name in ("epoch", "before", "taken")]
+            epoch, before, taken = (one for one in numbers if one is not None and one >= 0)
             order = Order.of_plain(state["order"])
+            form = {name: state[name] for name in self._form()}
             restored = {**state, "loader": state["loader"]}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if taken and form["kind"] == StatefulLoader.kind:
+                restored["loader"]["loader"], restored["loader"]["drawn"]
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise BadUse(
                 f"This is no position in the data that run.batches() has saved ({error!r}). Restore it from the entry "
                 "under which the batches were saved."
             ) from error
+        if taken or self._left_out.between(before, MAX_NUMBER + 1):
+            self._check(form)
         self._epoch, self._before, self._taken = epoch, before, taken
         self._order, self._restored = order, restored
+        self._loop, self._is_saved, self._was_restored = None, True, True
+
+    def _check(self, saved: Mapping[str, Any]) -> None:
+        for name, now in self._form().items():
+            if saved[name] != now:
+                what = _NAMES[name]
+                raise BadUse(
+                    f"The {what} was {saved[name]} when the position in the data was saved, and is {now}, so that the "
+                    "same position would be other data. Give run.batches() the loader as it was, or restore "
+                    "without the batches to begin an epoch anew."
+                )
+
+
+_NAMES = {"kind": "kind of loader", "length": "length of the data", "batch_size": "batch size"}

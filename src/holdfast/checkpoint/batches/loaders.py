@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -22,6 +22,8 @@ from holdfast.core.errors import BadUse
 class Loader(Protocol):
     """One kind of loader. A place is how many batches of an epoch were taken, those that were left out included."""
 
+    kind: ClassVar[str]
+    """The name of the kind in what is saved."""
     count: int
     """Batches of the last epoch that was gone through to its end."""
 
@@ -95,9 +97,12 @@ def _has_state(part: Any) -> bool:
 def _finds_its_place(loader: Any) -> bool:
     """Return whether a loader goes on exactly where its state says.
 
+    Accelerate's loaders have the methods of a state always, and a state only with `use_stateful_dataloader`.
     torchdata counts twice what it passes over of a dataset without a state. Of a sampler without a state it begins
     the order twice, so that one that draws the order as it begins has another one.
     """
+    if getattr(loader, "use_stateful_dataloader", True) is False:
+        return False
     if not isinstance(loader, DataLoader):
         return True
     if isinstance(loader.dataset, IterableDataset):
@@ -111,6 +116,8 @@ def _finds_its_place(loader: Any) -> bool:
 
 class OrderedLoader:
     """A DataLoader whose sampler says which samples are in each batch."""
+
+    kind: ClassVar[str] = "ordered"
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         """Take a loader, which is left as it is."""
@@ -221,6 +228,8 @@ class _Walks:
 class StatefulLoader:
     """A loader that has its place as its state, such as torchdata's StatefulDataLoader."""
 
+    kind: ClassVar[str] = "stateful"
+
     def __init__(self, loader: Any) -> None:
         """Take a loader."""
         self.count = 0
@@ -283,6 +292,8 @@ class StatefulLoader:
 
 class AnyIterable:
     """Anything else, which is gone through from the start to get to a place."""
+
+    kind: ClassVar[str] = "any"
 
     def __init__(self, loader: Iterable[Any]) -> None:
         """Take something that can be iterated."""

@@ -4,6 +4,8 @@ A loader draws its order when an epoch begins: from the generators of the proces
 samplers have. Generators that are set for a moment to their states of then give the same order in another process.
 """
 
+import json
+import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ _PARTS: Final = (
     "dataset",
 )
 """Where a loader's generators and its samplers' epochs are; the loader itself first."""
+_OTHERS: Final = "others"
+"""Python's and NumPy's generators, as JSON in bytes."""
 
 
 @dataclass(kw_only=True)
@@ -29,7 +33,7 @@ class Order:
     """What the order of one epoch depends on, as it was when the epoch began."""
 
     process: dict[str, Any] | None = None
-    """The generators of the process, see `random_state.capture`; None: those that the process has are right."""
+    """The generators of the process, see `_packed`; None: those that the process has are right."""
     own: dict[str, torch.Tensor] = field(default_factory=dict)
     """The generators of the loader and its samplers, by the part that has them."""
     epochs: dict[str, int] = field(default_factory=dict)
@@ -38,32 +42,25 @@ class Order:
     @classmethod
     def of(cls, loader: Any) -> Self:
         """Take what the order of an epoch depends on that begins now."""
-        epochs = {
-            name: part.epoch
-            for name, part in _parts(loader)
-            if callable(getattr(part, "set_epoch", None))
-            and type(getattr(part, "epoch", None)) is int
-        }
-        return cls(process=random_state.capture(), own=_own(loader), epochs=epochs)
+        epochs = {name: _epoch_of(part) for name, part in _parts(loader)}
+        return cls(process=_packed(random_state.capture()), own=_own(loader), epochs=_known(epochs))
 
     @classmethod
     def of_next(cls, loader: Any) -> Self:
         """Take what the order of an epoch depends on that begins later: a script sets the rest until then."""
-        return cls(own=_own(loader))
+        counts = {name: _count_of(part) for name, part in _parts(loader)}
+        return cls(own=_own(loader), epochs=_known(counts))
 
     @contextmanager
     def put_back(self, loader: Any) -> Iterator[None]:
         """Have a loader begin the same epoch within the block; the generators of the process are left as they were."""
-        parts = dict(_parts(loader))
-        for name, epoch in self.epochs.items():
-            if name in parts and callable(getattr(parts[name], "set_epoch", None)):
-                parts[name].set_epoch(epoch)
+        self.put_back_counts(loader)
         self.put_back_own(loader)
         if self.process is None:
             yield
             return
         now = random_state.capture()
-        random_state.put_back(self.process)
+        random_state.put_back(_unpacked(self.process))
         try:
             yield
         finally:
@@ -77,7 +74,14 @@ class Order:
         finally:
             self.put_back_own(loader)
             if self.process is not None:
-                random_state.put_back(self.process)
+                random_state.put_back(_unpacked(self.process))
+
+    def put_back_counts(self, loader: Any) -> None:
+        """Set the epochs of a loader and its samplers."""
+        parts = dict(_parts(loader))
+        for name, epoch in self.epochs.items():
+            if name in parts and callable(getattr(parts[name], "set_epoch", None)):
+                parts[name].set_epoch(epoch)
 
     def put_back_own(self, loader: Any) -> None:
         """Set the generators of a loader and its samplers."""
@@ -94,12 +98,48 @@ class Order:
         """Return what `to_plain` has described.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError, AttributeError, RuntimeError: it is something else.
         """
-        process = None if plain["process"] is None else dict(plain["process"])
+        process = plain["process"]
+        if process is not None:
+            process = {name: _on_cpu(part) for name, part in dict(process).items()}
+            states = _unpacked(process)
+            random.Random().setstate(states["python"])
+            torch.Generator().set_state(states["torch"])
         own = {str(name): state.cpu() for name, state in dict(plain["own"]).items()}
         epochs = {str(name): int(epoch) for name, epoch in dict(plain["epochs"]).items()}
         return cls(process=process, own=own, epochs=epochs)
+
+
+def _packed(states: dict[str, Any]) -> dict[str, Any]:
+    """Return states of `random_state.capture` with one value for the many numbers that are no tensor."""
+    tensors = {name: one for name, one in states.items() if isinstance(one, torch.Tensor)}
+    others = {name: one for name, one in states.items() if name not in tensors}
+    return {**tensors, _OTHERS: json.dumps(others).encode()}
+
+
+def _unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
+    others = json.loads(packed[_OTHERS])
+    version, numbers, gauss = others["python"]
+    tensors = {name: one for name, one in packed.items() if name != _OTHERS}
+    return {**tensors, **others, "python": (version, tuple(numbers), gauss)}
+
+
+def _epoch_of(part: Any) -> Any:
+    return getattr(part, "epoch", _count_of(part)) if hasattr(part, "set_epoch") else None
+
+
+def _count_of(part: Any) -> Any:
+    """Return the epoch that a part counts by itself, as a loader of Accelerate does."""
+    return getattr(part, "iteration", None) if hasattr(part, "set_epoch") else None
+
+
+def _known(epochs: Mapping[str, Any]) -> dict[str, int]:
+    return {name: epoch for name, epoch in epochs.items() if type(epoch) is int}
+
+
+def _on_cpu(part: Any) -> Any:
+    return part.cpu() if isinstance(part, torch.Tensor) else part
 
 
 def _parts(loader: Any) -> list[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint import Batches, Checkpointer
 from holdfast.checkpoint.config import checkpoint_folder
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.integrations import missing
@@ -163,6 +163,11 @@ class HoldfastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, at its end: after the evaluation, and what other callbacks make of it."""
+        if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            # Lightning keeps the iterator of an epoch that `limit_train_batches` has ended.
+            for loader in trainer.fit_loop._combined_loader.flattened:
+                if isinstance(loader, Batches):
+                    loader.end_epoch()
         trainer.fit_loop._restarting = (
             False  # else a ReduceLROnPlateau leaves out the epoch that was gone on with
         )

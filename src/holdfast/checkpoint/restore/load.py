@@ -2,12 +2,13 @@
 
 import functools
 import logging
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from holdfast.checkpoint.batches.batches import Batches
 from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.checkpoint.restore.open import OpenCheckpoint, failing
 from holdfast.checkpoint.restore.state_part import StatePart
@@ -107,7 +108,7 @@ def restore_into(
             part.adopt(fit)
         if rng_skeleton:
             fit.fit("rng", ABSENT, rng_skeleton)
-        _check_fits(fit, checkpoint)
+        _check_fits(fit, checkpoint, parts)
 
     if any(reasons := ranks.together(begin)):
         return next(filter(None, reasons))
@@ -157,8 +158,19 @@ def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
     return states
 
 
-def _check_fits(fit: Fit, checkpoint: OpenCheckpoint) -> None:
+def _check_fits(fit: Fit, checkpoint: OpenCheckpoint, parts: Sequence[StatePart]) -> None:
     if fit.problems:
+        absent = [
+            name
+            for part in parts
+            for name, entry in part.entries.items()
+            if isinstance(entry, Batches) and f"the checkpoint has no {name!r}" in fit.problems
+        ]
+        if absent and len(fit.problems) == len(absent):
+            raise StateMismatch(
+                f"{checkpoint.path} was saved without a position in the data: it has no {absent[0]!r}. Restore it once "
+                "with strict=False; the rest is restored, and the batches begin with the first epoch."
+            )
         more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
         raise StateMismatch(
             f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "

@@ -9,6 +9,9 @@ statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before, and
 A loss that falls all the time widens that deviation. So it is also compared with the median of the last `LEVEL` steps,
 and with how far ordinary losses were from that median when they came; it must be farther than each of them, and higher
 than the last `LEAST_STEPS`. Until so many steps are known, as in the warm-up, only losses that are not finite count.
+
+A loss that explodes may be finite for some steps before it is infinite or NaN. Such steps belong to the anomaly, so
+that the anomaly begins where the loss left its usual values.
 """
 
 import math
@@ -26,6 +29,10 @@ FALL = 0.02
 """A loss falls all the time where the median of each quarter of the steps is lower by such a part than the last one."""
 NOT_FINITE_STEPS = 2
 SPIKE_STEPS = 3
+RISE_STEPS = 5
+"""At most so many finite steps of a rise come before a loss that is not finite, where no level is known yet."""
+RISE = 2.0
+"""The losses of such a rise are so many times higher than each loss before them."""
 DEVIATIONS = 8.0
 """So many standard deviations above the median; losses have heavy tails."""
 LEAST_RISE = 0.25
@@ -40,7 +47,7 @@ class Anomaly:
 
     kind: Literal["not finite", "spike"]
     first_step: int
-    """The first of the steps in a row that show the anomaly."""
+    """The first of the steps in a row that show the anomaly, finite steps of an exploding loss included."""
     step: int
     """The step at which the anomaly was certain."""
     value: float
@@ -122,9 +129,22 @@ class AnomalyDetector:
         steps.append(step)
         if len(steps) < NOT_FINITE_STEPS:
             return None
-        self._forget_signs()
         usual, _ = self._usual()
-        return Anomaly(kind="not finite", first_step=steps[0], step=step, value=loss, usual=usual)
+        first_step = self._rises_from(steps[0])
+        self._forget_signs()
+        return Anomaly(kind="not finite", first_step=first_step, step=step, value=loss, usual=usual)
+
+    def _rises_from(self, step: int) -> int:
+        """Return the first of the leading rank's high steps in a row that lead up to `step`; `step` where none does."""
+        if self._high:
+            return min(step, self._high[0])
+        if self._usual()[1] is not None:
+            return step
+        losses = [abs(loss) for _, loss, _ in self._ordinary]
+        for first in range(max(1, len(losses) - RISE_STEPS), len(losses)):
+            if min(losses[first:]) > RISE * max(losses[:first]):
+                return min(step, self._ordinary[first][0])
+        return step
 
     def _look_at_level(self, step: int, loss: float) -> Anomaly | None:
         usual, limit = self._usual()

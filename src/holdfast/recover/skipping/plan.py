@@ -1,8 +1,9 @@
 """Decide which batches the next attempt leaves out: a pure function.
 
 The batches that led to a broken loss are left out. Where the loss breaks again at about the same place, the range
-becomes twice as long from the same start, and reaches at least to the batches that broke the loss this time; after
-`MAX_DOUBLINGS` of a range nothing more is left out there. A range is never longer than `MAX_LENGTH`.
+becomes twice as long: at its end the first time, at both ends from the second time on. The range then also has the
+batches that broke the loss this time. After `MAX_DOUBLINGS` of a range nothing more is left out there. A range is never
+longer than `MAX_LENGTH`.
 """
 
 from dataclasses import dataclass, replace
@@ -68,8 +69,13 @@ class Skipping:
             fits = length <= MAX_LENGTH and len(self.skips) < MAX_RANGES
             return Skip(first=first, last=last) if fits else None
         known = near[-1]
-        twice = 2 * known.last - known.first + 1
-        longer = Skip(first=known.first, last=max(twice, last), doublings=known.doublings + 1)
+        more = known.last - known.first + 1
+        earlier = more // 2 if known.doublings else 0
+        longer = Skip(
+            first=min(max(1, known.first - earlier), first),
+            last=max(known.last + more - earlier, last),
+            doublings=known.doublings + 1,
+        )
         fits = longer.last - longer.first < MAX_LENGTH and longer.doublings <= MAX_DOUBLINGS
         return longer if fits else None
 
@@ -84,10 +90,10 @@ class Skipping:
         return replace(self.with_skip(skip), in_vain=in_vain)
 
     def with_skip(self, skip: Skip | None) -> Self:
-        """Return this with a further range, which takes the place of the one with its start."""
+        """Return this with a further range, which takes the place of the ranges within it."""
         if skip is None:
             return self
-        others = tuple(one for one in self.skips if one.first != skip.first)
+        others = tuple(one for one in self.skips if one.first < skip.first or one.last > skip.last)
         return replace(self, skips=(*others, skip))
 
     @property

@@ -1,9 +1,9 @@
 """Find the batches that led to a broken loss, from the reports of the rank that has it.
 
 These are the batches of the last step whose loss was ordinary, and all after them up to the step at which the anomaly
-was certain. The steps in a row for which the detector waits are among them. The last ordinary step is, too: its loss
-was computed before its update, so that a batch whose gradient breaks the weights shows in the loss of the next step
-alone. A step may have any number of batches, as with accumulated gradients.
+was certain. The steps in a row for which the detector waits are among them. The batches of the last ordinary step are
+among them because the loss of a step is computed before its update: a batch whose gradient breaks the weights shows
+only in the loss of the next step. A step may have any number of batches, as with accumulated gradients.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from holdfast.core.left_out import MAX_NUMBER
 from holdfast.core.whole import whole_number
-from holdfast.recover.detectors.anomaly import SPIKE_STEPS
+from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, RISE_STEPS, SPIKE_STEPS
 
-_KEPT = SPIKE_STEPS + 5
+_KEPT = RISE_STEPS + NOT_FINITE_STEPS + SPIKE_STEPS
 """Steps with a loss that are remembered of each rank: those in a row that show an anomaly, and the one before."""
 
 

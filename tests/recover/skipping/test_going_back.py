@@ -1,0 +1,58 @@
+"""A run goes back to a state from before all batches that are left out, where such a state is healthy."""
+
+import asyncio
+
+import pytest
+import torch
+
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.core.ledger import Ledger, Run
+from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.detectors.anomaly import Anomaly
+from holdfast.recover.detectors.hang import HangLimits
+from holdfast.recover.gate import mark_healthy
+from holdfast.recover.losses import Losses
+from holdfast.recover.recorder import Recorder
+from holdfast.recover.skipping.plan import Skip
+from holdfast.testing import FakeClock
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        begun = {"run_id": "r", "state": "running", "cwd": "/", "host": "h", "pid": 1}
+        ledger.add_run(Run(**begun, command=["python"], options={}, started_at_s=0.0))
+        paths = RunPaths(tmp_path, "r")
+        paths.attempt_logs(1).mkdir(parents=True)
+        recorder = Recorder(paths, ledger, FakeClock(), lambda _: None)
+        yield recorder
+        recorder.close()
+
+
+def went_back_to(recorder, folder, *, batches, healthy=(50, 100)):
+    """Have checkpoints at some steps, and a loss that breaks at step 110; return the step that the run goes on from."""
+    with Checkpointer(folder, every=1, keep=None) as ckpt:
+        for step in healthy:
+            ckpt.save(step, {"model": torch.nn.Linear(1, 1)})
+    losses = Losses(recorder, FakeClock(), healthy_after=20)
+    view = AttemptView.begin(1, HangLimits())
+    for saved in scan(folder):
+        assert mark_healthy(saved.path, saved.step + 20, 1.0) is None
+        losses.saved(view, saved.path, saved.step)
+    anomaly = Anomaly(kind="not finite", first_step=110, step=111, value=9.0, batches=batches)
+    return asyncio.run(losses.go_back(anomaly))
+
+
+def test_the_newest_healthy_state_is_taken_where_nothing_earlier_is_left_out(tmp_path, recorder):
+    assert went_back_to(recorder, tmp_path / "c", batches=(109, 111)) == 100
+
+
+def test_an_older_one_is_taken_where_the_range_grows_to_before_the_newest(tmp_path, recorder):
+    recorder.leave_out(Skip(first=99, last=130, doublings=1))
+    assert went_back_to(recorder, tmp_path / "c", batches=(109, 111)) == 50
+
+
+def test_the_newest_one_is_taken_where_no_older_one_is_healthy(tmp_path, recorder):
+    recorder.leave_out(Skip(first=99, last=130, doublings=1))
+    assert went_back_to(recorder, tmp_path / "c", batches=(109, 111), healthy=(100,)) == 100
