@@ -14,7 +14,9 @@ from holdfast.recover.localise.pairing import MAX_ROUNDS, Judgement, Pairing, Wo
 from holdfast.recover.localise.solo import CheckResult
 from holdfast.recover.localise.tester import START_S
 
-LIMIT_S = 60.0
+SOLO_S = START_S + 2 * solo.LIMIT_S + ANSWER_S
+"""So long a node may take for its solo checks: one that is slow is repeated."""
+LIMIT_S = 90.0
 """So long a session may take: a job waits for it."""
 
 
@@ -55,8 +57,13 @@ class Report:
 
     @property
     def failed_solo(self) -> dict[str, CheckResult]:
-        """Return the first failed solo check of each node that has one."""
+        """Return a failed solo check of each node that has one, rather one with a wrong result than a slow one."""
         return _failed(self.solo)
+
+    @property
+    def hard(self) -> list[str]:
+        """Return the nodes of which a solo check gave a wrong result; a slow one may be due to other work."""
+        return [name for name, result in self.failed_solo.items() if not result.is_slow]
 
     def evidence(self, name: str) -> str:
         """Return why a node is judged as it is, a sentence without its subject."""
@@ -146,7 +153,7 @@ class _Session:
         await asyncio.gather(*(self._solo(name) for name in self._names))
 
     async def _solo(self, name: str) -> None:
-        timeout_s = START_S + solo.LIMIT_S + ANSWER_S
+        timeout_s = SOLO_S
         try:
             answer = await self._hosts.ask(name, {"what": "solo"}, timeout_s)
             if answer is None:
@@ -158,7 +165,7 @@ class _Session:
                 self._has_gpu.add(name)
         except TimeoutError:
             evidence = f"no answer within {timeout_s:g} s"
-            self.solo[name] = [CheckResult(name="the node", outcome="failed", evidence=evidence)]
+            self.solo[name] = [_no_answer(evidence)]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             self.unanswered.append(name)  # of another version of Holdfast
 
@@ -223,9 +230,15 @@ class _Session:
             return GroupResult(passed=None, reason=f"the answer of {name} is malformed")
 
 
+def _no_answer(evidence: str) -> CheckResult:
+    return CheckResult(name="the node", outcome="failed", evidence=evidence, is_slow=True)
+
+
 def _failed(found: Mapping[str, Sequence[CheckResult]]) -> dict[str, CheckResult]:
-    return {
-        name: next(one for one in results if one.outcome == "failed")
+    failed = {
+        name: sorted(
+            (one for one in results if one.outcome == "failed"), key=lambda one: one.is_slow
+        )
         for name, results in found.items()
-        if any(one.outcome == "failed" for one in results)
     }
+    return {name: results[0] for name, results in failed.items() if results}
