@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
-from holdfast.core.ledger import Ledger
+from holdfast.core.ledger import Ledger, Verdict
 from holdfast.core.paths import ledger_url
 from holdfast.recover.localise import solo
 
@@ -43,12 +43,12 @@ def test_nodes_are_listed_cordoned_and_returned(ledger):
 
 
 def test_a_node_that_passed_a_test_since_is_returned(ledger):
-    verdict = {"probability": 0.001, "evidence": "n7 failed 0 of 7 tests.", "by": "me"}
-    ledger.add_verdict("n7", at_s=50.0, outcome="good", **verdict)
+    verdict = Verdict(name="n7", outcome="good", probability=0.001, evidence="n7 failed 0 of 7.")
+    ledger.add_verdicts([verdict], at_s=50.0, by="me")
     ledger.cordon("n7", at_s=100.0, by="me", why="fan")
     with pytest.raises(BadUse):
         answer("return", "n7")
-    ledger.add_verdict("n7", at_s=150.0, outcome="good", **verdict)
+    ledger.add_verdicts([verdict], at_s=150.0, by="me")
     answer("return", "n7")
     assert not ledger.node("n7").is_cordoned
 
@@ -78,17 +78,50 @@ def test_this_host_is_checked(ledger, monkeypatch, broken):
 
 def test_verdicts_are_bounded_and_a_later_cordon_is_of_its_author(ledger):
     for number in range(60):
-        ledger.add_verdict(
-            "n1",
-            at_s=float(number),
-            outcome="bad",
-            probability=0.99,
-            evidence=str(number),
-            by="run-1",
-            cordons=True,
-        )
+        verdict = Verdict(name="n1", outcome="bad", probability=0.99, evidence=str(number))
+        ledger.add_verdicts([verdict], at_s=float(number), by="run-1", cordons=["n1"])
     node = ledger.node("n1")
     assert [one["evidence"] for one in node.verdicts] == [str(one) for one in range(10, 60)]
     assert (node.cordoned_at_s, node.why, node.is_hard) == (0.0, "0", False)
     ledger.cordon("n1", at_s=99.0, by="me", why="fan")
     assert ledger.node("n1").is_hard, "a person's word stands until that person takes it back"
+    later = Verdict(name="n1", outcome="bad", probability=0.99, evidence="later")
+    ledger.add_verdicts([later], at_s=100.0, by="me", cordons=["n1"])
+    node = ledger.node("n1")
+    assert (node.cordon_kind, node.why, node.is_hard) == ("person", "fan", True)
+
+
+def test_a_cordon_by_the_tests_that_a_person_has_started_is_a_cordon_by_tests(ledger):
+    slow = Verdict(name="n1", outcome="bad", probability=0.99, evidence="cut")
+    ledger.add_verdicts([slow], at_s=1.0, by="me", cordons=["n1"])
+    good = Verdict(name="n1", outcome="suspect", probability=0.5, evidence="fine")
+    ledger.add_verdicts([good], at_s=2.0, by="run-1")
+    assert (ledger.node("n1").cordon_kind, ledger.node("n1").is_hard) == ("soft", False)
+    wrong = Verdict(name="n1", outcome="bad", probability=1.0, evidence="bytes", is_hard=True)
+    ledger.add_verdicts([wrong], at_s=3.0, by="run-2", cordons=["n1"])
+    node = ledger.node("n1")
+    assert (node.cordon_kind, node.cordoned_by, node.why) == ("hard", "run-2", "bytes")
+
+
+@pytest.mark.parametrize(
+    ("is_hard", "passed", "returned"),
+    [
+        (True, "solo", True),
+        (True, "", False),
+        (False, "solo", False),
+        (False, "all", True),
+    ],
+)
+def test_a_repaired_node_is_returned_after_one_session_that_it_has_passed(
+    ledger, is_hard, passed, returned
+):
+    bad = Verdict(name="n1", outcome="bad", probability=1.0, evidence="e", is_hard=is_hard)
+    ledger.add_verdicts([bad], at_s=1.0, by="r", cordons=["n1"])
+    fine = Verdict(name="n1", outcome="suspect", probability=0.5, evidence="e", passed=passed)
+    ledger.add_verdicts([fine], at_s=2.0, by="me")
+    if returned:
+        answer("return", "n1")
+    else:
+        with pytest.raises(BadUse):
+            answer("return", "n1")
+    assert ledger.node("n1").is_cordoned is not returned

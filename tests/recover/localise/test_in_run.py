@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.core.errors import LedgerError
-from holdfast.core.ledger import Incident, Ledger
+from holdfast.core.ledger import Incident, Ledger, Verdict
 from holdfast.core.paths import ledger_url
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.hang import Frozen, HangLimits
@@ -93,16 +93,10 @@ class Place:
         raise AssertionError(text)
 
     def judged(self, name, probability, *, is_hard=False):
-        self.ledger.add_verdict(
-            name,
-            at_s=1.0,
-            outcome="bad",
-            probability=probability,
-            evidence="e",
-            by="r0",
-            is_hard=is_hard,
-            cordons=True,
+        verdict = Verdict(
+            name=name, outcome="bad", probability=probability, evidence="e", is_hard=is_hard
         )
+        self.ledger.add_verdicts([verdict], at_s=1.0, by="r0", cordons=[name])
 
 
 @pytest.fixture
@@ -197,10 +191,11 @@ def test_a_bad_node_is_left_out_also_where_the_ledger_cannot_be_written(make, mo
     def refuse(*_, **__):
         raise LedgerError("full")
 
-    monkeypatch.setattr(place.ledger, "add_verdict", refuse)
+    monkeypatch.setattr(place.ledger, "add_verdicts", refuse)
     place.tests.failed(view(), SimpleNamespace(incident=None, add=said.extend))
     assert place.tests._take(found)
     assert said == ["full", "Node n2 fails its check of memory (other bytes) and is cordoned."]
     assert place.recorded == ["nodes_tested"]
     place.tests.leave_out()
     assert place.tests.left_out == ["n2"]
+    assert not place.tests.readmit(3), "a wrong result by itself"

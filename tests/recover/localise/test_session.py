@@ -111,6 +111,30 @@ def test_verdicts_are_kept_and_are_the_next_sessions_priors(tmp_path):
             report_of(Hosts("ab", broken="a")), ledger, by="run-2", at_s=200.0, cordons=True
         )
         assert ledger.node("a").is_hard
+        keep_verdicts(report_of(Hosts("ab")), ledger, by="me", at_s=300.0, cordons=True)
+        ledger.return_node("a")
+        ledger.return_node("b")
+        assert not any(node.is_cordoned for node in ledger.nodes())
+
+
+def test_a_check_without_an_answer_in_time_is_no_hard_fault(tmp_path):
+    slow = {**BROKEN, "evidence": "no answer within 20 s", "is_slow": True}
+
+    class Busy(Hosts):
+        async def ask(self, name, order, timeout_s):
+            answer = await super().ask(name, order, timeout_s)
+            if "solo" in answer and name in "bc":
+                answer["solo"] = [slow, BROKEN] if name == "c" else [slow]
+            return answer
+
+    report = report_of(Busy("abcdefghij"))
+    assert set(report.judgement.bad) == {"b", "c"}
+    assert report.hard == ["c"]
+    assert report.evidence("c") == "fails its check of memory (other bytes)"
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        keep_verdicts(report, ledger, by="run-1", at_s=1.0, cordons=True)
+        kinds = {node.name: node.cordon_kind for node in ledger.nodes() if node.is_cordoned}
+    assert kinds == {"b": "soft", "c": "hard"}
 
 
 def test_an_answer_that_is_late_or_of_an_agent_that_ended_is_told_apart():

@@ -205,7 +205,12 @@ class NodeTests:
         except HoldfastError as error:
             self._records.complain(str(error))
             for name in cordoned:
-                self._unwritten[name] = NodeRecord(name=name, cordoned_at_s=self._clock.now_s())
+                self._unwritten[name] = NodeRecord(
+                    name=name,
+                    cordoned_at_s=self._clock.now_s(),
+                    cordon_kind="hard" if name in report.hard else "soft",
+                    probability=judgement.probabilities[name],
+                )
         self.leave_out()
         said = [
             f"Node {name} {report.evidence(name)}"

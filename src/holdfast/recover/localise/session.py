@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from holdfast.core.clock import Clock
 from holdfast.recover.localise import group, solo
@@ -64,6 +64,14 @@ class Report:
     def hard(self) -> list[str]:
         """Return the nodes of which a solo check gave a wrong result; a slow one may be due to other work."""
         return [name for name, result in self.failed_solo.items() if not result.is_slow]
+
+    def passed(self, name: str) -> Literal["", "solo", "all"]:
+        """Return what a node has passed without a failure; see `core.ledger.Verdict`."""
+        checks = self.solo.get(name, [])
+        tests = [pair.passed for pair in self.pairs if name in pair.nodes]
+        if not checks or any(one.outcome != "passed" for one in checks) or False in tests:
+            return ""
+        return "all" if True in tests else "solo"
 
     def evidence(self, name: str) -> str:
         """Return why a node is judged as it is, a sentence without its subject."""
