@@ -1,12 +1,13 @@
 """`holdfast nodes` in process: what it prints, and with which code it leaves."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.main import cli
-from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.errors import BadUse, LedgerError, NotFound
 from holdfast.core.ledger import Ledger, Verdict
 from holdfast.core.paths import ledger_url
 from holdfast.recover.localise import solo
@@ -51,6 +52,46 @@ def test_a_node_that_passed_a_test_since_is_returned(ledger):
     ledger.add_verdicts([verdict], at_s=150.0, by="me")
     answer("return", "n7")
     assert not ledger.node("n7").is_cordoned
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a\nb", "x" * 256])
+def test_names_and_reasons_that_are_no_line_are_refused(ledger, name):
+    with pytest.raises(BadUse, match="Give one line of 1 to 255 printable characters"):
+        answer("cordon", name, "--why", "fan")
+    with pytest.raises(BadUse, match="--why is"):
+        answer("cordon", "n1", "--why", name)
+    with pytest.raises(BadUse, match="NODE is"):
+        answer("return", name)
+    assert ledger.nodes() == []
+
+
+def test_a_report_is_printed_also_where_the_ledger_cannot_be_written(ledger, monkeypatch):
+    async def carry_out(*_):
+        fine = solo.CheckResult(name="memory", outcome="passed", evidence="all bytes")
+        return {"solo": [fine.to_json()], "ports": [], "has_gpu": False}
+
+    def refuse(*_, **__):
+        raise LedgerError("The ledger is read-only.")
+
+    monkeypatch.setattr("holdfast.recover.localise.tester.NodeTester.carry_out", carry_out)
+    monkeypatch.setattr(Ledger, "add_verdicts", refuse)
+    result = CliRunner().invoke(cli, ["nodes", "check", "--cordon"], standalone_mode=False)
+    assert "all bytes" in result.output
+    assert isinstance(result.exception, LedgerError)
+    assert str(result.exception) == (
+        "The ledger is read-only: no node is cordoned, and the verdicts are not kept. Mend the ledger and check again."
+    )
+
+
+def test_two_processes_may_record_a_new_node_at_the_same_time(ledger, tmp_path):
+    def record(number):
+        with Ledger.open(ledger_url(tmp_path)) as own:
+            verdict = Verdict(name="n1", outcome="good", probability=0.001, evidence=str(number))
+            own.add_verdicts([verdict], at_s=float(number), by="me")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(record, range(8)))
+    assert {one["evidence"] for one in ledger.node("n1").verdicts} == {str(n) for n in range(8)}
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -1,19 +1,22 @@
 """A session over hosts that answer as the test says: no process is started."""
 
 import asyncio
+import threading
 
 import pytest
 
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.recover.localise.orders import Orders
-from holdfast.recover.localise.pairing import BASE_PRIOR
+from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
 from holdfast.recover.localise.session import localise
 from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
 from holdfast.testing import FakeClock
 
 GOOD = {"name": "memory", "outcome": "passed", "evidence": "fine", "seconds": 0.1}
 BROKEN = {**GOOD, "outcome": "failed", "evidence": "other bytes"}
+GOOD_SOLO = {"solo": [GOOD], "ports": [*range(9)], "has_gpu": False}
+ALL_WELL = {"group": {"passed": True, "reason": "", "mb_per_s": 100.0}}
 
 
 class Hosts:
@@ -73,6 +76,47 @@ def test_a_node_without_an_answer_fails_and_one_whose_agent_ended_is_not_judged(
     assert report.judgement.bad == ("b",)
     assert report.unanswered == ["d"]
     assert "d" not in report.judgement.outcomes
+
+
+def test_a_node_that_is_lost_during_the_group_tests_is_asked_no_more_and_not_judged():
+    asked = []
+
+    class Leaving(Hosts):
+        async def ask(self, name, order, timeout_s):
+            if order["what"] == "solo":
+                return GOOD_SOLO
+            if name == "b":
+                asked.append(order)
+                return None
+            return ALL_WELL
+
+    report = report_of(Leaving("abcde"))
+    assert (report.unanswered, len(asked)) == (["b"], 1)
+    assert "b" not in report.judgement.outcomes
+    assert set(report.judgement.outcomes.values()) == {"good"}
+    assert report.judgement.cordon == ()
+
+
+def test_the_event_loop_serves_others_while_a_large_session_is_judged(monkeypatch):
+    judge, entered, left = Pairing.judge, threading.Event(), threading.Event()
+
+    def slow(pairing):
+        entered.set()
+        assert left.wait(300.0), "the event loop was held up"
+        return judge(pairing)
+
+    monkeypatch.setattr(Pairing, "judge", slow)
+
+    async def scenario():
+        testing = asyncio.create_task(
+            localise(Hosts("abcd"), dict.fromkeys("abcd", BASE_PRIOR), FakeClock())
+        )
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        left.set()
+        return await testing
+
+    assert asyncio.run(scenario()).judgement.bad == ()
 
 
 def test_garbage_ends_nothing():
@@ -152,7 +196,6 @@ def test_an_answer_that_is_late_or_of_an_agent_that_ended_is_told_apart():
         with pytest.raises(TimeoutError):
             await orders.ask(sent.append, {"what": "solo"}, 0.01)
         orders.end(is_lost=True)
-        with pytest.raises(TimeoutError):
-            await orders.ask(sent.append, {"what": "solo"}, 1e9)
+        assert await orders.ask(sent.append, {"what": "solo"}, 1e9) is None
 
     asyncio.run(scenario())
