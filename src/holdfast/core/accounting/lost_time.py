@@ -94,6 +94,7 @@ class _Account:
         self._lost_s = {
             one.attempt: one.at_s for one in records.events if one.kind == "supervisor_lost"
         }
+        self._tests = _tests(records.events)
         self._order = sorted(self._attempts)
         self._places = {number: place for place, number in enumerate(self._order)}
 
@@ -173,8 +174,10 @@ class _Account:
             if own is not None:
                 after, incident = self._marks_of_end(number, math.inf)
                 if own.incident.action != "stop":
-                    after.append(_Mark(math.inf, self._waiting, incident))
+                    after += self._until_start(math.inf, self._waiting, incident)
                 advance(after)
+        elif not self._order:
+            advance(self._until_start(math.inf, self._waiting, None))
         rest: LostCause = "unexplained" if self._order else self._waiting
         is_over = phase.cause == "other" and self._order
         _add(common, None, "after_end" if is_over else rest, end_s - cursor_s)
@@ -194,7 +197,16 @@ class _Account:
             marks, incident = self._marks_of_end(self._order[place - 1], attempt.started_at_s)
         is_known = place == 0 or bool(marks) or incident is not None
         cause: LostCause = self._waiting if is_known else "unexplained"
-        return [*marks, _Mark(attempt.started_at_s, cause, incident)], incident
+        return [*marks, *self._until_start(attempt.started_at_s, cause, incident)], incident
+
+    def _until_start(self, until_s: float, cause: LostCause, incident: int | None) -> list[_Mark]:
+        """Return the moments of a wait for the start of the processes, in which nodes may be tested."""
+        marks = []
+        for began_s, ended_s in self._tests:
+            if began_s < until_s:
+                marks.append(_Mark(began_s, cause, incident))
+                marks.append(_Mark(min(ended_s, until_s), "node_tests", incident))
+        return [*marks, _Mark(until_s, cause, incident)]
 
     def _marks_of_end(self, number: int, until_s: float) -> tuple[list[_Mark], int | None]:
         """Return the moments after the failure or the stop of an attempt, and the incident that the next start is of.
@@ -265,6 +277,18 @@ def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
             wait_s = event.data.get("plan", {}).get("wait_s")
             decided[event.attempt] = event.at_s, _seconds(wait_s)
     return decided
+
+
+def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Return when tests of the nodes began and ended, Unix seconds; the last may go on without an end."""
+    tests: list[tuple[float, float]] = []
+    for event in events:
+        if event.kind == "nodes_test_began":
+            tests.append((event.at_s, math.inf))
+        elif event.kind in ("nodes_tested", "nodes_not_tested") and tests:
+            began_s, ended_s = tests[-1]
+            tests[-1] = began_s, min(ended_s, event.at_s)
+    return tests
 
 
 def _restores(events: Sequence[Event]) -> dict[int, dict[int, _Restore]]:

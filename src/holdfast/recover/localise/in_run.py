@@ -161,6 +161,7 @@ class NodeTests:
         if not members:
             return False
         self._observe("nodes", {"text": f"testing {', '.join(members)}"})
+        self._records.event("nodes_test_began", {"nodes": list(members)})
         self._nodes.is_testing = True
         known = await self._known()
         priors = priors_of(members, known, self._clock.now_s())
@@ -170,10 +171,12 @@ class NodeTests:
         try:
             await asyncio.wait((session, stop), return_when=asyncio.FIRST_COMPLETED)
             if not session.done():
+                self._records.event("nodes_not_tested", {"why": "they were broken off."})
                 return False
             try:
                 report = session.result()
             except Exception as error:  # a job does not end because its nodes could not be tested
+                self._records.event("nodes_not_tested", {"why": f"{error!r}."})
                 self._records.complain(f"The tests of the nodes failed: {error!r}.")
                 return False
             return await self._take(report)
