@@ -170,14 +170,15 @@ def worker_says(order, folder, *, printed_at):
 
 def test_what_a_library_prints_in_a_test_is_no_answer(tmp_path):
     order = {"what": PRODUCT, "limit_s": LONG_S}
-    chatty = "os.register_at_fork(after_in_child=lambda: os.write(1, b'NCCL version 2\\n'))"
-    ready, answer = worker_says(order, tmp_path, printed_at=chatty).splitlines()
-    assert ready == b"ready"
+    chatty = "print('hello', flush=True); os.register_at_fork(after_in_child=lambda: os.write(1, b'NCCL version 2\\n'))"
+    said = worker_says(order, tmp_path, printed_at=chatty).splitlines()
+    *_, ready, answer = said
+    assert (len(said), ready) == (3, b"ready")
     assert json.loads(answer)["outcome"] == "passed"
 
 
 def test_an_answer_that_is_not_json_says_nothing_of_the_node(monkeypatch):
-    garbled = "import sys; print('ready', flush=True); input(); print('NCCL version 2', flush=True); input()"
+    garbled = "import sys; print('hello'); print('ready', flush=True); input(); print('NCCL version 2', flush=True); input()"
 
     async def start(*_):
         return await asyncio.create_subprocess_exec(

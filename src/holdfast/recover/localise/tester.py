@@ -203,7 +203,9 @@ async def _is_ready(process: asyncio.subprocess.Process) -> bool:
     assert process.stdout is not None
     with contextlib.suppress(TimeoutError, ValueError):
         async with asyncio.timeout(START_S):
-            return await process.stdout.readline() == READY
+            while line := await process.stdout.readline():
+                if line == READY:  # a library may print as it is imported
+                    return True
     return False
 
 
