@@ -178,7 +178,10 @@ def test_what_a_library_prints_in_a_test_is_no_answer(tmp_path):
 
 
 def test_an_answer_that_is_not_json_says_nothing_of_the_node(monkeypatch):
-    garbled = "import sys; print('hello'); print('ready', flush=True); input(); print('NCCL version 2', flush=True); input()"
+    garbled = (
+        "print('hello'); print('ready', flush=True); input(); "
+        "print('NCCL version 2', flush=True); input()"
+    )
 
     async def start(*_):
         return await asyncio.create_subprocess_exec(

@@ -20,6 +20,16 @@ from holdfast.core.accounting.records import (
 from holdfast.core.accounting.survival import ExecutedStep
 from holdfast.core.ledger.records import Attempt, Event
 
+TESTS_END = (
+    "nodes_tested",
+    "nodes_not_tested",
+    "nodes_test_began",
+    "supervisor_followed",
+    "supervisor_lost",
+    "begun",
+)
+"""Kinds of events that end the tests of the nodes."""
+
 Seconds = dict[tuple[int | None, LostCause], float]
 """Seconds by the number of the incident that cost them (None: no incident) and by cause."""
 
@@ -280,15 +290,19 @@ def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
 
 
 def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Return when tests of the nodes began and ended, Unix seconds; the last may go on without an end."""
+    """Return when tests of the nodes began and ended, Unix seconds; the last may go on without an end.
+
+    Tests end with their supervisor, too, and before the next attempt.
+    """
     tests: list[tuple[float, float]] = []
+    began: Event | None = None
     for event in events:
+        if began is not None and (event.kind in TESTS_END or event.attempt > began.attempt):
+            tests.append((began.at_s, event.at_s))
+            began = None
         if event.kind == "nodes_test_began":
-            tests.append((event.at_s, math.inf))
-        elif event.kind in ("nodes_tested", "nodes_not_tested") and tests:
-            began_s, ended_s = tests[-1]
-            tests[-1] = began_s, min(ended_s, event.at_s)
-    return tests
+            began = event
+    return tests if began is None else [*tests, (began.at_s, math.inf)]
 
 
 def _restores(events: Sequence[Event]) -> dict[int, dict[int, _Restore]]:
