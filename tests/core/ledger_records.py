@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, Run
+from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, Run, Verdict
 
 RUN = Run(
     run_id="a",
@@ -45,9 +45,8 @@ def check_that_records_come_back(url, ledger):
     ledger.add_event(EVENT)
     ledger.add_checkpoint(CHECKPOINT)
     key = ledger.add_incident(INCIDENT)
-    ledger.add_verdict(
-        "n1", at_s=5.0, outcome="bad", probability=0.98, evidence="e", by="a", cordons=True
-    )
+    verdict = Verdict(name="n1", outcome="bad", probability=0.98, evidence="e")
+    ledger.add_verdicts([verdict], at_s=5.0, by="a", cordons=["n1"])
     with Ledger.open(url) as other:
         assert other.runs() == [RUN]
         (node,) = other.nodes()

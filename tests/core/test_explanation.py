@@ -159,6 +159,26 @@ def story(incidents=(), events=(), state="completed", **more):
     return story_of(account(run=run, events=events, incidents=incidents, **fields), events)
 
 
+def test_tests_of_nodes_are_told_with_the_incident_and_without_one_by_themselves():
+    bad = {"node": "n2", "outcome": "bad", "evidence": "fails its check of memory (bytes)"}
+    good = {"node": "n1", "outcome": "good", "evidence": "failed 0 of 7 tests"}
+    found = event("nodes_tested", 21.2, nodes=[good, bad], cordoned=["n2"], can_tell=True)
+    again = event("nodes_readmitted", 21.3, nodes=["n2"])
+    (one,) = story([incident()], [*DECISIONS, found, again]).chain
+    assert one.done.endswith(
+        "Tested 2 nodes. Node n2 fails its check of memory (bytes) and was cordoned. "
+        "Too few other nodes were there: the run went on with n2, though cordoned."
+    )
+    first = event("nodes_tested", 0.3, attempt=0, nodes=[good], cordoned=[], can_tell=True)
+    odd = event("nodes_tested", 0.4, attempt=0, nodes=7, cordoned=7)
+    broken_off = event("nodes_not_tested", 0.5, attempt=0, why="they were broken off.")
+    assert [note.text for note in story([], [first, odd, broken_off]).chain] == [
+        "Tested 1 node. None was found to be bad.",
+        "Tested 0 nodes. The tests cannot tell which one is bad.",
+        "The tests of the nodes ended without a result: they were broken off.",
+    ]
+
+
 def test_an_incident_is_told_from_its_signals_to_its_cost():
     launched = event("launched", 0.5, nodes={"a-1": "n1", "b-2": "n2"})
     events = [launched, ended(2, signal=9), *DECISIONS]

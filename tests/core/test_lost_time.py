@@ -139,6 +139,32 @@ def test_several_nodes_wait_for_nodes_and_one_node_starts():
     assert waiting.by_rank[0].seconds["nodes_missing"] == pytest.approx(1.0 + 1.0)
 
 
+def test_tests_of_the_nodes_before_a_start_are_their_own_cause_and_cost_the_incident():
+    tests = [event("nodes_test_began", 1, 45.6), event("nodes_tested", 1, 46.2)]
+    events = [*tests, *ONE_FAULT["events"]]
+    found = lost(of=run(nnodes=2), **{**ONE_FAULT, "events": events})
+    assert found.by_rank[0].seconds["node_tests"] == pytest.approx(0.6)
+    assert found.by_incident[1]["node_tests"] == pytest.approx(RANKS * 0.6)
+    assert found.by_rank[0].seconds["nodes_missing"] == pytest.approx(1.0 + 0.4)
+    assert found.total_s == pytest.approx(lost(of=run(nnodes=2), **ONE_FAULT).total_s)
+
+
+def test_tests_whose_supervisor_died_end_with_that_supervisor():
+    tests = [event("nodes_test_began", 1, 45.6), event("supervisor_followed", 1, 46.0)]
+    fault = {**ONE_FAULT, "events": [*tests, *ONE_FAULT["events"]]}
+    assert lost(of=run(nnodes=2), **fault).by_rank[0].seconds["node_tests"] == pytest.approx(0.4)
+    tests = [event("nodes_test_began", 0, -1.0), *ONE_FAULT["events"]]
+    fault = {**ONE_FAULT, "events": tests}
+    assert "node_tests" not in lost(of=run(nnodes=2), **fault).by_incident[1]
+
+
+def test_tests_before_the_first_launch_that_go_on_are_tests():
+    found = lost(of=run(nnodes=2), events=[event("nodes_test_began", 0, 30.0)])
+    assert found.by_cause == pytest.approx(
+        {"nodes_missing": RANKS * 30.0, "node_tests": RANKS * 70.0}
+    )
+
+
 def test_steps_that_a_later_rollback_undid_are_the_later_incidents():
     found = lost(
         attempts=[

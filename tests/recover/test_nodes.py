@@ -184,6 +184,29 @@ def test_a_node_whose_agent_stays_away_is_lost(spare, ticks):
     with_nodes(scenario)
 
 
+def test_a_short_cut_during_tests_loses_no_node_though_others_are_free():
+    async def scenario(nodes, _, agent):
+        one = agent("n1")
+        await one.connect()
+        await agent("n2").connect()
+        tested = nodes._nodes["n1"]
+        nodes.is_testing = True
+        one.stream.close()
+        await until(lambda: tested.stream is None)
+        for _ in range(AWAY_TICKS):
+            await nodes.tick()
+        await one.connect()
+        assert nodes._nodes["n1"] is tested
+        nodes.is_testing = False
+        one.stream.close()
+        await until(lambda: tested.stream is None)
+        for _ in range(AWAY_TICKS_WITH_SPARE + 1):
+            await nodes.tick()
+        assert await tested.checks.ask(tested.order, {"what": "solo"}, 1e9) is None
+
+    with_nodes(scenario)
+
+
 def test_an_agent_that_returns_has_lost_nothing_and_the_own_node_is_never_lost():
     async def scenario(nodes, listener, agent):
         one, own = agent("n1"), agent("own")

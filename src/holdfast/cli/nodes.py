@@ -1,13 +1,14 @@
 """`holdfast nodes check | ls | cordon | return`."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import Ledger, NodeRecord
 from holdfast.core.processes import whoami
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from holdfast.recover import Report
 
 CANNOT_TELL = 4
+MAX_LENGTH = 255
+"""Of a name and of a reason, as the ledger holds a name."""
 
 
 @click.group()
@@ -48,29 +51,41 @@ def check(
 
     meeting = meeting_of(["holdfast"], nnodes=nnodes, rendezvous=rendezvous, spares=0, stem="check")
 
-    def priors(names: Sequence[str]) -> Mapping[str, float]:
+    def past(names: Sequence[str]) -> tuple[Mapping[str, float], Set[str]]:
         with Ledger.open(place.ledger) as ledger:
-            return priors_of(names, ledger.nodes(), time.time())
+            known = ledger.nodes()
+        cordoned = {node.name for node in known if node.is_cordoned and node.name in names}
+        return priors_of(names, known, time.time()), cordoned
 
     def finish(report: "Report", missing: int) -> Any:
         from holdfast.recover import Joined
 
-        with Ledger.open(place.ledger) as ledger:
-            keep_verdicts(report, ledger, by=whoami(), at_s=time.time(), cordons=cordons)
+        # Printed first: a report is of use also where the ledger cannot be written.
+        _print_report(report, missing, cordons=cordons, as_json=as_json)
+        try:
+            with Ledger.open(place.ledger) as ledger:
+                keep_verdicts(report, ledger, by=whoami(), at_s=time.time(), cordons=cordons)
+        except LedgerError as error:
+            lost = (
+                "no node is cordoned, and the verdicts are not kept"
+                if cordons
+                else "the verdicts are not kept"
+            )
+            raise LedgerError(
+                f"{str(error).rstrip('.')}: {lost}. Mend the ledger and check again."
+            ) from error
         return Joined(_exit_code(report, missing), _sentence(report, missing))
 
     if meeting is None:
-        report, missing = check_this_host(priors), 0
+        report, missing = check_this_host(past), 0
         finish(report, missing)
-    else:
-        told = check_nodes(meeting, place.home, priors, finish)
-        if not isinstance(told, tuple):
-            if as_json:
-                print_json("nodes_joined", {"outcome": told.sentence, "exit_code": told.exit_code})
-            return told.exit_code
-        report, missing = told
-    _print_report(report, missing, cordons=cordons, as_json=as_json)
-    return _exit_code(report, missing)
+        return _exit_code(report, missing)
+    told = check_nodes(meeting, place.home, past, finish)
+    if isinstance(told, tuple):
+        return _exit_code(*told)
+    if as_json:
+        print_json("nodes_joined", {"outcome": told.sentence, "exit_code": told.exit_code})
+    return told.exit_code
 
 
 def _exit_code(report: "Report", missing: int) -> int:
@@ -180,6 +195,20 @@ def _row(node: NodeRecord) -> Sequence[object]:
     )
 
 
+def _one_line(text: str, what: str) -> str:
+    """Return a text without the blanks around it.
+
+    Raises:
+        BadUse: nothing is left, or it has control characters, such as the end of a line, or is too long for the ledger.
+    """
+    stripped = text.strip()
+    if not stripped or not stripped.isprintable() or len(stripped) > MAX_LENGTH:
+        raise BadUse(
+            f"{what} is {text[:MAX_LENGTH]!r}. Give one line of 1 to {MAX_LENGTH} printable characters."
+        )
+    return stripped
+
+
 @command.command()
 @click.argument("name", metavar="NODE")
 @click.option("--why", required=True, metavar="TEXT", help="The reason, for whoever looks at it.")
@@ -187,6 +216,7 @@ def _row(node: NodeRecord) -> Sequence[object]:
 @click.pass_obj
 def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
     """Have no run launch anything on a node."""
+    name, why = _one_line(name, "NODE"), _one_line(why, "--why")
     with Ledger.open(place.ledger) as ledger:
         ledger.cordon(name, at_s=time.time(), by=whoami(), why=why)
     if as_json:
@@ -202,6 +232,7 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
 @click.pass_obj
 def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
     """Let runs use a cordoned node again."""
+    name = _one_line(name, "NODE")
     with Ledger.open(place.ledger) as ledger:
         ledger.return_node(name, force=force)
     if as_json:

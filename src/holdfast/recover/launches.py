@@ -100,8 +100,14 @@ class Launches:
         if given_up.is_set():
             return policy.JobExited(-9)
         missing = self._nodes.missing(self._nnodes)
+        out = self._tests.left_out
+        cordoned = (
+            f" Cordoned: {', '.join(out)}; after a repair: `holdfast nodes return NODE`."
+            if out
+            else ""
+        )
         return policy.NodesMissing(
-            f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes."
+            f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes.{cordoned}"
         )
 
     async def _gather(self, given_up: asyncio.Event) -> bool:

@@ -169,6 +169,8 @@ class Nodes:
         self._acks: set[str] = set()
         self.cordoned: Set[str] = frozenset()
         """Names of nodes on which nothing is launched."""
+        self.is_testing = False
+        """Whether nodes are tested: a spare is of no help then, and a cut of a connection no reason to lose a node."""
         self._reached_at: str | None = None
         """The address of this host by which an agent on another one has reached it."""
 
@@ -562,7 +564,7 @@ class Nodes:
     async def tick(self) -> None:
         """Count a tick; give up the nodes whose agents have been away for too long."""
         lost = []
-        has_spare = any(node not in self._launch for node in self._free())
+        has_spare = not self.is_testing and any(node not in self._launch for node in self._free())
         limit = AWAY_TICKS_WITH_SPARE if has_spare else AWAY_TICKS
         for node in self._nodes.values():
             if node.stream is None:

@@ -148,3 +148,5 @@ def test_nodes_that_do_not_come_are_said(place):
     code, _, err = place.holdfast("nodes", "check", "--nnodes", "2")
     assert code == 2
     assert "--rendezvous HOST:PORT" in err
+    code, _, err = place.holdfast("nodes", "check", "--nnodes", "0")
+    assert (code, "--nnodes is 0. Give the number of nodes, at least 1." in err) == (2, True)

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.core.errors import LedgerError
-from holdfast.core.ledger import Incident, Ledger
+from holdfast.core.ledger import Incident, Ledger, Verdict
 from holdfast.core.paths import ledger_url
+from holdfast.recover import launches
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.hang import Frozen, HangLimits
 from holdfast.recover.localise.in_run import NodeTests, is_due
@@ -93,16 +94,10 @@ class Place:
         raise AssertionError(text)
 
     def judged(self, name, probability, *, is_hard=False):
-        self.ledger.add_verdict(
-            name,
-            at_s=1.0,
-            outcome="bad",
-            probability=probability,
-            evidence="e",
-            by="r0",
-            is_hard=is_hard,
-            cordons=True,
+        verdict = Verdict(
+            name=name, outcome="bad", probability=probability, evidence="e", is_hard=is_hard
         )
+        self.ledger.add_verdicts([verdict], at_s=1.0, by="r0", cordons=[name])
 
 
 @pytest.fixture
@@ -172,6 +167,36 @@ def test_a_lost_node_is_tested_before_a_launch_on_it_alone(make):
     assert place.tests.is_due_for([n1, n2])
 
 
+def launches_of(place, nnodes, monkeypatch):
+    monkeypatch.setattr(launches, "SPARE_S", 0.01)
+    monkeypatch.setattr(launches, "NODES_S", 0.02)
+    observe = place.tests._observe
+    return launches.Launches(None, place.nodes, None, observe, place.tests, nnodes=nnodes)
+
+
+def test_nodes_that_stay_out_are_named_where_a_launch_waited_for_too_long(make, monkeypatch):
+    place = make("n1", "n2", "n3", nnodes=3)
+    place.judged("n2", 1.0, is_hard=True)
+    found = asyncio.run(launches_of(place, 3, monkeypatch).choose(asyncio.Event()))
+    assert found.outcome.startswith("1 of 3 nodes are missing")
+    assert "Cordoned: n2; after a repair: `holdfast nodes return NODE`." in found.outcome
+
+
+def test_a_launch_that_waits_goes_on_once_a_person_has_returned_the_node(make, monkeypatch):
+    place = make("n1", nnodes=1)
+    place.tests._several = True
+    place.ledger.cordon("n1", at_s=1.0, by="me", why="fan")
+    gather = place.nodes.gather
+
+    async def meanwhile(*args, **options):
+        place.ledger.return_node("n1", force=True)
+        return await gather(*args, **options)
+
+    place.nodes.gather = meanwhile
+    nodes, _ = asyncio.run(launches_of(place, 1, monkeypatch).choose(asyncio.Event()))
+    assert [node.name for node in nodes] == ["n1"]
+
+
 def test_tests_that_are_given_up_leave_nothing_due(make):
     async def scenario():
         place = make("n1", "n2", mode="always")
@@ -180,7 +205,7 @@ def test_tests_that_are_given_up_leave_nothing_due(make):
         given_up.set()
         assert not await place.tests.run(given_up)
         assert not place.tests.is_due
-        assert place.recorded == []
+        assert place.recorded == ["nodes_test_began", "nodes_not_tested"]
 
     asyncio.run(scenario())
 
@@ -197,10 +222,11 @@ def test_a_bad_node_is_left_out_also_where_the_ledger_cannot_be_written(make, mo
     def refuse(*_, **__):
         raise LedgerError("full")
 
-    monkeypatch.setattr(place.ledger, "add_verdict", refuse)
+    monkeypatch.setattr(place.ledger, "add_verdicts", refuse)
     place.tests.failed(view(), SimpleNamespace(incident=None, add=said.extend))
-    assert place.tests._take(found)
+    assert asyncio.run(place.tests._take(found))
     assert said == ["full", "Node n2 fails its check of memory (other bytes) and is cordoned."]
     assert place.recorded == ["nodes_tested"]
     place.tests.leave_out()
     assert place.tests.left_out == ["n2"]
+    assert not place.tests.readmit(3), "a wrong result by itself"

@@ -11,6 +11,7 @@ from holdfast.recover.localise.pairing import (
     BASE_PRIOR,
     GOOD,
     HALF_LIFE_S,
+    HOPELESS_ROUNDS,
     MAX_PRIOR,
     MAX_ROUNDS,
     Pairing,
@@ -124,6 +125,36 @@ def test_at_most_a_fifth_is_cordoned_the_worst_first():
     judgement = session(cluster).judge()
     assert set(judgement.bad) == {"n2", "n5"}
     assert judgement.cordon == judgement.bad[:1]
+
+
+def test_nodes_that_are_cordoned_already_count_for_the_share():
+    def judged(cordoned):
+        pairing = Pairing(
+            priors=dict.fromkeys(map(str, range(10)), BASE_PRIOR),
+            failed_solo=frozenset({"1", "2", "3"}),
+            cordoned=frozenset(cordoned),
+        )
+        return set(pairing.judge().cordon)
+
+    assert len(judged(())) == 2
+    assert len(judged({"gone bad"})) == 1, "one of eleven is cordoned, and is not tested"
+    assert judged({"a", "b"}) == set()
+    assert judged({"2", "3"}) == {"2", "3"}, "of those that are tested all the same"
+
+
+def test_a_node_that_is_gone_is_tested_and_judged_no_more():
+    pairing = Pairing(priors=dict.fromkeys("abcd", BASE_PRIOR))
+    pairing.gone.add("b")
+    assert not any("b" in world for world in pairing.next_round())
+    assert set(pairing.judge().outcomes) == set("acd")
+
+
+def test_where_nothing_passes_the_rounds_end_soon():
+    cluster = EmulatedNodes(64, {}, random.Random(0))
+    cluster.passes = lambda _: False
+    pairing = session(cluster)
+    assert pairing.rounds == HOPELESS_ROUNDS
+    assert not pairing.judge().can_tell
 
 
 def test_a_single_node_is_judged_by_its_own_checks():

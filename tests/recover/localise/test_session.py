@@ -1,19 +1,22 @@
 """A session over hosts that answer as the test says: no process is started."""
 
 import asyncio
+import threading
 
 import pytest
 
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.recover.localise.orders import Orders
-from holdfast.recover.localise.pairing import BASE_PRIOR
+from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
 from holdfast.recover.localise.session import localise
 from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
 from holdfast.testing import FakeClock
 
 GOOD = {"name": "memory", "outcome": "passed", "evidence": "fine", "seconds": 0.1}
 BROKEN = {**GOOD, "outcome": "failed", "evidence": "other bytes"}
+GOOD_SOLO = {"solo": [GOOD], "ports": [*range(9)], "has_gpu": False}
+ALL_WELL = {"group": {"passed": True, "reason": "", "mb_per_s": 100.0}}
 
 
 class Hosts:
@@ -75,6 +78,47 @@ def test_a_node_without_an_answer_fails_and_one_whose_agent_ended_is_not_judged(
     assert "d" not in report.judgement.outcomes
 
 
+def test_a_node_that_is_lost_during_the_group_tests_is_asked_no_more_and_not_judged():
+    asked = []
+
+    class Leaving(Hosts):
+        async def ask(self, name, order, timeout_s):
+            if order["what"] == "solo":
+                return GOOD_SOLO
+            if name == "b":
+                asked.append(order)
+                return None
+            return ALL_WELL
+
+    report = report_of(Leaving("abcde"))
+    assert (report.unanswered, len(asked)) == (["b"], 1)
+    assert "b" not in report.judgement.outcomes
+    assert set(report.judgement.outcomes.values()) == {"good"}
+    assert report.judgement.cordon == ()
+
+
+def test_the_event_loop_serves_others_while_a_large_session_is_judged(monkeypatch):
+    judge, entered, left = Pairing.judge, threading.Event(), threading.Event()
+
+    def slow(pairing):
+        entered.set()
+        assert left.wait(300.0), "the event loop was held up"
+        return judge(pairing)
+
+    monkeypatch.setattr(Pairing, "judge", slow)
+
+    async def scenario():
+        testing = asyncio.create_task(
+            localise(Hosts("abcd"), dict.fromkeys("abcd", BASE_PRIOR), FakeClock())
+        )
+        while not entered.is_set():
+            await asyncio.sleep(0.001)
+        left.set()
+        return await testing
+
+    assert asyncio.run(scenario()).judgement.bad == ()
+
+
 def test_garbage_ends_nothing():
     report = report_of(Hosts("abcd", garbage="a"))
     assert report.unanswered == ["a"]
@@ -111,6 +155,30 @@ def test_verdicts_are_kept_and_are_the_next_sessions_priors(tmp_path):
             report_of(Hosts("ab", broken="a")), ledger, by="run-2", at_s=200.0, cordons=True
         )
         assert ledger.node("a").is_hard
+        keep_verdicts(report_of(Hosts("ab")), ledger, by="me", at_s=300.0, cordons=True)
+        ledger.return_node("a")
+        ledger.return_node("b")
+        assert not any(node.is_cordoned for node in ledger.nodes())
+
+
+def test_a_check_without_an_answer_in_time_is_no_hard_fault(tmp_path):
+    slow = {**BROKEN, "evidence": "no answer within 20 s", "is_slow": True}
+
+    class Busy(Hosts):
+        async def ask(self, name, order, timeout_s):
+            answer = await super().ask(name, order, timeout_s)
+            if "solo" in answer and name in "bc":
+                answer["solo"] = [slow, BROKEN] if name == "c" else [slow]
+            return answer
+
+    report = report_of(Busy("abcdefghij"))
+    assert set(report.judgement.bad) == {"b", "c"}
+    assert report.hard == ["c"]
+    assert report.evidence("c") == "fails its check of memory (other bytes)"
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        keep_verdicts(report, ledger, by="run-1", at_s=1.0, cordons=True)
+        kinds = {node.name: node.cordon_kind for node in ledger.nodes() if node.is_cordoned}
+    assert kinds == {"b": "soft", "c": "hard"}
 
 
 def test_an_answer_that_is_late_or_of_an_agent_that_ended_is_told_apart():
@@ -128,7 +196,6 @@ def test_an_answer_that_is_late_or_of_an_agent_that_ended_is_told_apart():
         with pytest.raises(TimeoutError):
             await orders.ask(sent.append, {"what": "solo"}, 0.01)
         orders.end(is_lost=True)
-        with pytest.raises(TimeoutError):
-            await orders.ask(sent.append, {"what": "solo"}, 1e9)
+        assert await orders.ask(sent.append, {"what": "solo"}, 1e9) is None
 
     asyncio.run(scenario())

@@ -2,19 +2,24 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from holdfast.core.processes import module_command
 from holdfast.core.sockets import free_ports
 from holdfast.recover.localise import solo
+from holdfast.recover.localise import tester as tester_module
 from holdfast.recover.localise.group import GroupOrder
 from holdfast.recover.localise.tester import NodeTester
+from holdfast.recover.localise.worker import PRODUCT
 
 LONG_S = 300.0
 
@@ -100,17 +105,96 @@ def test_memory_that_holds_other_bytes_has_failed():
 
 def test_a_check_that_hangs_or_dies_fails_and_is_killed():
     async def scenario(tester):
-        hung = await tester.check("memory", limit_s=0.01)
+        hung = await tester.check("memory", limit_s=0.0)
         died = await tester.check("no such check", limit_s=LONG_S)
         return hung, died
 
     hung, died = with_testers(1, scenario)
-    assert (hung.outcome, hung.evidence) == ("failed", "no answer within 0.01 s")
+    assert (hung.outcome, hung.evidence) == ("failed", "no answer within 0 s")
+    assert hung.is_slow
+    assert not died.is_slow
     assert (died.outcome, died.evidence) == (
         "failed",
         "the check ended with code 1 and no result",
     )
     assert not [one for one in psutil.Process().children() if "solo" in " ".join(one.cmdline())]
+
+
+def test_a_check_that_is_slow_once_is_repeated(monkeypatch):
+    async def scenario(tester):
+        limits_s = iter((0.0, LONG_S))
+        checked = tester._checked
+        monkeypatch.setattr(
+            tester, "_checked", lambda name, _, module: checked(name, next(limits_s), module)
+        )
+        return await tester.check("memory", limit_s=1.0)
+
+    result = with_testers(1, scenario)
+    assert (result.outcome, result.is_slow) == ("passed", False), result.evidence
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 GiB", "not looked at"),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "not looked at"),
+        ("CUDA error: no kernel image is available for execution on the device", "not looked at"),
+        ("CUDA error: uncorrectable ECC error encountered", "failed"),
+    ],
+)
+def test_an_occupied_gpu_is_not_a_broken_one(tmp_path, text, outcome):
+    def refuse(_):
+        raise RuntimeError(text)
+
+    assert solo.checked("matrix product", refuse, tmp_path).outcome == outcome
+
+
+def worker_says(order, folder, *, printed_at):
+    """Have a worker carry out an order while a library prints to its standard output; return what it writes."""
+    (folder / "sitecustomize.py").write_text(
+        f"import os, sys\nif any('worker' in one for one in sys.orig_argv):\n    {printed_at}\n"
+    )
+    words, environment = module_command("holdfast.recover.localise.worker")
+    paths = [str(folder), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    done = subprocess.run(
+        [*words, str(os.getpid())],
+        check=True,
+        input=json.dumps(order).encode() + b"\n",
+        capture_output=True,
+        env=environment,
+        timeout=LONG_S,
+    )
+    return done.stdout
+
+
+def test_what_a_library_prints_in_a_test_is_no_answer(tmp_path):
+    order = {"what": PRODUCT, "limit_s": LONG_S}
+    chatty = "print('hello', flush=True); os.register_at_fork(after_in_child=lambda: os.write(1, b'NCCL version 2\\n'))"
+    said = worker_says(order, tmp_path, printed_at=chatty).splitlines()
+    *_, ready, answer = said
+    assert (len(said), ready) == (3, b"ready")
+    assert json.loads(answer)["outcome"] == "passed"
+
+
+def test_an_answer_that_is_not_json_says_nothing_of_the_node(monkeypatch):
+    garbled = (
+        "print('hello'); print('ready', flush=True); input(); "
+        "print('NCCL version 2', flush=True); input()"
+    )
+
+    async def start(*_):
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-c", garbled, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    monkeypatch.setattr(tester_module, "_start", start)
+
+    async def scenario(tester):
+        return await tester.group(orders(1)[0]), await tester.product(limit_s=LONG_S)
+
+    group, product = with_testers(1, scenario)
+    assert (group.passed, product.outcome) == (None, "not looked at")
 
 
 @pytest.mark.slow

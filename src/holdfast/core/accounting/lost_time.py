@@ -20,6 +20,16 @@ from holdfast.core.accounting.records import (
 from holdfast.core.accounting.survival import ExecutedStep
 from holdfast.core.ledger.records import Attempt, Event
 
+TESTS_END = (
+    "nodes_tested",
+    "nodes_not_tested",
+    "nodes_test_began",
+    "supervisor_followed",
+    "supervisor_lost",
+    "begun",
+)
+"""Kinds of events that end the tests of the nodes."""
+
 Seconds = dict[tuple[int | None, LostCause], float]
 """Seconds by the number of the incident that cost them (None: no incident) and by cause."""
 
@@ -94,6 +104,7 @@ class _Account:
         self._lost_s = {
             one.attempt: one.at_s for one in records.events if one.kind == "supervisor_lost"
         }
+        self._tests = _tests(records.events)
         self._order = sorted(self._attempts)
         self._places = {number: place for place, number in enumerate(self._order)}
 
@@ -173,8 +184,10 @@ class _Account:
             if own is not None:
                 after, incident = self._marks_of_end(number, math.inf)
                 if own.incident.action != "stop":
-                    after.append(_Mark(math.inf, self._waiting, incident))
+                    after += self._until_start(math.inf, self._waiting, incident)
                 advance(after)
+        elif not self._order:
+            advance(self._until_start(math.inf, self._waiting, None))
         rest: LostCause = "unexplained" if self._order else self._waiting
         is_over = phase.cause == "other" and self._order
         _add(common, None, "after_end" if is_over else rest, end_s - cursor_s)
@@ -194,7 +207,16 @@ class _Account:
             marks, incident = self._marks_of_end(self._order[place - 1], attempt.started_at_s)
         is_known = place == 0 or bool(marks) or incident is not None
         cause: LostCause = self._waiting if is_known else "unexplained"
-        return [*marks, _Mark(attempt.started_at_s, cause, incident)], incident
+        return [*marks, *self._until_start(attempt.started_at_s, cause, incident)], incident
+
+    def _until_start(self, until_s: float, cause: LostCause, incident: int | None) -> list[_Mark]:
+        """Return the moments of a wait for the start of the processes, in which nodes may be tested."""
+        marks = []
+        for began_s, ended_s in self._tests:
+            if began_s < until_s:
+                marks.append(_Mark(began_s, cause, incident))
+                marks.append(_Mark(min(ended_s, until_s), "node_tests", incident))
+        return [*marks, _Mark(until_s, cause, incident)]
 
     def _marks_of_end(self, number: int, until_s: float) -> tuple[list[_Mark], int | None]:
         """Return the moments after the failure or the stop of an attempt, and the incident that the next start is of.
@@ -265,6 +287,22 @@ def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
             wait_s = event.data.get("plan", {}).get("wait_s")
             decided[event.attempt] = event.at_s, _seconds(wait_s)
     return decided
+
+
+def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Return when tests of the nodes began and ended, Unix seconds; the last may go on without an end.
+
+    Tests end with their supervisor, too, and before the next attempt.
+    """
+    tests: list[tuple[float, float]] = []
+    began: Event | None = None
+    for event in events:
+        if began is not None and (event.kind in TESTS_END or event.attempt > began.attempt):
+            tests.append((began.at_s, event.at_s))
+            began = None
+        if event.kind == "nodes_test_began":
+            began = event
+    return tests if began is None else [*tests, (began.at_s, math.inf)]
 
 
 def _restores(events: Sequence[Event]) -> dict[int, dict[int, _Restore]]:

@@ -118,7 +118,45 @@ def event_note(event: Event, run_id: str) -> str | None:
             return f"A message was sent about {_incidents(data)}."
         case "notify_failed":
             return f"The message about {_incidents(data)} could not be sent: {data.get('why')}"
+    return _node_note(event)
+
+
+def _node_note(event: Event) -> str | None:
+    """Return what was found about the nodes, a sentence or several."""
+    data = event.data
+    match event.kind:
+        case "nodes_tested":
+            return _tested(data)
+        case "nodes_not_tested":
+            return f"The tests of the nodes ended without a result: {data.get('why')}"
+        case "nodes_readmitted":
+            names = ", ".join(map(str, _listed(data, "nodes")))
+            return f"Too few other nodes were there: the run went on with {names}, though cordoned."
     return None
+
+
+def _tested(data: Mapping[str, Any]) -> str:
+    """Return what tests of the nodes have found."""
+    nodes = [one for one in _listed(data, "nodes") if isinstance(one, Mapping)]
+    cordoned = _listed(data, "cordoned")
+    found = [
+        f"Node {one.get('node')} {one.get('evidence')}"
+        + (" and was cordoned." if one.get("node") in cordoned else ".")
+        for one in nodes
+        if one.get("outcome") == "bad"
+    ]
+    if not found:
+        found = [
+            "None was found to be bad."
+            if data.get("can_tell")
+            else "The tests cannot tell which one is bad."
+        ]
+    return " ".join([f"Tested {words.plainly(len(nodes), 'node')}.", *found])
+
+
+def _listed(data: Mapping[str, Any], name: str) -> list[Any]:
+    found = data.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _incidents(data: Mapping[str, Any]) -> str:

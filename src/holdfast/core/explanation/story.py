@@ -17,6 +17,9 @@ from holdfast.core.explanation.plain_words import (
 )
 from holdfast.core.ledger import Event, Ledger
 
+OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_readmitted")
+"""Kinds of events that are a part of what was done about an incident, if there is one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
@@ -141,10 +144,12 @@ def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
     by_attempt: dict[int, list[Event]] = {}
     for event in events:
         by_attempt.setdefault(event.attempt, []).append(event)
+    failed = {cost.incident.attempt for cost in summary.incidents}
     notes = [
         Note(at_s=event.at_s, text=_clean(text))
         for event in events
         if (text := event_note(event, summary.run.run_id)) is not None
+        and not (event.kind in OF_INCIDENT and event.attempt in failed)
     ]
     incidents = [_incident(cost, summary, by_attempt) for cost in summary.incidents]
     chain: list[IncidentStory | Note] = [*notes, *incidents]
@@ -175,7 +180,7 @@ def _incident(
         evidence=tuple(_evidence(found, incident.run_id)),
         advice=_clean(found.get("mitigation") or ""),
         decisions=tuple(_decision(one) for one in events if one.kind == "decision"),
-        done=_done(cost),
+        done=" ".join([_done(cost), *_node_notes(events, incident.run_id)]),
         check=check,
         is_settled=is_settled,
         resumed_after_s=cost.seconds_to_restart,
@@ -248,6 +253,12 @@ def _decision(event: Event) -> Decision:
         plan=plan,
         rule=RULES.get(name, name),
     )
+
+
+def _node_notes(events: Sequence[Event], run_id: str) -> list[str]:
+    """Return what was found by tests of the nodes before the next start, and what became of the nodes."""
+    found = [event_note(event, run_id) for event in events if event.kind in OF_INCIDENT]
+    return [_clean(text) for text in found if text is not None]
 
 
 def _done(cost: IncidentSummary) -> str:

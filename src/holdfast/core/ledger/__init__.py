@@ -16,6 +16,7 @@ from holdfast.core.ledger.records import (
     NodeRecord,
     Prior,
     Run,
+    Verdict,
 )
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "NodeRecord",
     "Prior",
     "Run",
+    "Verdict",
 ]

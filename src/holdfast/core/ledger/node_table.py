@@ -1,15 +1,16 @@
 """The ledger's operations on nodes: verdicts of tests, and which nodes are cordoned."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import schema
-from holdfast.core.ledger.records import VERDICTS_KEPT, NodeRecord
+from holdfast.core.ledger.records import VERDICTS_KEPT, CordonKind, NodeRecord, Verdict
 
 
 class NodeTable(ABC):
@@ -43,55 +44,41 @@ class NodeTable(ABC):
         node: NodeRecord = found[0]
         return node
 
-    def add_verdict(
-        self,
-        name: str,
-        *,
-        at_s: float,
-        outcome: str,
-        probability: float,
-        evidence: str,
-        by: str,
-        is_hard: bool = False,
-        cordons: bool = False,
+    def add_verdicts(
+        self, verdicts: Sequence[Verdict], *, at_s: float, by: str, cordons: Collection[str] = ()
     ) -> None:
-        """Record what a test says of a node, and cordon the node where `cordons`; one cordoned before stays so.
+        """Record what a session of tests says of nodes, all of it or nothing; cordon the nodes named in `cordons`.
+
+        A node that is cordoned already stays so; a wrong result of a check by itself replaces a lesser reason.
 
         Args:
-            name: of the node.
+            verdicts: one of each node.
             at_s: when, Unix seconds.
-            outcome: `good`, `bad` or `suspect`.
-            probability: that the node is faulty.
-            evidence: one sentence.
-            by: the run or the user whose test it is.
-            is_hard: whether a check of the node by itself failed.
-            cordons: whether the node is cordoned from now on.
+            by: the run or the user whose session it is.
+            cordons: names of nodes that are cordoned from now on.
         """
-        verdict = {
-            "at_s": at_s,
-            "outcome": outcome,
-            "probability": probability,
-            "evidence": evidence,
-            "by": by,
-            "is_hard": is_hard,
-        }
         with self._write() as connection:
-            known = _known(connection, name)
-            changes: dict[str, Any] = {
-                "probability": probability,
-                "tested_at_s": at_s,
-                "verdicts": [*known["verdicts"], verdict][-VERDICTS_KEPT:],
-            }
-            if cordons and known["cordoned_at_s"] is None:
-                changes |= {"cordoned_at_s": at_s, "cordoned_by": by, "why": evidence}
-            _change(connection, name, changes)
+            for verdict in sorted(verdicts, key=lambda one: one.name):  # one order: no deadlock
+                row = {key: value for key, value in vars(verdict).items() if key != "name"}
+                known = _known(connection, verdict.name)
+                changes: dict[str, Any] = {
+                    "probability": verdict.probability,
+                    "tested_at_s": at_s,
+                    "verdicts": [*known["verdicts"], {"at_s": at_s, "by": by, **row}][
+                        -VERDICTS_KEPT:
+                    ],
+                }
+                is_worse = verdict.is_hard and known["cordon_kind"] == "soft"
+                if verdict.name in cordons and (known["cordoned_at_s"] is None or is_worse):
+                    kind: CordonKind = "hard" if verdict.is_hard else "soft"
+                    changes |= _cordoned(at_s, by, kind, verdict.evidence)
+                _change(connection, verdict.name, changes)
 
     def cordon(self, name: str, *, at_s: float, by: str, why: str) -> None:
-        """Launch nothing on a node from now on, for the reason `why`; a later reason replaces an earlier one."""
+        """Launch nothing on a node from now on, for a person's reason `why`; this replaces an earlier reason."""
         with self._write() as connection:
             _known(connection, name)
-            changes = {"cordoned_at_s": at_s, "cordoned_by": by, "why": why}
-            _change(connection, name, changes)
+            _change(connection, name, _cordoned(at_s, by, "person", why))
 
     def return_node(self, name: str, *, force: bool = False) -> None:
         """Let jobs be launched on a cordoned node again; a node that is not cordoned stays as it is.
@@ -102,7 +89,7 @@ class NodeTable(ABC):
 
         Raises:
             NotFound: no such node was tested or cordoned.
-            BadUse: no test has found the node good since it was cordoned.
+            BadUse: the node has passed no tests since it was cordoned.
         """
         node = self.node(name)
         if node.is_cordoned and not node.passed_since and not force:
@@ -115,22 +102,27 @@ class NodeTable(ABC):
 
 
 def _known(connection: Connection, name: str) -> Mapping[str, Any]:
-    """Return the row of a node, which is made where there is none."""
+    """Return the row of a node, which is made where there is none; others wait with their changes to the row."""
     table = schema.nodes
-    row = connection.execute(select(table).where(table.c.name == name)).mappings().first()
-    if row is not None:
-        return dict(row)
     empty: dict[str, Any] = {
         "name": name,
         "cordoned_at_s": None,
         "cordoned_by": "",
+        "cordon_kind": "",
         "why": "",
         "probability": None,
         "tested_at_s": None,
         "verdicts": [],
     }
-    connection.execute(table.insert().values(**empty))
-    return empty
+    # Two processes may make the row at the same time.
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    connection.execute(insert(table).values(**empty).on_conflict_do_nothing())
+    found = select(table).where(table.c.name == name).with_for_update()
+    return dict(connection.execute(found).mappings().one())
+
+
+def _cordoned(at_s: float, by: str, kind: CordonKind, why: str) -> dict[str, Any]:
+    return {"cordoned_at_s": at_s, "cordoned_by": by, "cordon_kind": kind, "why": why}
 
 
 def _change(connection: Connection, name: str, changes: Mapping[str, Any]) -> None:

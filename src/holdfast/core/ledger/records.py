@@ -236,6 +236,26 @@ class GoodRun:
     """A line of each shape, without prefixes, and how often the shape came."""
 
 
+CordonKind = Literal["", "person", "hard", "soft"]
+"""A person, a check of the node by itself with a wrong result, or tests that may have met a busy node or a bad link."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What one session of tests says of a node."""
+
+    name: str
+    outcome: Literal["good", "bad", "suspect"]
+    probability: float
+    """That the node is faulty, by this session and what was known before."""
+    evidence: str
+    """One sentence."""
+    is_hard: bool = False
+    """Whether a check of the node by itself gave a wrong result."""
+    passed: Literal["", "solo", "all"] = ""
+    """Whether each check of the node by itself has passed, and each test with other nodes, if there was one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
     """A node that was tested or cordoned, by the name that its scheduler or host gives it."""
@@ -245,14 +265,15 @@ class NodeRecord:
     """None where jobs may be launched on it."""
     cordoned_by: str = ""
     """A user, or the run whose tests found the node faulty."""
+    cordon_kind: CordonKind = ""
+    """Who or what has cordoned it last; empty where nobody has."""
     why: str = ""
     """One sentence: why the node is or was cordoned."""
     probability: float | None = None
     """That the node is faulty, by the last test; None where it was never tested."""
     tested_at_s: float | None = None
     verdicts: list[dict[str, Any]] = field(default_factory=list)
-    """The newest `VERDICTS_KEPT`, oldest first: `at_s`, `outcome` (good, bad, suspect), `probability`, `evidence`,
-    `by`, `is_hard` (whether a check of the node by itself failed)."""
+    """The newest `VERDICTS_KEPT`, oldest first: `at_s`, `by`, and the fields of `Verdict` without the name."""
 
     @property
     def is_cordoned(self) -> bool:
@@ -261,10 +282,17 @@ class NodeRecord:
 
     @property
     def passed_since(self) -> bool:
-        """Return whether the last test since the node was cordoned found it good."""
+        """Return whether the node has passed its last session of tests since it was cordoned.
+
+        Its probability need not be that of a good node: that remembers the faults before the repair. Where a check of
+        the node by itself has cordoned it, the checks by itself suffice.
+        """
         last = self.verdicts[-1] if self.verdicts else {}
-        since_s = self.cordoned_at_s or 0.0
-        return last.get("outcome") == "good" and float(last.get("at_s", 0.0)) > since_s
+        if float(last.get("at_s", 0.0)) <= (self.cordoned_at_s or 0.0):
+            return False
+        passed = last.get("passed")
+        suffices = passed == "all" or (passed == "solo" and self.cordon_kind == "hard")
+        return suffices or last.get("outcome") == "good"
 
     @property
     def is_hard(self) -> bool:
@@ -272,9 +300,7 @@ class NodeRecord:
 
         That is where a person has cordoned it, or a check of the node by itself has failed.
         """
-        last = self.verdicts[-1] if self.verdicts else {}
-        by_tests = last.get("by") == self.cordoned_by
-        return self.is_cordoned and (not by_tests or last.get("is_hard") is True)
+        return self.is_cordoned and self.cordon_kind != "soft"
 
 
 VERDICTS_KEPT = 50

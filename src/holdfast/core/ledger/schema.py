@@ -205,6 +205,7 @@ nodes = Table(
     Column("name", String(255), primary_key=True),
     Column("cordoned_at_s", Float(53)),
     Column("cordoned_by", String(255), nullable=False),
+    Column("cordon_kind", String(8), nullable=False),
     Column("why", Text, nullable=False),
     Column("probability", Float(53)),
     Column("tested_at_s", Float(53)),

@@ -221,6 +221,8 @@ def meeting_of(
     if nnodes is None and "--nnodes" in own:
         nnodes = _number(own["--nnodes"], "torchrun --nnodes")
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
+    if nnodes is not None and nnodes < 1:
+        raise BadUse(f"--nnodes is {nnodes}. Give the number of nodes, at least 1.")
     if nnodes == 1 and not spares:
         return None  # each node on its own
     if in_step > 1 and rendezvous is None:

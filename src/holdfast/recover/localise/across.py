@@ -8,7 +8,7 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from holdfast.recover.agent.agent import Agent
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.channel import Peer
-from holdfast.recover.localise.session import LIMIT_S, Report, localise
+from holdfast.recover.localise.session import Report, localise
 from holdfast.recover.localise.tester import NodeTester
 from holdfast.recover.nodes import Node, Nodes
 
@@ -27,8 +27,8 @@ MEET_S = 120.0
 """So long the nodes wait for each other."""
 TICK_S = 0.1
 
-Priors = Callable[[Sequence[str]], Mapping[str, float]]
-"""Returns the prior of each of the nodes that have come."""
+Past = Callable[[Sequence[str]], tuple[Mapping[str, float], Set[str]]]
+"""Returns the prior of each of the nodes that have come, and which of them are cordoned."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,15 @@ class _ThisHost:
         return "127.0.0.1"
 
 
-def check_this_host(priors: Priors, clock: Clock | None = None) -> Report:
+def check_this_host(past: Past, clock: Clock | None = None) -> Report:
     """Run the solo checks here."""
 
     async def check() -> Report:
         tester = NodeTester()
         try:
-            name = node_name()
-            return await localise(_ThisHost(tester), priors([name]), clock or SystemClock())
+            priors, cordoned = past([node_name()])
+            host = _ThisHost(tester)
+            return await localise(host, priors, clock or SystemClock(), cordoned=cordoned)
         finally:
             await tester.ended()
 
@@ -91,7 +92,7 @@ def check_this_host(priors: Priors, clock: Clock | None = None) -> Report:
 def check_nodes(
     meeting: Meeting,
     home: Path,
-    priors: Priors,
+    past: Past,
     finish: Callable[[Report, int], Joined],
     clock: Clock | None = None,
 ) -> tuple[Report, int] | Joined:
@@ -100,7 +101,7 @@ def check_nodes(
     Args:
         meeting: where they meet.
         home: the folder that all nodes share.
-        priors: called on the node that leads.
+        past: called on the node that leads.
         finish: called on the node that leads, with the report and how many nodes are missing, before the others end;
             returns what these are sent.
         clock: of this host.
@@ -116,14 +117,14 @@ def check_nodes(
     listening = meeting.listen()
     if listening is None:
         return asyncio.run(_join(meeting, home))
-    return asyncio.run(_lead(meeting, home, listening, priors, finish, clock or SystemClock()))
+    return asyncio.run(_lead(meeting, home, listening, past, finish, clock or SystemClock()))
 
 
 async def _lead(
     meeting: Meeting,
     home: Path,
     listening: socket.socket,
-    priors: Priors,
+    past: Past,
     finish: Callable[[Report, int], Joined],
     clock: Clock,
 ) -> tuple[Report, int]:
@@ -146,7 +147,9 @@ async def _lead(
                 raise HoldfastError(f"The check on {name} broke off. Start it again.")
             members = {node.name: node for node in nodes.connected}
             hosts = NodeHosts(nodes, members)
-            report = await localise(hosts, priors(list(members)), clock, limit_s=LIMIT_S)
+            nodes.is_testing = True
+            priors, cordoned = await asyncio.to_thread(past, list(members))
+            report = await localise(hosts, priors, clock, cordoned=cordoned)
             missing = max(0, meeting.nnodes - len(members))
             told = await asyncio.to_thread(finish, report, missing)
             farewell |= {"state": "completed", "exit_code": told.exit_code}

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Self
 
+from holdfast.recover.localise.solo import is_occupied
+
 ELEMENTS, GPU_ELEMENTS = 1024 * 1024, 16 * 1024 * 1024
 """Of four bytes: what each node sends in one gather."""
 GATHERS = 3
@@ -90,8 +92,8 @@ def tested(order: GroupOrder) -> GroupResult:
         return GroupResult(passed=None, reason=f"torch cannot do it here: {error}"[:MAX_REASON])
     except Exception as error:  # of torch, whose errors have no common class
         said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
-        # The port was taken since it was looked for: this says nothing of the nodes.
-        passed = None if "EADDRINUSE" in str(error) else False
+        # The port was taken since it was looked for, or the GPU is in use: this says nothing of the nodes.
+        passed = None if "EADDRINUSE" in str(error) or is_occupied(error) else False
         return GroupResult(passed=passed, reason=said)
 
 

@@ -161,41 +161,46 @@ class NodeTests:
         if not members:
             return False
         self._observe("nodes", {"text": f"testing {', '.join(members)}"})
-        known = self._known()
+        self._records.event("nodes_test_began", {"nodes": list(members)})
+        self._nodes.is_testing = True
+        known = await self._known()
         priors = priors_of(members, known, self._clock.now_s())
-        session = asyncio.create_task(
-            localise(NodeHosts(self._nodes, members), priors, self._clock)
-        )
+        hosts, cordoned = NodeHosts(self._nodes, members), set(self.left_out)
+        session = asyncio.create_task(localise(hosts, priors, self._clock, cordoned=cordoned))
         stop = asyncio.create_task(given_up.wait())
         try:
             await asyncio.wait((session, stop), return_when=asyncio.FIRST_COMPLETED)
             if not session.done():
+                self._records.event("nodes_not_tested", {"why": "they were broken off."})
                 return False
             try:
                 report = session.result()
             except Exception as error:  # a job does not end because its nodes could not be tested
+                self._records.event("nodes_not_tested", {"why": f"{error!r}."})
                 self._records.complain(f"The tests of the nodes failed: {error!r}.")
                 return False
-            return self._take(report)
+            return await self._take(report)
         finally:
+            self._nodes.is_testing = False
             for task in (session, stop):
                 task.cancel()
             for node in members.values():
                 node.order({"kind": "check", "what": "end"})
 
-    def _known(self) -> list[NodeRecord]:
+    async def _known(self) -> list[NodeRecord]:
         try:
-            return self._ledger.nodes()
+            return await asyncio.to_thread(self._ledger.nodes)
         except HoldfastError as error:
             self._records.complain(str(error))
             return []
 
-    def _take(self, report: Report) -> bool:
+    async def _take(self, report: Report) -> bool:
         judgement = report.judgement
         cordoned = list(judgement.cordon) if self._several else []
         self._records.event("nodes_tested", {**report.to_json(), "cordoned": cordoned})
         try:
-            keep_verdicts(
+            await asyncio.to_thread(
+                keep_verdicts,
                 report,
                 self._ledger,
                 by=self._run_id,
@@ -205,7 +210,12 @@ class NodeTests:
         except HoldfastError as error:
             self._records.complain(str(error))
             for name in cordoned:
-                self._unwritten[name] = NodeRecord(name=name, cordoned_at_s=self._clock.now_s())
+                self._unwritten[name] = NodeRecord(
+                    name=name,
+                    cordoned_at_s=self._clock.now_s(),
+                    cordon_kind="hard" if name in report.hard else "soft",
+                    probability=judgement.probabilities[name],
+                )
         self.leave_out()
         said = [
             f"Node {name} {report.evidence(name)}"

@@ -15,7 +15,7 @@ Failed tests form a graph. Belief propagation on this graph is exact where it ha
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,6 +37,8 @@ MAX_ROUNDS = 10
 CORDON_SHARE = 0.2
 """At most this share of the nodes is cordoned, or one node. More bad nodes at once have a cause in common, such as a
 switch, which cordoning does not mend; and the job needs the nodes."""
+HOPELESS_ROUNDS = 3
+"""After so many rounds without a passed test the cause is none that tests of nodes find."""
 SWEEPS = 60
 CONVERGED = 1e-6
 DAMPING = 0.3
@@ -66,7 +68,7 @@ class Judgement:
         probabilities: of each node, that it is faulty.
         outcomes: `bad`, `good`, or `suspect` where the tests did not settle it.
         can_tell: False where most nodes look bad, or no test passed: then no node is blamed.
-        cordon: the bad nodes to cordon, the worst first; at most `cordon_limit` of them.
+        cordon: the bad nodes to cordon, the worst first; with those that are cordoned already at most `cordon_limit`.
         rounds: the rounds of group tests.
     """
 
@@ -106,10 +108,14 @@ class Pairing:
     Attributes:
         priors: of each node to test, the probability that it is faulty.
         failed_solo: nodes that failed a solo check: they are bad, and take part in no group test.
+        cordoned: nodes that are there and cordoned already, tested or not.
+        gone: nodes that ended during the session: they take part in no further test, and are not judged.
     """
 
     priors: Mapping[str, float]
     failed_solo: frozenset[str] = frozenset()
+    cordoned: Set[str] = frozenset()
+    gone: set[str] = field(default_factory=set)
     rounds: int = 0
     tests: list[WorldTest] = field(default_factory=list)
     _beliefs: dict[str, tuple[float, ...]] | None = None
@@ -138,10 +144,10 @@ class Pairing:
         The worlds are disjoint, so that they are tested at the same time. Only the pairs of three nodes overlap: with
         one pair of three a round, ten rounds would not settle an intermittent fault.
         """
-        if self.rounds >= MAX_ROUNDS or len(self.nodes) < 2:
+        if self.rounds >= MAX_ROUNDS or self._is_hopeless or len(self._there) < 2:
             return []
         probabilities = self.probabilities
-        open_nodes = [name for name in self.nodes if GOOD <= probabilities[name] <= BAD]
+        open_nodes = [name for name in self._there if GOOD <= probabilities[name] <= BAD]
         if self.rounds and not open_nodes:
             return []
         return self._worlds(probabilities)
@@ -152,6 +158,7 @@ class Pairing:
         outcomes: dict[str, Outcome] = {
             name: "bad" if value > BAD else "good" if value < GOOD else "suspect"
             for name, value in probabilities.items()
+            if name not in self.gone
         }
         judged = [name for name, outcome in outcomes.items() if outcome == "bad"]
         most = len(self.priors) / 2
@@ -168,13 +175,25 @@ class Pairing:
             (name for name, outcome in outcomes.items() if outcome == "bad"),
             key=lambda name: (name not in self.failed_solo, -probabilities[name], name),
         )
+        fresh = [name for name in worst if name not in self.cordoned]
+        limit = cordon_limit(len(self.cordoned | self.priors.keys())) - len(self.cordoned)
+        kept = set(fresh[: max(0, limit)]) | self.cordoned
         return Judgement(
             probabilities=probabilities,
             outcomes=outcomes,
             can_tell=can_tell,
-            cordon=tuple(worst[: cordon_limit(len(self.priors))]),
+            cordon=tuple(name for name in worst if name in kept),
             rounds=self.rounds,
         )
+
+    @property
+    def _there(self) -> list[str]:
+        return [name for name in self.nodes if name not in self.gone]
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Return whether nothing has passed for so long that the tests cannot tell."""
+        return self.rounds >= HOPELESS_ROUNDS and not any(test.passed for test in self.tests)
 
     def _worlds(self, probabilities: Mapping[str, float]) -> list[tuple[str, ...]]:
         met = Counter(
@@ -182,7 +201,7 @@ class Pairing:
         )
         blamed = {frozenset(test.nodes) for test in self.tests if not test.passed}
         # A bad node is tested no more: each world with it would fail.
-        left = [name for name in self.nodes if probabilities[name] <= BAD]
+        left = [name for name in self._there if probabilities[name] <= BAD]
         left.sort(key=lambda name: -_entropy(probabilities[name]))  # stable: ties in their order
         if len(left) == MAX_WORLD:
             pairs = itertools.combinations(left, 2)

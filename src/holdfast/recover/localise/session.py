@@ -2,9 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from holdfast.core.clock import Clock
 from holdfast.recover.localise import group, solo
@@ -14,8 +14,12 @@ from holdfast.recover.localise.pairing import MAX_ROUNDS, Judgement, Pairing, Wo
 from holdfast.recover.localise.solo import CheckResult
 from holdfast.recover.localise.tester import START_S
 
-LIMIT_S = 60.0
+SOLO_S = START_S + 2 * solo.LIMIT_S + ANSWER_S
+"""So long a node may take for its solo checks: one that is slow is repeated."""
+LIMIT_S = 90.0
 """So long a session may take: a job waits for it."""
+
+T = TypeVar("T")
 
 
 class Hosts(Protocol):
@@ -55,8 +59,21 @@ class Report:
 
     @property
     def failed_solo(self) -> dict[str, CheckResult]:
-        """Return the first failed solo check of each node that has one."""
+        """Return a failed solo check of each node that has one, rather one with a wrong result than a slow one."""
         return _failed(self.solo)
+
+    @property
+    def hard(self) -> list[str]:
+        """Return the nodes of which a solo check gave a wrong result; a slow one may be due to other work."""
+        return [name for name, result in self.failed_solo.items() if not result.is_slow]
+
+    def passed(self, name: str) -> Literal["", "solo", "all"]:
+        """Return what a node has passed without a failure; see `core.ledger.Verdict`."""
+        checks = self.solo.get(name, [])
+        tests = [pair.passed for pair in self.pairs if name in pair.nodes]
+        if not checks or any(one.outcome != "passed" for one in checks) or False in tests:
+            return ""
+        return "all" if True in tests else "solo"
 
     def evidence(self, name: str) -> str:
         """Return why a node is judged as it is, a sentence without its subject."""
@@ -98,6 +115,7 @@ async def localise(
     priors: Mapping[str, float],
     clock: Clock,
     *,
+    cordoned: Set[str] = frozenset(),
     limit_s: float = LIMIT_S,
     max_rounds: int = MAX_ROUNDS,
 ) -> Report:
@@ -107,34 +125,37 @@ async def localise(
         hosts: carries the orders to the nodes.
         priors: of each node to test, the probability that it is faulty.
         clock: measures the session.
+        cordoned: names of nodes that are there and cordoned already; they count for how many may be.
         limit_s: the bound of the whole session; what is known by then is judged.
         max_rounds: of group tests.
     """
-    session = _Session(hosts, list(priors))
+    session = _Session(hosts, priors, cordoned)
     began_s, is_complete = clock.monotonic_s(), False
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await session.run_solo()
-            session.begin(priors)
+            session.begin()
             await session.run_rounds(max_rounds)
             is_complete = True
     if session.pairing is None:
-        session.begin(priors)
+        session.begin()
     assert session.pairing is not None
+    judgement = await _beside(session.pairing.judge)
     return Report(
         solo=session.solo,
         pairs=session.pairs,
         unanswered=session.unanswered,
-        judgement=session.pairing.judge(),
+        judgement=judgement,
         seconds=clock.monotonic_s() - began_s,
         is_complete=is_complete,
     )
 
 
 class _Session:
-    def __init__(self, hosts: Hosts, names: Sequence[str]) -> None:
+    def __init__(self, hosts: Hosts, priors: Mapping[str, float], cordoned: Set[str]) -> None:
         self._hosts = hosts
-        self._names = names
+        self._priors = priors
+        self._cordoned = cordoned
         self._ports: dict[str, list[int]] = {}
         self._has_gpu: set[str] = set()
         self.solo: dict[str, list[CheckResult]] = {}
@@ -143,10 +164,10 @@ class _Session:
         self.pairing: Pairing | None = None
 
     async def run_solo(self) -> None:
-        await asyncio.gather(*(self._solo(name) for name in self._names))
+        await asyncio.gather(*(self._solo(name) for name in self._priors))
 
     async def _solo(self, name: str) -> None:
-        timeout_s = START_S + solo.LIMIT_S + ANSWER_S
+        timeout_s = SOLO_S
         try:
             answer = await self._hosts.ask(name, {"what": "solo"}, timeout_s)
             if answer is None:
@@ -158,17 +179,20 @@ class _Session:
                 self._has_gpu.add(name)
         except TimeoutError:
             evidence = f"no answer within {timeout_s:g} s"
-            self.solo[name] = [CheckResult(name="the node", outcome="failed", evidence=evidence)]
+            self.solo[name] = [_no_answer(evidence)]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             self.unanswered.append(name)  # of another version of Holdfast
 
-    def begin(self, priors: Mapping[str, float]) -> None:
-        known = {name: prior for name, prior in priors.items() if name not in self.unanswered}
-        self.pairing = Pairing(priors=known, failed_solo=frozenset(_failed(self.solo)))
+    def begin(self) -> None:
+        known = {name: prior for name, prior in self._priors.items() if name not in self.unanswered}
+        failed_solo = frozenset(_failed(self.solo))
+        self.pairing = Pairing(priors=known, failed_solo=failed_solo, cordoned=self._cordoned)
 
     async def run_rounds(self, max_rounds: int) -> None:
         assert self.pairing is not None
-        while self.pairing.rounds < max_rounds and (worlds := self.pairing.next_round()):
+        while self.pairing.rounds < max_rounds:
+            if not (worlds := await _beside(self.pairing.next_round)):
+                break
             pairs: list[Pair] = []
             while worlds:
                 batch: list[tuple[str, ...]] = []
@@ -187,6 +211,9 @@ class _Session:
             )
 
     async def _test(self, world: tuple[str, ...]) -> Pair:
+        gone = [name for name in world if name in self.unanswered]
+        if gone:
+            return Pair(nodes=world, passed=None, reason=_ended(gone[0]))
         ports = self._ports.get(world[0])
         if not ports:
             return Pair(nodes=world, passed=None, reason=f"{world[0]} has no free port left")
@@ -215,17 +242,47 @@ class _Session:
         try:
             answer = await self._hosts.ask(name, order, timeout_s)
             if answer is None:
-                return GroupResult(passed=None, reason=f"the agent of {name} ended meanwhile")
+                self._drop(name)
+                return GroupResult(passed=None, reason=_ended(name))
             return GroupResult.from_json(answer["group"])
         except TimeoutError:
             return GroupResult(passed=False, reason=f"{name} gave no answer in {timeout_s:g} s")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return GroupResult(passed=None, reason=f"the answer of {name} is malformed")
 
+    def _drop(self, name: str) -> None:
+        if name not in self.unanswered:
+            self.unanswered.append(name)
+        assert self.pairing is not None
+        self.pairing.gone.add(name)
+
+
+async def _beside(work: Callable[[], T]) -> T:
+    """Work in a thread: with a thousand nodes it takes seconds, in which the event loop serves others.
+
+    A cancellation waits for the end of the work, which nothing else disturbs.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
+
+
+def _ended(name: str) -> str:
+    return f"the agent of {name} ended meanwhile"
+
+
+def _no_answer(evidence: str) -> CheckResult:
+    return CheckResult(name="the node", outcome="failed", evidence=evidence, is_slow=True)
+
 
 def _failed(found: Mapping[str, Sequence[CheckResult]]) -> dict[str, CheckResult]:
-    return {
-        name: next(one for one in results if one.outcome == "failed")
+    failed = {
+        name: sorted(
+            (one for one in results if one.outcome == "failed"), key=lambda one: one.is_slow
+        )
         for name, results in found.items()
-        if any(one.outcome == "failed" for one in results)
     }
+    return {name: results[0] for name, results in failed.items() if results}

@@ -1,9 +1,10 @@
 """Check one node by itself: a matrix product with a known answer, memory, disk, shared memory.
 
-`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` runs one check and prints one JSON object. Each check
-runs in a process of its own, which `tester` kills at a limit: a check that hangs has failed. `worker` runs the product.
+`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` prints a line, runs one check and prints one JSON
+object. Each check runs in a process of its own, which `tester` kills at a limit: a check that hangs twice has failed.
+`worker` runs the product.
 
-A full or missing device is not a broken one: the check then says that it could not look.
+A full, occupied or missing device is not a broken one: the check then says that it could not look.
 """
 
 import errno
@@ -11,6 +12,7 @@ import json
 import mmap
 import os
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +35,16 @@ MAX_EVIDENCE = 300
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOMEM)
 """Refusals that say nothing of the hardware."""
 
+OCCUPIED = re.compile(
+    r"out of memory|busy or unavailable|no kernel image|driver version is insufficient|CUBLAS_STATUS_ALLOC_FAILED|"
+    r"not compiled with CUDA",
+    re.IGNORECASE,
+)
+"""Refusals of torch, CUDA and NCCL that say nothing of the hardware: another process has the GPU, or torch is too old
+or too new for the GPU."""
+READY = b"ready\n"
+"""Printed before the first answer: imports are over, and count for no limit."""
+
 Outcome = Literal["passed", "failed", "not looked at"]
 
 
@@ -45,12 +57,14 @@ class CheckResult:
         outcome: whether the check passed, or could not be made.
         evidence: one sentence.
         seconds: how long the check took.
+        is_slow: whether the check failed by giving no answer in time, which a busy node does too.
     """
 
     name: str
     outcome: Outcome
     evidence: str
     seconds: float = 0.0
+    is_slow: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as it is sent and printed."""
@@ -73,6 +87,7 @@ class CheckResult:
             outcome=outcomes[str(told["outcome"])],
             evidence=str(told["evidence"])[:MAX_EVIDENCE],
             seconds=float(told["seconds"]),
+            is_slow=told.get("is_slow") is True,
         )
 
 
@@ -90,6 +105,10 @@ def main() -> None:
 
     name, folder, parent_pid = sys.argv[1:4]
     die_with_parent(int(parent_pid))
+    import psutil  # noqa: F401 - for the checks, as the next
+    import xxhash  # noqa: F401
+
+    os.write(1, READY)
     print(json.dumps(checked(name, CHECKS[name], Path(folder)).to_json()))  # noqa: T201 - the answer
 
 
@@ -111,10 +130,16 @@ def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResul
     except (
         Exception
     ) as error:  # of torch, whose errors have no common class: a GPU that refuses its work
-        outcome, evidence = "failed", f"{type(error).__name__}: {error}"
+        outcome = "not looked at" if is_occupied(error) else "failed"
+        evidence = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began_s
     said = " ".join(evidence.split())[:MAX_EVIDENCE]
     return CheckResult(name=name, outcome=outcome, evidence=said, seconds=seconds)
+
+
+def is_occupied(error: Exception) -> bool:
+    """Return whether an error of torch says nothing of the hardware."""
+    return OCCUPIED.search(str(error)) is not None
 
 
 def matrix_product(_folder: Path) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from holdfast.core.ledger import Ledger, NodeRecord
+from holdfast.core.ledger import Ledger, NodeRecord, Verdict
 from holdfast.recover.localise.pairing import prior_of
 from holdfast.recover.localise.session import Report
 
@@ -42,15 +42,16 @@ def keep_verdicts(
     """
     judgement = report.judgement
     cordoned = list(judgement.cordon) if cordons else []
-    for name, outcome in judgement.outcomes.items():
-        ledger.add_verdict(
-            name,
-            at_s=at_s,
+    verdicts = [
+        Verdict(
+            name=name,
             outcome=outcome,
             probability=judgement.probabilities[name],
             evidence=f"{name} {report.evidence(name)}.",
-            by=by,
-            is_hard=name in report.failed_solo,
-            cordons=name in cordoned,
+            is_hard=name in report.hard,
+            passed=report.passed(name),
         )
+        for name, outcome in judgement.outcomes.items()
+    ]
+    ledger.add_verdicts(verdicts, at_s=at_s, by=by, cordons=cordoned)
     return cordoned

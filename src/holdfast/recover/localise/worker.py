@@ -18,18 +18,30 @@ from typing import Any
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.localise import group, solo
 
-READY = b"ready\n"
 PRODUCT = "matrix product"
 
 
 def main() -> None:
     """Serve orders until standard input ends."""
     die_with_parent(int(sys.argv[1]))
+    answers = _own_output()
     with contextlib.suppress(ImportError):  # the answers say so
         import torch.distributed  # noqa: F401 - for the forks
-    os.write(1, READY)
+    os.write(answers, solo.READY)
     for line in sys.stdin:
-        os.write(1, json.dumps(_in_a_fork(json.loads(line))).encode() + b"\n")
+        os.write(answers, json.dumps(_in_a_fork(json.loads(line))).encode() + b"\n")
+
+
+def _own_output() -> int:
+    """Return a copy of standard output for the answers, and lead standard output to nowhere.
+
+    NCCL and other libraries print to standard output, in this process and in its forks.
+    """
+    answers = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return answers
 
 
 def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
@@ -41,6 +53,8 @@ def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
         try:
             die_with_parent(own)
             os.close(reads)
+            nowhere = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nowhere, 0)  # the next orders are no input of a test
             os.write(writes, json.dumps(_carried_out(order)).encode())
         finally:
             os._exit(0)
@@ -55,9 +69,10 @@ def _in_a_fork(order: dict[str, Any]) -> dict[str, Any]:
     if said:
         answer: dict[str, Any] = json.loads(said)
         return answer
+    if not ready:
+        return {"error": f"no answer within {limit_s:g} s", "is_slow": True}
     code = os.waitstatus_to_exitcode(status)
-    hung = f"no answer within {limit_s:g} s"
-    return {"error": f"the test ended with code {code} and no result" if ready else hung}
+    return {"error": f"the test ended with code {code} and no result"}
 
 
 def _carried_out(order: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(255), primary_key=True),
         sa.Column("cordoned_at_s", sa.Float(53)),
         sa.Column("cordoned_by", sa.String(255), nullable=False),
+        sa.Column("cordon_kind", sa.String(8), nullable=False),
         sa.Column("why", sa.Text, nullable=False),
         sa.Column("probability", sa.Float(53)),
         sa.Column("tested_at_s", sa.Float(53)),
