@@ -234,7 +234,7 @@ def test_a_proposal_about_an_attempt_that_is_over_is_over_too(world):
     assert open_proposal(found, recorder.attempt + 1) is None
 
 
-def test_what_is_only_observed_is_recorded_and_nothing_is_shown(world):
+def test_what_is_only_observed_is_recorded_and_shown(world):
     begin, recorder, observed, paths = world
     decisions, view = begin("observe"), view_of()
     view.frozen = FROZEN
@@ -245,7 +245,9 @@ def test_what_is_only_observed_is_recorded_and_nothing_is_shown(world):
     ]
     ((_, decision),) = recorded(recorder, "decision")
     assert (decision["mode"], decision["plan"]["rule"]) == ("observe", "note")
-    assert observed == []
+    ((kind, told),) = observed
+    assert kind == "observed"
+    assert told["text"].endswith("Nothing is done, since the mode is observe.")
     paths.approved.write_bytes(b"1\n")
     assert not decisions.is_approved()
 

@@ -33,6 +33,7 @@ KINDS: Mapping[type[Any], str] = {
     modes.Approved: "approved",
 }
 """The name of a finding in a decision's record."""
+NOT_DONE = "Nothing is done, since the mode is observe."
 FOLLOWED = "another supervisor has taken over, and looks anew."
 
 
@@ -166,12 +167,18 @@ class Decisions:
     def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
         anomaly = self._anomaly = view.anomaly
         text = proposal_text(view, action.finding)
-        told = {"text": text, "anomaly": None if anomaly is None else anomaly.to_json()}
+        told = {
+            "number": secrets.randbelow(NUMBERS),  # no approval of another proposal is for this one
+            "text": text,
+            "finding": KINDS.get(type(action.finding), type(action.finding).__name__),
+            "anomaly": None if anomaly is None else anomaly.to_json(),
+        }
         if isinstance(action, modes.Note):
             self._recorder.event("observed", told)
+            self._observe("observed", {"text": f"{text} {NOT_DONE}"})
             return
-        self._number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
-        self._recorder.event("proposal", {"number": self._number, **told})
+        self._number = told["number"]
+        self._recorder.event("proposal", told)
         self._observe("proposal", {"text": text, "run": self._recorder.run_id})
 
 
