@@ -3,6 +3,7 @@
 | module | one idea |
 |---|---|
 | `plain_words` | one incident, one event or one decision in a sentence |
+| `training_words` | what made the training slow, and which data it leaves out, in a sentence |
 | `story` | the chain of a run: each incident with its signals, evidence, decisions, effect and cost |
 | `recent` | the same from the last part of the journal of steps, where time is limited |
 | `narration` | what happens, as it happens, in a line each |

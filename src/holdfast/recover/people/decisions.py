@@ -167,8 +167,9 @@ class Decisions:
     def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
         anomaly = self._anomaly = view.anomaly
         text = proposal_text(view, action.finding)
+        number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
         told = {
-            "number": secrets.randbelow(NUMBERS),  # no approval of another proposal is for this one
+            "number": number,
             "text": text,
             "finding": KINDS.get(type(action.finding), type(action.finding).__name__),
             "anomaly": None if anomaly is None else anomaly.to_json(),
@@ -177,7 +178,7 @@ class Decisions:
             self._recorder.event("observed", told)
             self._observe("observed", {"text": f"{text} {NOT_DONE}"})
             return
-        self._number = told["number"]
+        self._number = number
         self._recorder.event("proposal", told)
         self._observe("proposal", {"text": text, "run": self._recorder.run_id})
 
