@@ -147,3 +147,20 @@ def test_kill_9_of_the_writer_loses_no_line_it_returned_for(tmp_path):
         assert len(steps) in (said, said + 1)
         said = len(steps)
     assert Path(path).stat().st_size > 0
+
+
+def test_the_last_part_of_a_journal_has_whole_lines_alone(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    with StepJournal(path) as journal:
+        for step in range(1, 21):
+            journal.append(
+                StepRecord(attempt=1, rank=0, step=step, at_s=1.0, step_s=0.5, metrics={})
+            )
+    everything = list(read_steps(path))
+    lines = path.read_bytes().splitlines(keepends=True)
+    for count in (0, 1, 3):
+        size_bytes = sum(map(len, lines[20 - count :]))
+        last = everything[20 - count :]
+        assert list(read_steps(path, last_bytes=size_bytes)) == last
+        assert list(read_steps(path, last_bytes=size_bytes + 1)) == last  # of the line before
+    assert list(read_steps(path, last_bytes=1 << 30)) == everything

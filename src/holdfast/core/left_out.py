@@ -81,6 +81,6 @@ class LeftOut:
         return [(first, last) for first, last in cut if first <= last]
 
 
-def in_words(first: int, last: int) -> str:
+def in_words(first: object, last: object) -> str:
     """Name a range of batches in a sentence."""
     return f"batch {first}" if first == last else f"batches {first} to {last}"

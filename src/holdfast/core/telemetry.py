@@ -118,19 +118,27 @@ class StepJournal:
         self.close()
 
 
-def read_steps(path: Path) -> Iterator[StepRecord]:
+def read_steps(path: Path, *, last_bytes: int | None = None) -> Iterator[StepRecord]:
     """The steps of a journal, in the order they were written; nothing where there is no file yet.
 
     A last line without its line end is torn or still being written, and left out.
 
+    Args:
+        path: of the journal.
+        last_bytes: read the whole lines of the last so many bytes; None: the whole journal.
+
     Raises:
-        HoldfastError: a whole line is not a step record; the message names its number.
+        HoldfastError: a whole line is not a step record; the message names its number among the lines read.
     """
     try:
         journal = path.open("rb")
     except FileNotFoundError:
         return
     with journal:
+        start_bytes = 0 if last_bytes is None else os.fstat(journal.fileno()).st_size - last_bytes
+        if start_bytes > 0:
+            journal.seek(start_bytes - 1)
+            journal.readline()  # the rest of the line before, or its end alone
         for number, line in enumerate(journal, start=1):
             if not line.endswith(b"\n"):
                 return

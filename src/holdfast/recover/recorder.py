@@ -114,11 +114,11 @@ class Recorder:
         Events that cannot be read are complained about, and the list is empty.
         """
         try:
-            found = self._ledger.events(self._run_id)
+            found = self._ledger.events(self._run_id, kinds=kinds)
         except HoldfastError as error:
             self.complain(str(error))
             return []
-        return [(one.kind, one.attempt, one.data) for one in found if one.kind in kinds]
+        return [(one.kind, one.attempt, one.data) for one in found]
 
     @_or_complain
     def attempt_began(self, number: int) -> None:

@@ -288,7 +288,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
     """Approve the proposal of a run, and wait until the supervisor carries it out; return the proposal.
 
     Raises:
-        BadUse: the run is not going, or nothing waits for an approval.
+        BadUse: the run is not going, nothing waits for an approval, or the proposal was withdrawn meanwhile.
         HoldfastError: the supervisor did not carry it out in time.
     """
     run, paths = ledger.run(run_id), RunPaths(home, run_id)
@@ -296,7 +296,7 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
         raise BadUse(f"Run {run_id} is not going. `holdfast explain {run_id}` tells how it ended.")
 
     def waiting() -> dict[str, Any] | None:
-        events = [one for one in ledger.events(run_id) if one.kind in PROPOSALS]
+        events = ledger.events(run_id, kinds=PROPOSALS)
         newest = max((one.number for one in ledger.attempts(run_id)), default=0)
         return open_proposal([(one.kind, one.attempt, one.data) for one in events], newest)
 
@@ -318,7 +318,16 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
                 f"see whether its supervisor lives: holdfast runs show {run_id}"
             )
         time.sleep(POLL_S)
-    return str(proposal["text"])
+    events = ledger.events(run_id, kinds=PROPOSALS)
+    if any(
+        (one.kind, one.data.get("number")) == ("approved", proposal["number"]) for one in events
+    ):
+        return str(proposal["text"])
+    why = next((one.data.get("why") for one in reversed(events) if one.kind == "withdrawn"), None)
+    raise BadUse(
+        "The proposal was not carried out, since it was withdrawn: "
+        f"{why or 'its attempt has ended.'} `holdfast explain {run_id}` tells what happened since."
+    )
 
 
 def remove_run(run: Run, ledger: Ledger, home: Path) -> None:

@@ -422,10 +422,10 @@ class Supervisor:
             if self._watching:
                 if self._view.check(now_s) is not None:
                     self._tell(policy.JobFrozen())
-                elif self._view.left is not None:
-                    self._tell(policy.RankFailed())
                 elif self._decisions.holds_hang:
                     self._tell(modes.WentOn())
+                elif self._view.left is not None:
+                    self._tell(policy.RankFailed(others_run=True))
                 self._speed.tick(self._view, now_s)
             await self._nodes.tick()
             self._stopping.look()

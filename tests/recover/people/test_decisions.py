@@ -185,6 +185,31 @@ def test_a_proposal_is_shown_recorded_and_carried_out_once_its_number_is_approve
     assert plans == ["propose", "approved"]
 
 
+@pytest.mark.parametrize(("mode", "kind"), [("propose", "proposal"), ("observe", "observed")])
+def test_a_rank_that_left_the_others_is_named_and_the_others_go_on(world, mode, kind):
+    begin, recorder, _, _ = world
+    decisions, view = begin(mode), view_of()
+    shim = Peer(role="shim", attempt=1, rank=1, local_rank=1, world_size=2, pid=201)
+    ended = {"kind": "exited", "pid": 101, "returncode": 0, "at_monotonic_s": 1.0}
+    view.heard(shim, ended, 1.0)
+    (view.left,) = view.exits
+    for _ in range(3):  # at each tick
+        assert tell(decisions, view, policy.RankFailed(others_run=True)).state == RUNNING
+    ((_, held),) = recorded(recorder, kind)
+    assert held["text"].startswith("Rank 1 has ended with code 0 in the middle of the training")
+    ((_, decision),) = recorded(recorder, "decision")
+    assert decision["finding"]["rank"] == 1
+
+
+def test_a_decision_without_a_name_is_recorded_all_the_same(world, monkeypatch):
+    begin, recorder, _, _ = world
+    monkeypatch.setattr("holdfast.recover.people.decisions.KINDS", {})
+    monkeypatch.setattr("holdfast.recover.policy.rule_of", lambda state, event: "new-rule")
+    tell(begin("act"), view_of(), policy.RankFailed())
+    ((_, decision),) = recorded(recorder, "decision")
+    assert (decision["finding"]["kind"], decision["plan"]["rule"]) == ("RankFailed", "new-rule")
+
+
 def test_an_approved_broken_loss_goes_back_to_before_its_first_step(world):
     begin, recorder, _, paths = world
     decisions, view = begin("propose"), view_of()
@@ -209,7 +234,7 @@ def test_a_proposal_about_an_attempt_that_is_over_is_over_too(world):
     assert open_proposal(found, recorder.attempt + 1) is None
 
 
-def test_what_is_only_observed_is_recorded_and_nothing_is_shown(world):
+def test_what_is_only_observed_is_recorded_and_shown(world):
     begin, recorder, observed, paths = world
     decisions, view = begin("observe"), view_of()
     view.frozen = FROZEN
@@ -220,7 +245,9 @@ def test_what_is_only_observed_is_recorded_and_nothing_is_shown(world):
     ]
     ((_, decision),) = recorded(recorder, "decision")
     assert (decision["mode"], decision["plan"]["rule"]) == ("observe", "note")
-    assert observed == []
+    ((kind, told),) = observed
+    assert kind == "observed"
+    assert told["text"].endswith("Nothing is done, since the mode is observe.")
     paths.approved.write_bytes(b"1\n")
     assert not decisions.is_approved()
 

@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import BadUse
-from holdfast.core.explanation import explain
+from holdfast.core.explanation import explain, explain_recent
 from holdfast.core.ledger import Attempt, Event, Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepJournal, StepRecord
 from holdfast.recover.people import notifier, sender
-from holdfast.recover.people.messages import STORM_MAX_S, STORM_S, Known, compose, due
+from holdfast.recover.people.messages import (
+    STORM_MAX_S,
+    STORM_S,
+    STUCK_S,
+    Known,
+    compose,
+    due,
+    proposal_due_s,
+)
 from holdfast.recover.people.notifier import Notifier
 from holdfast.testing import FakeClock
 
@@ -28,9 +36,28 @@ def known(number, detected_at_s, over_at_s=None):
 
 def test_the_first_incident_has_its_message_once_it_is_over():
     assert due([], last_sent_s=None, now_s=9.0, is_over=False) == ((), None)
-    assert due([known(1, 5.0)], last_sent_s=None, now_s=9.0, is_over=False) == ((), None)
+    ids, due_s = due([known(1, 5.0)], last_sent_s=None, now_s=9.0, is_over=False)
+    assert (ids, due_s) == ((), 5.0 + STUCK_S)
     assert due([known(1, 5.0, 8.0)], last_sent_s=None, now_s=9.0, is_over=False) == ((1,), None)
     assert due([known(1, 5.0)], last_sent_s=None, now_s=9.0, is_over=True) == ((1,), None)
+
+
+@pytest.mark.parametrize("last_sent_s", [None, 1.0])
+def test_an_incident_after_which_nothing_trains_has_its_message_all_the_same(last_sent_s):
+    stuck = [known(1, 5.0)]
+    for_now = {"last_sent_s": last_sent_s, "is_over": False}
+    assert due(stuck, now_s=4.0 + STUCK_S, **for_now) == ((), 5.0 + STUCK_S)
+    assert due(stuck, now_s=5.0 + STUCK_S, **for_now) == ((1,), None)
+    later = [known(1, 5.0, 8.0), known(2, 20.0)]
+    assert due(later, now_s=30.0, **for_now) == ((), 20.0 + STUCK_S)
+    assert due(later, now_s=20.0 + STUCK_S, **for_now) == ((1, 2), None)
+
+
+def test_findings_of_one_kind_follow_each_other_at_some_distance():
+    assert proposal_due_s("job_frozen", []) == 0.0
+    told = [("job_frozen", 5.0), ("job_frozen", 9.0), ("loss_broken", 90.0)]
+    assert proposal_due_s("job_frozen", told) == 9.0 + STORM_S
+    assert proposal_due_s("rank_failed", told) == 0.0
 
 
 def test_a_storm_has_one_message_once_it_is_calm():
@@ -62,10 +89,15 @@ def test_every_incident_that_is_over_is_sent_within_the_longest_storm(moments, l
     ]
     ids, due_s = due(unsent, last_sent_s=last_sent_s, now_s=now_s, is_over=False)
     over = [one for one in unsent if one.over_at_s is not None]
-    assert set(ids) <= {one.incident_id for one in over}
+    stuck = [
+        one for one in unsent if one.over_at_s is None and one.detected_at_s + STUCK_S <= now_s
+    ]
+    assert set(ids) <= {one.incident_id for one in over + stuck}
     if over and not ids:
         assert due_s is not None
         assert now_s < due_s <= over[0].over_at_s + STORM_MAX_S
+    if unsent and not ids:
+        assert due_s > now_s
     everything, _ = due(unsent, last_sent_s=last_sent_s, now_s=now_s, is_over=True)
     assert list(everything) == [one.incident_id for one in unsent]
 
@@ -157,6 +189,45 @@ def test_a_storm_is_summed_up_in_one_message_of_bounded_length(run):
     assert len(body) <= 4000
 
 
+def test_a_message_from_a_part_of_the_journal_has_the_same_costs_or_none(run):
+    ledger, paths = run
+    with StepJournal(paths.steps) as journal:
+        for step in range(7, 200):
+            record = {"step_s": 0.1, "loss": None, "metrics": {}}
+            journal.append(
+                StepRecord(attempt=2, rank=0, step=step, at_s=1025 + step / 10, **record)
+            )
+        size_bytes = paths.steps.stat().st_size
+        fail(ledger, attempt=2, at_s=1045.0, resumed_at_s=1050.0, restored_step=150)
+    fail(ledger, attempt=2, at_s=1046.0, resumed_at_s=1051.0, restored_step=5)
+    whole, _ = explain_recent(ledger, paths.home, "r", [1], journal_bytes=size_bytes)
+    for journal_bytes, incident, is_right in (
+        (size_bytes, 1, True),
+        (size_bytes, 2, True),
+        (size_bytes // 2, 1, True),
+        (size_bytes // 2, 2, False),
+        (0, 1, False),
+    ):
+        story, has_costs = explain_recent(
+            ledger, paths.home, "r", [incident], journal_bytes=journal_bytes
+        )
+        assert has_costs is is_right, (journal_bytes, incident)
+        if has_costs:
+            assert story.incidents[incident - 1].lost == pytest.approx(
+                whole.incidents[incident - 1].lost
+            )
+    _, body = compose(story, [1], [], has_costs=False)
+    assert "Lost: the run has made too many steps" in body
+    assert "GPU-hours" not in body
+
+
+def test_a_finding_that_is_only_observed_says_that_nothing_was_done(run):
+    ledger, paths = run
+    title, body = compose(explain(ledger, paths.home, "r"), [], [], notes=["Rank 0 is frozen."])
+    assert title == "Holdfast: run r: a finding, and nothing was done"
+    assert body.splitlines()[0] == "Rank 0 is frozen. Nothing was done, since the mode is observe."
+
+
 class Server:
     """A real HTTP server that answers as it is told to."""
 
@@ -199,6 +270,8 @@ def order(ledger, paths, *urls):
         "run": "r",
         "incidents": [1],
         "proposals": [],
+        "notes": [],
+        "journal_bytes": notifier.JOURNAL_BYTES,
         "urls": list(urls),
     }
 
@@ -220,7 +293,7 @@ def test_a_sender_that_does_not_end_is_killed_and_one_that_fails_is_told(run, mo
     ledger, paths = run
     monkeypatch.setattr(notifier, "SEND_LIMIT_S", 0.0)
     answer = asyncio.run(notifier.send_in_process(order(ledger, paths, "json://x")))
-    assert answer == {"failed": [0], "why": "no answer within 0 s"}
+    assert answer == {"failed": [0], "why": "no answer within 0 s", "is_late": True}
     monkeypatch.setattr(notifier, "SEND_LIMIT_S", PATIENCE_S)
     unreadable = {**order(ledger, paths, "json://x"), "ledger": "nonsense://"}
     assert asyncio.run(notifier.send_in_process(unreadable))["failed"] == [0]
@@ -346,8 +419,70 @@ def test_a_service_that_hangs_at_the_end_is_given_up_and_the_run_ends(run, monke
 
     complaints = notify(run, hang, then=lambda: fail(run[0]))
     assert len(complaints) == 1
-    assert "no more time" in complaints[0]
+    assert "no answer yet; the run has ended, and there is no more time" in complaints[0]
     assert kinds(run)[-1][0] == "notify_failed"
+
+
+def test_the_last_reason_is_kept_where_there_is_no_more_time(run, monkeypatch):
+    monkeypatch.setattr(notifier, "CLOSE_S", 0.5)
+    outbox = Outbox([0, 1], [0, 1], [0, 1])
+    monkeypatch.setattr(notifier, "LAST_WAIT_S", PATIENCE_S)
+    complaints = notify(run, outbox, then=lambda: fail(run[0]))
+    (complaint,) = complaints
+    assert complaint.startswith("A message could not be sent: it is away; the run has ended")
+    assert kinds(run)[-1][1]["why"].startswith("it is away; ")
+
+
+def test_a_run_that_has_ended_waits_only_a_little_before_another_try(run, monkeypatch):
+    monkeypatch.setattr(notifier, "RETRIES_S", (PATIENCE_S * 10, PATIENCE_S * 10))
+    monkeypatch.setattr(notifier, "CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(notifier, "LAST_WAIT_S", 0.0)
+    outbox = Outbox([0, 1], [1])
+    assert notify(run, outbox, then=lambda: fail(run[0])) == []
+    assert [len(one["urls"]) for one in outbox.orders] == [2, 2, 1]
+
+
+def test_after_a_try_that_took_too_long_the_journal_is_not_read(run, monkeypatch):
+    monkeypatch.setattr(notifier, "RETRIES_S", (0.0,))
+    seen = []
+
+    async def late(order):
+        seen.append(order["journal_bytes"])
+        return {"failed": [0], "why": "no answer", "is_late": True}
+
+    notify(run, late, urls=["json://a"], then=lambda: fail(run[0]))
+    assert seen == [notifier.JOURNAL_BYTES, 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "finding", "sent"),
+    [
+        ("proposal", "proposals", "job_frozen", 1),
+        ("proposal", "proposals", "loss_broken", 2),
+        ("observed", "notes", "job_frozen", 1),
+    ],
+)
+def test_a_job_that_stands_still_again_and_again_is_one_message(run, kind, key, finding, sent):
+    ledger, paths = run
+    outbox, clock = Outbox(), FakeClock(2000.0)
+
+    def add(number, finding):
+        data = {"number": number, "text": f"Finding {number}.", "finding": finding}
+        at_s = clock.now_s()
+        ledger.add_event(Event(run_id="r", attempt=2, at_s=at_s, kind=kind, data=data))
+
+    async def live():
+        told = Notifier(["json://a"], paths, ledger, pytest.fail, clock=clock, send=outbox)
+        add(1, "job_frozen")
+        told.start(anew=True)
+        async with asyncio.timeout(PATIENCE_S):
+            while not ledger.events("r", kind="notified"):
+                await asyncio.sleep(0.01)
+            add(2, finding)
+            await told.close(leads=True)
+
+    asyncio.run(live())
+    assert [one[key] for one in outbox.orders] == [["Finding 1."], ["Finding 2."]][:sent]
 
 
 def test_a_notifier_that_breaks_is_a_complaint_and_nothing_more(run):

@@ -15,6 +15,7 @@ LIMITS = policy.RestartLimits()
 RUNNING = policy.State(phase=Phase.RUNNING)
 HANG = policy.JobFrozen()
 NAN = policy.LossBroken(step=7, is_spike=False)
+LEFT = policy.RankFailed(others_run=True)
 FAILURE = policy.Diagnosed(
     fingerprint="a",
     step=10,
@@ -29,10 +30,13 @@ def decide(mode, event, state=RUNNING, held=None, now_s=5.0):
     return modes.decide(mode, LIMITS, state, held, event, now_s)
 
 
-@pytest.mark.parametrize("finding", [HANG, NAN])
-def test_act_ends_a_running_job_and_the_others_leave_it_alone(finding):
+@pytest.mark.parametrize(
+    ("finding", "action"),
+    [(HANG, policy.Kill()), (NAN, policy.Kill()), (LEFT, policy.Terminate())],
+)
+def test_act_ends_a_running_job_and_the_others_leave_it_alone(finding, action):
     acted = decide("act", finding)
-    assert (acted.state.phase, acted.held, acted.actions) == (Phase.FAILING, None, (policy.Kill(),))
+    assert (acted.state.phase, acted.held, acted.actions) == (Phase.FAILING, None, (action,))
     proposed = decide("propose", finding)
     assert (proposed.state, proposed.actions) == (RUNNING, (Propose(finding),))
     noted = decide("observe", finding)
@@ -40,7 +44,7 @@ def test_act_ends_a_running_job_and_the_others_leave_it_alone(finding):
     assert proposed.held == noted.held == Held(finding=finding)
 
 
-@pytest.mark.parametrize("finding", [HANG, NAN])
+@pytest.mark.parametrize("finding", [HANG, NAN, LEFT])
 def test_an_approved_proposal_is_carried_out_as_act_would_have(finding):
     held = decide("propose", finding).held
     approved = decide("propose", Approved(), held=held)
@@ -65,6 +69,18 @@ def test_the_same_finding_is_held_once_and_another_one_anew(mode):
     later = policy.LossBroken(step=NAN.step + modes.APART_STEPS + 1, is_spike=False)
     assert len(decide(mode, later, held=held).actions) == 1
     assert len(decide(mode, HANG, held=held).actions) == 1
+
+
+@pytest.mark.parametrize("mode", ["propose", "observe"])
+def test_a_rank_that_left_is_held_where_nothing_else_is(mode):
+    held = decide(mode, LEFT).held
+    assert decide(mode, LEFT, held=held) == modes.Verdict(RUNNING, held, ())
+    for other in (Held(finding=HANG), Held(finding=NAN)):
+        assert decide(mode, LEFT, held=other) == modes.Verdict(RUNNING, other, ())
+    assert decide(mode, NAN, held=held).held == Held(finding=NAN)
+    assert len(decide(mode, HANG, held=held).actions) == 1
+    crashed = decide(mode, policy.RankFailed(), held=held)
+    assert [type(one) for one in crashed.actions] == [Withdraw, policy.Terminate]
 
 
 def test_a_job_that_goes_on_or_ends_withdraws_the_proposal():
@@ -107,6 +123,7 @@ EVENTS = st.sampled_from(
         WentOn(),
         policy.Begin(),
         policy.RankFailed(),
+        LEFT,
         policy.JobExited(0),
         policy.JobExited(1),
         policy.Tick(),
@@ -124,8 +141,9 @@ def test_a_running_job_is_never_touched_without_an_approval(events, mode):
         verdict = modes.decide(mode, LIMITS, state, held, event, float(now_s))
         kills = any(isinstance(one, policy.Kill | policy.Terminate) for one in verdict.actions)
         if state.phase is Phase.RUNNING and kills:
-            assert isinstance(event, Approved | policy.RankFailed)
-            assert isinstance(event, policy.RankFailed) or (mode == "propose" and held is not None)
+            failed = event == policy.RankFailed()
+            approved = isinstance(event, Approved) and mode == "propose" and held is not None
+            assert failed or approved
         if mode == "observe" and state.phase is not Phase.IDLE:
             assert not any(isinstance(one, policy.Launch) for one in verdict.actions)
         if verdict.held is not None:

@@ -179,3 +179,36 @@ def test_a_run_that_is_only_observed_goes_on_by_itself_and_ends_as_its_job_ends(
     assert "In the mode observe nothing is restarted." in incident.explanation
     rules = [one.data["plan"]["rule"] for one in events(place, "decision")]
     assert rules == ["note", "await-teardown", "observe"]
+
+
+LEAVES = """
+import os, pathlib, sys, time
+import holdfast
+
+run = holdfast.attach()
+step = 0
+while not pathlib.Path("finish").exists():
+    step += 1
+    time.sleep(0.05)
+    run.step(step, loss=1 / step)
+    if (os.environ["RANK"], step) == ("1", 8):
+        sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("propose", "proposal"), ("observe", "observed")])
+def test_the_others_go_on_without_a_rank_that_left_unless_a_person_decides(place, mode, kind):
+    script = place.job(LEAVES)
+    command = ["run", "--nproc", "2", "--name", "r", "--mode", mode, "--", "python", script]
+    with place.start(*command) as process:
+        place.wait_until(lambda: events(place, kind))
+        (place.folder / "finish").touch()
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    (held,) = events(place, kind)
+    assert held.data["text"].startswith("Rank 1 has ended with code 0 in the middle")
+    assert held.data["text"] in err
+    with place.ledger() as ledger:
+        assert ledger.run("r").state == "completed"
+        assert ledger.incidents("r") == []
+        assert len(ledger.attempts("r")) == 1

@@ -23,7 +23,9 @@ from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepRecord, read_steps
 
 
-def summarize(ledger: Ledger, home: Path, run_id: str) -> RunSummary:
+def summarize(
+    ledger: Ledger, home: Path, run_id: str, *, steps: Sequence[StepRecord] | None = None
+) -> RunSummary:
     """Add up what the ledger and the journal of steps say of a run.
 
     ETTR (effective training time ratio) is the time of the steps that survive in the final state, divided by
@@ -34,6 +36,7 @@ def summarize(ledger: Ledger, home: Path, run_id: str) -> RunSummary:
         ledger: where the run is recorded.
         home: `$HOLDFAST_HOME`, below which its journal lies.
         run_id: the run.
+        steps: of its journal, where they have been read; None: all of them are read here.
 
     Raises:
         NotFound: there is no such run.
@@ -46,7 +49,7 @@ def summarize(ledger: Ledger, home: Path, run_id: str) -> RunSummary:
         events=ledger.events(run_id),
         incidents=ledger.incidents(run_id),
         checkpoints=ledger.checkpoints(run_id),
-        steps=list(read_steps(RunPaths(home, run_id).steps)),
+        steps=list(read_steps(RunPaths(home, run_id).steps)) if steps is None else steps,
     )
 
 

@@ -3,12 +3,15 @@
 | module | one idea |
 |---|---|
 | `plain_words` | one incident, one event or one decision in a sentence |
+| `training_words` | what made the training slow, and which data it leaves out, in a sentence |
 | `story` | the chain of a run: each incident with its signals, evidence, decisions, effect and cost |
+| `recent` | the same from the last part of the journal of steps, where time is limited |
 | `narration` | what happens, as it happens, in a line each |
 | `telling` | a story as lines, for a terminal or a message |
 """
 
 from holdfast.core.explanation.plain_words import what_happened
+from holdfast.core.explanation.recent import explain_recent
 from holdfast.core.explanation.story import (
     Decision,
     IncidentStory,
@@ -29,6 +32,7 @@ __all__ = [
     "Signals",
     "account_lines",
     "explain",
+    "explain_recent",
     "incident_lines",
     "story_lines",
     "story_of",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core import words
+from holdfast.core.explanation.training_words import training_note
 from holdfast.core.ledger.records import Event, Incident
 
 NO_REASON = ("Others", "Unknown")
@@ -100,7 +101,7 @@ def event_note(event: Event, run_id: str) -> str | None:
         case "supervisor_followed":
             return "The supervisor ended; the next one took over, and training went on."
         case "stop_asked":
-            return f"{data.get('by')} asked the run to stop."
+            return _stop_asked(str(data.get("by")))
         case "loss_accepted":
             return (
                 f"The loss jumped at step {data.get('first_step')}, and a restart would not mend that: "
@@ -118,7 +119,7 @@ def event_note(event: Event, run_id: str) -> str | None:
             return f"A message was sent about {_incidents(data)}."
         case "notify_failed":
             return f"The message about {_incidents(data)} could not be sent: {data.get('why')}"
-    return _node_note(event)
+    return _node_note(event) or training_note(event)
 
 
 def _node_note(event: Event) -> str | None:
@@ -133,6 +134,12 @@ def _node_note(event: Event) -> str | None:
             names = ", ".join(map(str, _listed(data, "nodes")))
             return f"Too few other nodes were there: the run went on with {names}, though cordoned."
     return None
+
+
+def _stop_asked(by: str) -> str:
+    if by.startswith("the time limit"):
+        return f"The run was to save its state and stop, since {by} was near."
+    return f"{by} asked the run to stop."
 
 
 def _tested(data: Mapping[str, Any]) -> str:

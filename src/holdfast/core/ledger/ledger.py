@@ -1,6 +1,6 @@
 """The operations on the ledger: add, change, read back."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import TracebackType
@@ -150,12 +150,16 @@ class Ledger(Remembered, NodeTable):
         """Record an event."""
         self._insert(schema.events, asdict(event))
 
-    def events(self, run_id: str, kind: str | None = None) -> list[Event]:
-        """The events of a run, of one kind or of all, in the order they were recorded."""
+    def events(
+        self, run_id: str, kind: str | None = None, *, kinds: Collection[str] = ()
+    ) -> list[Event]:
+        """The events of a run, of one kind, of several or of all, in the order they were recorded."""
         table = schema.events
         where = table.c.run_id == run_id
         if kind is not None:
             where &= table.c.kind == kind
+        if kinds:
+            where &= table.c.kind.in_(kinds)
         return self._read(Event, table, where, order_by=table.c.event_id)
 
     # Incidents

@@ -61,7 +61,7 @@ Observer = Callable[[str, Mapping[str, Any]], None]
 """Receives what happens, as it happens: a kind and its data. It must return quickly.
 
 The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved, resumed, proposal,
-stopping, nodes, trouble and ended.
+observed, stopping, nodes, trouble and ended.
 """
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.explanation.plain_words import RULES
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.anomaly import Anomaly
@@ -34,6 +33,7 @@ KINDS: Mapping[type[Any], str] = {
     modes.Approved: "approved",
 }
 """The name of a finding in a decision's record."""
+NOT_DONE = "Nothing is done, since the mode is observe."
 FOLLOWED = "another supervisor has taken over, and looks anew."
 
 
@@ -87,7 +87,10 @@ class Decisions:
         """Hold the broken loss of a record; return whether there is one."""
         if found is None:
             return False
-        self._anomaly = anomaly = Anomaly(**{**found, "value": float(found["value"])})
+        led = found.get("batches")
+        led = None if led is None else (int(led[0]), int(led[1]))
+        told = {**found, "value": float(found["value"]), "batches": led}
+        self._anomaly = anomaly = Anomaly(**told)
         loss = policy.LossBroken(step=anomaly.step, is_spike=anomaly.kind == "spike")
         self._held = modes.Held(finding=loss)
         return True
@@ -146,12 +149,15 @@ class Decisions:
         was_held = any(isinstance(one, modes.Propose | modes.Note) for one in verdict.actions)
         is_left = isinstance(event, policy.LossBroken) and not verdict.actions and not verdict.held
         is_diagnosed = isinstance(event, policy.Diagnosed | policy.NodesMissing)
-        if not (is_end or was_held or is_diagnosed or is_left) or type(event) not in KINDS:
+        if not (is_end or was_held or is_diagnosed or is_left):
             return
         decision: dict[str, Any] = {
             "mode": self._spec.mode,
             "state": _state(before),
-            "finding": {"kind": KINDS[type(event)], **_finding(view, event)},
+            "finding": {
+                "kind": KINDS.get(type(event), type(event).__name__),
+                **_finding(view, event),
+            },
             "plan": _plan(before, event, verdict, now_s),
         }
         if is_end or was_held:
@@ -160,13 +166,20 @@ class Decisions:
 
     def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
         anomaly = self._anomaly = view.anomaly
-        text = proposal_text(view)
-        told = {"text": text, "anomaly": None if anomaly is None else anomaly.to_json()}
+        text = proposal_text(view, action.finding)
+        number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
+        told = {
+            "number": number,
+            "text": text,
+            "finding": KINDS.get(type(action.finding), type(action.finding).__name__),
+            "anomaly": None if anomaly is None else anomaly.to_json(),
+        }
         if isinstance(action, modes.Note):
             self._recorder.event("observed", told)
+            self._observe("observed", {"text": f"{text} {NOT_DONE}"})
             return
-        self._number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
-        self._recorder.event("proposal", {"number": self._number, **told})
+        self._number = number
+        self._recorder.event("proposal", told)
         self._observe("proposal", {"text": text, "run": self._recorder.run_id})
 
 
@@ -183,8 +196,14 @@ def open_proposal(
     return data if (kind, proposed) == ("proposal", attempt) else None
 
 
-def proposal_text(view: AttemptView) -> str:
+def proposal_text(view: AttemptView, finding: modes.Finding) -> str:
     """Return the finding and the proposal, two sentences."""
+    if isinstance(finding, policy.RankFailed):
+        who = "A rank" if view.left is None else f"Rank {view.left.rank}"
+        return (
+            f"{who} has ended with code 0 in the middle of the training, and the others run without that rank. "
+            "Proposed: end the attempt, and go on from the newest checkpoint."
+        )
     if view.anomaly is not None:
         what = "jumped and stays" if view.anomaly.kind == "spike" else "is not finite"
         return (
@@ -240,7 +259,6 @@ def _plan(
         said = {"action": resolve.action, "rule": resolve.rule, "explanation": resolve.explanation}
         return {**said, "wait_s": wait_s}
     action, rule = _ending(before, event, verdict)
-    assert rule in RULES, rule
     return {"action": action, "rule": rule, "explanation": "", "wait_s": wait_s}
 
 

@@ -1,8 +1,9 @@
 """Decide which incidents a message is due for, and put the message into words. Pure.
 
-The first incident has a message of its own as soon as it is over. What follows within `STORM_S` of a message is a
-storm: one message sums up its incidents once none has come for `STORM_S`, each `STORM_MAX_S` at least, and when the run
-ends.
+The first incident has a message of its own as soon as it is over, or after `STUCK_S` without a step. What follows
+within `STORM_S` of a message is a storm: one message sums up its incidents once none has come for `STORM_S`, each
+`STORM_MAX_S` at least, and when the run ends. A proposal, or a finding that is only observed, has its message at once,
+but not within `STORM_S` of a message about one of the same kind: a job that stands still again and again is a storm.
 """
 
 from collections import Counter
@@ -15,6 +16,9 @@ from holdfast.core.explanation.telling import lost_line
 
 STORM_S = 600.0
 STORM_MAX_S = 3600.0
+STUCK_S = 600.0
+"""After so long, a message is due about an incident after which the job does not train yet."""
+COSTS_UNKNOWN = "Lost: the run has made too many steps to add that up here."
 EVIDENCE_SENT = 3
 INCIDENTS_SENT = 10
 """So many incidents of a storm have a line of their own, the last ones."""
@@ -48,20 +52,44 @@ def due(
     everything = tuple(one.incident_id for one in unsent)
     if is_over:
         return everything, None
-    over = [(one.incident_id, one.over_at_s) for one in unsent if one.over_at_s is not None]
-    if not over:
-        return (), None
-    over_s = [at_s for _, at_s in over]
-    ids = tuple(incident_id for incident_id, _ in over)
+    stuck_s = [one.detected_at_s + STUCK_S for one in unsent if one.over_at_s is None]
+    later_s = [at_s for at_s in stuck_s if at_s > now_s]
+    ripe = [
+        one for one in unsent if one.over_at_s is not None or one.detected_at_s + STUCK_S <= now_s
+    ]
+    if not ripe:
+        return (), min(later_s)
     in_storm = last_sent_s is not None and unsent[0].detected_at_s < last_sent_s + STORM_S
-    due_at_s = over_s[0] + STORM_MAX_S
-    if len(over) == len(unsent):
-        due_at_s = min(due_at_s, over_s[-1] + STORM_S if in_storm else over_s[-1])
-    return (ids, None) if now_s >= due_at_s else ((), due_at_s)
+    due_at_s = _ripe_s(ripe[0]) + STORM_MAX_S
+    if len(ripe) == len(unsent):
+        is_calm = ripe[-1].over_at_s is None  # it has come to nothing for long enough
+        last_s = _ripe_s(ripe[-1])
+        due_at_s = min(due_at_s, last_s + STORM_S if in_storm and not is_calm else last_s)
+    ids = tuple(one.incident_id for one in ripe)
+    return (ids, None) if now_s >= due_at_s else ((), min([due_at_s, *later_s]))
+
+
+def _ripe_s(one: Known) -> float:
+    return one.detected_at_s + STUCK_S if one.over_at_s is None else one.over_at_s
+
+
+def proposal_due_s(kind: str, told: Sequence[tuple[str, float]]) -> float:
+    """Return from when on a message about a proposal or a finding may be sent, Unix seconds.
+
+    Args:
+        kind: of the finding.
+        told: the kind of the finding, and the time, of each earlier message about one.
+    """
+    return max((at_s + STORM_S for before, at_s in told if before == kind), default=0.0)
 
 
 def compose(
-    story: RunStory, incident_ids: Collection[int], proposals: Sequence[str]
+    story: RunStory,
+    incident_ids: Collection[int],
+    proposals: Sequence[str],
+    *,
+    notes: Sequence[str] = (),
+    has_costs: bool = True,
 ) -> tuple[str, str]:
     """Return the title and the text of one message.
 
@@ -69,17 +97,22 @@ def compose(
         story: of the run.
         incident_ids: the incidents that the message is about.
         proposals: what waits for an approval, a text each.
+        notes: what was found and is only observed, a text each.
+        has_costs: whether what the incidents cost is known.
     """
     run_id = story.summary.run.run_id
     incidents = [one for one in story.incidents if one.incident_id in set(incident_ids)]
     lines = [f"{text} Approve it by: holdfast runs approve {run_id}" for text in proposals]
-    what = "a decision waits for you"
+    lines += [f"{text} Nothing was done, since the mode is observe." for text in notes]
+    what = "a decision waits for you" if proposals else "a finding, and nothing was done"
     if len(incidents) == 1:
         what = incidents[0].what
         lines += _one(incidents[0])
     elif incidents:
         what = words.plainly(len(incidents), "incident")
         lines += _several(incidents)
+    if incidents:
+        lines.append(_lost(incidents) if has_costs else COSTS_UNKNOWN)
     run = story.summary.run
     if run.state != "running":
         lines.append(
@@ -95,7 +128,7 @@ def _one(story: IncidentStory) -> list[str]:
     node = "" if story.node is None else f", node {story.node}"
     lines = [f"{story.what}, {step}{node}, {words.moment(story.at_s)}.", f"Cause: {story.cause}"]
     lines += [f"Evidence: {one.place}: {one.text}" for one in story.evidence[:EVIDENCE_SENT]]
-    return [*lines, f"Done: {story.done}", f"Effect: {story.check}", f"Lost: {lost_line(story)}"]
+    return [*lines, f"Done: {story.done}", f"Effect: {story.check}"]
 
 
 def _several(stories: Sequence[IncidentStory]) -> list[str]:
@@ -106,7 +139,13 @@ def _several(stories: Sequence[IncidentStory]) -> list[str]:
     lines += [
         f"{words.moment(one.at_s)}  {one.what}. {one.check}" for one in stories[-INCIDENTS_SENT:]
     ]
+    return lines
+
+
+def _lost(stories: Sequence[IncidentStory]) -> str:
+    if len(stories) == 1:
+        return f"Lost: {lost_line(stories[0])}"
     lost_s = sum(one.lost_s for one in stories)
     hours = sum(one.lost_gpu_hours for one in stories)
     lasted = words.duration(lost_s).replace(words.NBSP, " ")
-    return [*lines, f"Lost in all: {lasted}, {hours:.3g} GPU-hours."]
+    return f"Lost in all: {lasted}, {hours:.3g} GPU-hours."

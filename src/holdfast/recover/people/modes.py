@@ -1,9 +1,9 @@
 """Which decisions are carried out: a pure function over the policy.
 
-`act` carries out each decision at once. What touches a job that still runs (a job that stands still, a broken loss) is
-proposed to a person by `propose`, and carried out once approved; `observe` only records what would have been done. A
-job that has failed by itself is started again in `act` and `propose`; in `observe` the run ends as the job has ended.
-The policy decides the same in all three.
+`act` carries out each decision at once. What touches a job that still runs (a job that stands still, a broken loss, a
+rank that left the others with code 0) is proposed to a person by `propose`, and carried out once approved; `observe`
+only records what would have been done. A job of which a rank or a node has failed is started again in `act` and
+`propose`; in `observe` the run ends as the job has ended. The policy decides the same in all three.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ Mode = Literal["act", "propose", "observe"]
 MODES: tuple[Mode, ...] = ("act", "propose", "observe")
 APART_STEPS = 64
 """A broken loss so many steps after the last one is another finding."""
+
+Finding = policy.JobFrozen | policy.LossBroken | policy.RankFailed
+"""A finding about a job that still runs, see `_of_running_job`."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,14 @@ class WentOn:
 class Propose:
     """Ask a person before the running job is ended."""
 
-    finding: policy.JobFrozen | policy.LossBroken
+    finding: Finding
 
 
 @dataclass(frozen=True)
 class Note:
     """Record that the running job would have been ended."""
 
-    finding: policy.JobFrozen | policy.LossBroken
+    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ Action = policy.Action | Propose | Note | Withdraw
 class Held:
     """A decision that is not carried out, since it waits for a person or is only recorded."""
 
-    finding: policy.JobFrozen | policy.LossBroken
+    finding: Finding
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,9 @@ def decide(
         after, actions = policy.decide(limits, state, held.finding, now_s)
         return Verdict(after, None, actions)
     after, actions = policy.decide(limits, state, event, now_s)
-    if mode != "act" and running and isinstance(event, policy.JobFrozen | policy.LossBroken):
-        return _hold(mode, state, held, event, after)
+    finding = _of_running_job(event) if running and mode != "act" else None
+    if finding is not None:
+        return _hold(mode, state, held, finding, after)
     if mode == "observe" and isinstance(event, policy.Diagnosed):
         after, actions = _not_restarted(after, actions, event)
     if held is not None and after.phase is not policy.Phase.RUNNING:
@@ -106,15 +110,25 @@ def decide(
     return Verdict(after, held, actions)
 
 
+def _of_running_job(event: policy.Event) -> Finding | None:
+    if isinstance(event, policy.RankFailed):
+        return event if event.others_run else None
+    return event if isinstance(event, policy.JobFrozen | policy.LossBroken) else None
+
+
 def _hold(
     mode: Mode,
     state: policy.State,
     held: Held | None,
-    event: policy.JobFrozen | policy.LossBroken,
+    event: Finding,
     after: policy.State,
 ) -> Verdict:
     if after.phase is policy.Phase.RUNNING:
         return Verdict(after, held, ())  # the policy itself goes on with the training
+    if held is not None and isinstance(event, policy.RankFailed):
+        return Verdict(
+            state, held, ()
+        )  # the rank has left for good: what else was found goes first
     now_held = Held(finding=event)
     if held is not None and _is_same(held.finding, event):
         return Verdict(state, now_held, ())
@@ -122,9 +136,7 @@ def _hold(
     return Verdict(state, now_held, (action,))
 
 
-def _is_same(
-    before: policy.JobFrozen | policy.LossBroken, now: policy.JobFrozen | policy.LossBroken
-) -> bool:
+def _is_same(before: Finding, now: Finding) -> bool:
     if isinstance(before, policy.LossBroken) and isinstance(now, policy.LossBroken):
         return now.step <= before.step + APART_STEPS
     return type(before) is type(now)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.clock import Clock, SystemClock
@@ -17,7 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Event, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.recover.people.decisions import PROPOSALS, open_proposal
-from holdfast.recover.people.messages import Known, due
+from holdfast.recover.people.messages import Known, due, proposal_due_s
 
 SEND_LIMIT_S = 30.0
 """How long one try may take."""
@@ -25,10 +26,18 @@ RETRIES_S = (2.0, 15.0)
 """The waits before the second try and before the last one."""
 CLOSE_S = 30.0
 """How long the end of a run may wait for its last message."""
+LAST_WAIT_S = 1.0
+"""The longest wait before another try once the run is over."""
+JOURNAL_BYTES = 8 << 20
+"""So much of the end of the journal of steps is read for a message; after a try that took too long, nothing."""
 LOOK_S = 60.0
 """At least so often the time is looked at, since clocks jump."""
-WAKING = ("incident", "resolved", "resumed", "proposal", "ended")
+WAKING = ("incident", "resolved", "resumed", "proposal", "observed", "ended")
 """The kinds of the observer after which a message may be due."""
+TOLD = ("notified", "notify_failed")
+NOTE = "observed"
+READ = ("notify_on", *TOLD, *PROPOSALS, NOTE)
+"""The kinds of the events that messages depend on."""
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 """Sends one message, see `sender.send`."""
@@ -50,7 +59,8 @@ async def send_in_process(order: dict[str, Any]) -> dict[str, Any]:
         failed = [int(place) for place in answer["failed"]]
         return {"failed": failed, "why": str(answer["why"])[:500]}
     except TimeoutError:
-        return {"failed": everything, "why": f"no answer within {SEND_LIMIT_S:g} s"}
+        why = f"no answer within {SEND_LIMIT_S:g} s"
+        return {"failed": everything, "why": why, "is_late": True}
     except (ValueError, KeyError, TypeError):
         return {"failed": everything, "why": "the sending process failed"}
     finally:
@@ -90,11 +100,13 @@ class Notifier:
         self._clock = clock or SystemClock()
         self._send = send
         self._wake = asyncio.Event()
-        self._is_over = False
+        self._over = asyncio.Event()
         self._done: set[tuple[str, int]] = set()
         """The incidents and proposals that were dealt with here, also where the ledger could not take that."""
         self._about: dict[str, Any] | None = None
         """What is being sent."""
+        self._why = ""
+        """Why the last try of what is being sent failed."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, anew: bool) -> None:
@@ -125,11 +137,11 @@ class Notifier:
         if self._task is None:
             return
         if leads:
-            self._is_over = True
+            self._over.set()
             self._wake.set()
             await asyncio.wait([self._task], timeout=CLOSE_S)
             if not self._task.done():
-                why = "the run has ended, and there is no more time to try"
+                why = f"{self._why or 'no answer yet'}; the run has ended, and there is no more time to try"
                 if self._about is not None:
                     self._record("notify_failed", {**self._about, "why": why})
                 self._complain(why)
@@ -139,14 +151,14 @@ class Notifier:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            is_over = self._is_over
+            is_over = self._over.is_set()
             try:
-                incidents, proposals, next_s = await asyncio.to_thread(self._due, is_over)
+                incidents, waiting, next_s = await asyncio.to_thread(self._due, is_over)
             except HoldfastError as error:  # the ledger cannot be read for a while
                 self._observe("trouble", {"text": f"Messages cannot be prepared yet: {error}"})
-                incidents, proposals, next_s = (), {}, None
-            if incidents or proposals:
-                await self._deliver(incidents, proposals)
+                incidents, waiting, next_s = (), _Waiting(), None
+            if incidents or waiting.texts:
+                await self._deliver(incidents, waiting)
                 continue
             if is_over:
                 return
@@ -157,11 +169,11 @@ class Notifier:
                 async with asyncio.timeout(wait_s):
                     await self._wake.wait()
 
-    def _due(self, is_over: bool) -> tuple[tuple[int, ...], dict[int, str], float | None]:
+    def _due(self, is_over: bool) -> "tuple[tuple[int, ...], _Waiting, float | None]":
         """Return the incidents and the proposals that a message is due for, and when to look again."""
-        events = self._ledger.events(self._paths.run_id)
+        events = self._ledger.events(self._paths.run_id, kinds=READ)
         since_s = max((one.at_s for one in events if one.kind == "notify_on"), default=0.0)
-        told = [one for one in events if one.kind in ("notified", "notify_failed")]
+        told = [one for one in events if one.kind in TOLD]
         sent = {each for one in told for each in one.data.get("incidents", ())}
         run = self._ledger.run(self._paths.run_id)
         incidents = self._ledger.incidents(self._paths.run_id)
@@ -187,41 +199,51 @@ class Notifier:
         )
         attempts = self._ledger.attempts(self._paths.run_id)
         newest = max((one.number for one in attempts), default=0)
-        proposals = _proposals(events, told, newest)
-        proposals = {
-            number: text
-            for number, text in proposals.items()
-            if ("proposal", number) not in self._done
-        }
-        return ids, proposals, next_s
+        waiting, due_s = _waiting(events, newest)
+        if ("proposal", waiting.number) in self._done:
+            return ids, _Waiting(), next_s
+        if due_s > self._clock.now_s():
+            return ids, _Waiting(), due_s if next_s is None else min(due_s, next_s)
+        return ids, waiting, next_s
 
-    async def _deliver(self, incidents: Sequence[int], proposals: Mapping[int, str]) -> None:
+    async def _deliver(self, incidents: Sequence[int], waiting: "_Waiting") -> None:
         order: dict[str, Any] = {
             "ledger": self._ledger.url,
             "home": str(self._paths.home),
             "run": self._paths.run_id,
             "incidents": list(incidents),
-            "proposals": list(proposals.values()),
+            "proposals": list(waiting.proposals),
+            "notes": list(waiting.notes),
+            "journal_bytes": JOURNAL_BYTES,
         }
-        about = {"incidents": list(incidents), "proposals": list(proposals)}
-        self._about, urls, why = about, self._urls, ""
+        about: dict[str, Any] = {"incidents": list(incidents), "proposals": waiting.numbers}
+        self._about, self._why, urls = about, "", self._urls
         for wait_s in (0.0, *RETRIES_S):
-            await asyncio.sleep(wait_s)
+            await self._pause(wait_s)
             try:
                 answer = await self._send({**order, "urls": urls})
             except OSError as error:  # no process is to be had
                 answer = {"failed": range(len(urls)), "why": str(error)}
-            urls, why = [urls[place] for place in answer["failed"]], answer["why"]
+            urls, self._why = [urls[place] for place in answer["failed"]], answer["why"]
+            if answer.get("is_late"):
+                order["journal_bytes"] = 0
             if not urls:
                 break
         self._about = None
         self._done |= {("incident", one) for one in incidents}
-        self._done |= {("proposal", one) for one in proposals}
+        self._done |= {("proposal", one) for one in waiting.numbers}
         if urls:
-            await asyncio.to_thread(self._record, "notify_failed", {**about, "why": why})
-            self._complain(why)
+            await asyncio.to_thread(self._record, "notify_failed", {**about, "why": self._why})
+            self._complain(self._why)
         else:
             await asyncio.to_thread(self._record, "notified", about)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Wait before a try; not for long once the run is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._over.wait()
+                await asyncio.sleep(LAST_WAIT_S)
 
     def _complain(self, why: str) -> None:
         self._observe("trouble", {"text": f"A message could not be sent: {why}."})
@@ -248,17 +270,53 @@ class Notifier:
             self._observe("trouble", {"text": str(error)})
 
 
-def _proposals(events: Sequence[Event], told: Sequence[Event], newest: int) -> dict[int, str]:
-    """Return the number and the text of the proposal that waits, if no message was sent about it.
+@dataclass(frozen=True, kw_only=True)
+class _Waiting:
+    """The proposal, or the finding that is only observed, that no message was sent about."""
+
+    number: int | None = None
+    proposals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return self.proposals + self.notes
+
+    @property
+    def numbers(self) -> list[int]:
+        return [] if self.number is None else [self.number]
+
+
+def _waiting(events: Sequence[Event], newest: int) -> tuple[_Waiting, float]:
+    """Return what no message was sent about, and from when on a message may be sent, Unix seconds.
 
     Args:
-        events: of the run.
-        told: those of messages.
+        events: of the run, those of the kinds `READ`.
         newest: the number of the newest attempt.
     """
     found = [(one.kind, one.attempt, one.data) for one in events if one.kind in PROPOSALS]
+    notes = [one.data for one in events if (one.kind, one.attempt) == (NOTE, newest)]
     waits = open_proposal(found, newest)
-    sent = {each for one in told for each in one.data.get("proposals", ())}
-    if waits is None or waits.get("number") in sent:
-        return {}
-    return {int(waits["number"]): str(waits["text"])}
+    is_note = waits is None and bool(notes)
+    if is_note:
+        waits = notes[-1]
+    told_s = {
+        number: one.at_s
+        for one in events
+        if one.kind in TOLD
+        for number in one.data.get("proposals", ())
+    }
+    number = None if waits is None else waits.get("number")
+    if waits is None or number is None or number in told_s:
+        return _Waiting(), 0.0
+    about = [one for one in events if one.kind in ("proposal", NOTE)]
+    before = [
+        (str(one.data.get("finding")), told_s[one.data["number"]])
+        for one in about
+        if one.data.get("number") in told_s
+    ]
+    due_s = proposal_due_s(str(waits.get("finding")), before)
+    texts = (str(waits["text"]),)
+    if is_note:
+        return _Waiting(number=int(number), notes=texts), due_s
+    return _Waiting(number=int(number), proposals=texts), due_s

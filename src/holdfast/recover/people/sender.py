@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import BadUse, HoldfastError
-from holdfast.core.explanation import explain
+from holdfast.core.explanation import explain_recent
 from holdfast.core.ledger import Ledger
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.people.messages import compose
@@ -34,7 +34,8 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
     """Send one message to each URL.
 
     Args:
-        order: `ledger`, `home`, `run`, `incidents` (ids), `proposals` (texts), `urls`.
+        order: `ledger`, `home`, `run`, `incidents` (ids), `proposals` (texts), `notes` (texts), `journal_bytes` (how
+            much of the journal of steps is read), `urls`.
 
     Returns:
         `failed`: the places of the URLs to which the message could not be sent; `why`: a sentence.
@@ -42,8 +43,20 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
     urls = [str(url) for url in order["urls"]]
     try:
         with Ledger.open(order["ledger"]) as ledger:
-            story = explain(ledger, Path(order["home"]), str(order["run"]))
-        title, body = compose(story, order["incidents"], order["proposals"])
+            story, has_costs = explain_recent(
+                ledger,
+                Path(order["home"]),
+                str(order["run"]),
+                order["incidents"],
+                journal_bytes=int(order["journal_bytes"]),
+            )
+        title, body = compose(
+            story,
+            order["incidents"],
+            order["proposals"],
+            notes=order["notes"],
+            has_costs=has_costs,
+        )
     except (HoldfastError, OSError) as error:
         return {"failed": list(range(len(urls))), "why": str(error)}
     failed = [place for place, url in enumerate(urls) if not _sent(url, title, body)]

@@ -30,7 +30,10 @@ class NodesMissing:
 
 @dataclass(frozen=True)
 class RankFailed:
-    """A rank ended by a signal or with a code other than 0."""
+    """A rank ended by a signal or with a code other than 0, or left the others with code 0."""
+
+    others_run: bool = False
+    """Whether it left with code 0, so that the processes of the other ranks are still there."""
 
 
 @dataclass(frozen=True)
