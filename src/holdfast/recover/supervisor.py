@@ -324,6 +324,8 @@ class Supervisor:
             self._all_ended.set()
         for end in self._view.exits[ended:]:
             if end.exit_code != 0:
+                if self._decisions.holds_hang:
+                    self._view.frozen = None  # nobody was ended for that: the rank ended by itself
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
