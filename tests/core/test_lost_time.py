@@ -286,7 +286,9 @@ def histories(draw):
         )
         for _ in range(draw(st.integers(min_value=0, max_value=4)))
     ]
-    kinds = st.sampled_from(["restored", "begun", "supervisor_lost", "decision"])
+    kinds = st.sampled_from(
+        ["restored", "begun", "supervisor_lost", "decision", "nodes_test_began", "nodes_tested"]
+    )
     events = []
     for _ in range(draw(st.integers(min_value=0, max_value=8))):
         number, at_s, kind = draw(NUMBERS), draw(TIMES), draw(kinds)

@@ -130,6 +130,14 @@ def test_batches_of_a_second_call_would_be_counted_anew_and_are_refused(run):
         run.batches(range(3))
 
 
+def test_without_a_supervisor_a_second_training_in_the_process_may_have_its_batches(caplog):
+    unsupervised = Run(None)
+    assert list(unsupervised.batches(range(3))) == [0, 1, 2]
+    assert not caplog.text
+    assert list(unsupervised.batches(range(3))) == [0, 1, 2]
+    assert "Call it once, before the first epoch" in caplog.text
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -11,6 +11,7 @@ acts on it when the supervisor sends `terminate`: where nothing can be saved, or
 import atexit
 import contextlib
 import ctypes
+import logging
 import math
 import multiprocessing
 import os
@@ -49,6 +50,7 @@ WAITING_STEPS = 10_000
 """A loop faster than the channel skips reports beyond so many unsent ones; its last step is always reported."""
 
 _N = TypeVar("_N")
+_logger = logging.getLogger("holdfast")
 
 
 class Run:
@@ -114,16 +116,19 @@ class Run:
             loader: what the loop iterates over: a DataLoader, a StatefulDataLoader, a batch sampler, any iterable.
 
         Raises:
-            BadUse: the loader cannot be iterated, or returns its batches in no certain order; batches were given
-                already, so that those of another call would be counted from 1 again.
+            BadUse: the loader cannot be iterated, or returns its batches in no certain order; supervised, batches were
+                given already, so that those of another call would be counted from 1 again.
         """
         from holdfast.checkpoint import Batches  # it imports torch
 
         if self._batches is not None and self._batches.has_begun:
-            raise BadUse(
+            again = (
                 "run.batches() was called again after the training was given batches, which are counted over all "
                 "epochs. Call it once, before the first epoch: batches = run.batches(loader), and loop over batches."
             )
+            if self.supervised:
+                raise BadUse(again)
+            _logger.warning("%s", again)  # another training in the same process is no error
         self._batches = Batches(loader)
         return self._batches
 

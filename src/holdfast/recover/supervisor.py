@@ -268,7 +268,11 @@ class Supervisor:
                 self._view.launcher_ended(node.last_end[1])
         if self._view.kind_of_failure != "exit":
             self._tell(policy.JobFrozen())
-        elif self._view.culprit is not None or self._view.lost_node or self._nodes.launcher_failed:
+        elif (
+            self._view.first_failure is not None  # a rank that left is looked at by the next tick
+            or self._view.lost_node
+            or self._nodes.launcher_failed
+        ):
             self._tell(policy.RankFailed())
         return True
 
