@@ -351,6 +351,7 @@ def test_stalls_and_sections_between_steps_are_told_apart():
         ([], [], 1),  # the supervisor was killed, somebody resumed the run
         ([], [incident(1, 1, 1, action="stop")], 1),
         ([event("stop_asked", by="SIGINT")], [], 2),
+        ([event("stop_asked", by="the time limit of Slurm job 12")], [], 1),
     ],
 )
 def test_people_who_stepped_in_are_counted(events, incidents, expected):

@@ -11,7 +11,7 @@ from holdfast.core.accounting.records import (
     PassedOver,
 )
 from holdfast.core.accounting.survival import UNUSABLE_STATES
-from holdfast.core.ledger.records import Attempt, Checkpoint, Event, Incident
+from holdfast.core.ledger.records import BY_TIME_LIMIT, Attempt, Checkpoint, Event, Incident
 
 
 def interventions(
@@ -21,7 +21,10 @@ def interventions(
 
     An attempt after the first that no incident's `restart` led to was started by somebody (`run --resume`).
     """
-    stops = sum(event.kind == "stop_asked" for event in events)
+    stops = sum(
+        event.kind == "stop_asked" and not str(event.data.get("by")).startswith(BY_TIME_LIMIT)
+        for event in events
+    )
     restarted = {incident.attempt for incident in incidents if incident.action == "restart"}
     by_hand = sum(attempt.number not in restarted for attempt in attempts[:-1])
     return stops + by_hand

@@ -7,7 +7,7 @@ from typing import Any
 
 from holdfast.core import words
 from holdfast.core.explanation.training_words import training_note
-from holdfast.core.ledger.records import Event, Incident
+from holdfast.core.ledger.records import BY_TIME_LIMIT, Event, Incident
 
 NO_REASON = ("Others", "Unknown")
 """Reasons of a diagnosis that say nothing beside the line that states the root."""
@@ -137,7 +137,7 @@ def _node_note(event: Event) -> str | None:
 
 
 def _stop_asked(by: str) -> str:
-    if by.startswith("the time limit"):
+    if by.startswith(BY_TIME_LIMIT):
         return f"The run was to save its state and stop, since {by} was near."
     return f"{by} asked the run to stop."
 

@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+BY_TIME_LIMIT = "the time limit"
+"""The beginning of the words for who asks for a stop where the time limit of the scheduler's job is near."""
+
 RunState = Literal["running", "completed", "failed", "stopped"]
 AttemptOutcome = Literal["running", "completed", "failed", "stopped"]
 EvaluationState = Literal["running", "done", "failed", "stopped"]

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Awaitable, Callable
 
 from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.ledger.records import BY_TIME_LIMIT
 
 POLL_S = 15.0
 LOOK_S = 300.0
@@ -100,7 +101,7 @@ async def stop_in_time(
         if leads() and ends_at_s is not None:
             due_s = ends_at_s - clock.monotonic_s() - grace_s - SPARE_S
             if due_s <= 0:
-                stop(f"the time limit of Slurm job {job_id}")
+                stop(f"{BY_TIME_LIMIT} of Slurm job {job_id}")
                 return
             await sleep(min(POLL_S, due_s))
         else:
