@@ -128,7 +128,7 @@ def test_it_contains_every_number(summaries, page):
     for cost in faulty.incidents:
         expected += [
             (
-                f"Rank {cost.incident.rank} {'frozen' if cost.incident.kind == 'hang' else 'exited'} "
+                f"Rank {cost.incident.rank} {'froze' if cost.incident.kind == 'hang' else 'exited'} "
                 f"at step {cost.incident.step}"
             ),
             f"to detect {words.duration(cost.seconds_to_detect)}",
@@ -268,7 +268,7 @@ def test_a_run_with_a_fault_being_worked_on_renders(tmp_path):
         summary = summarize(ledger, tmp_path, "half")
     found = written(tmp_path, summary)
     assert headline(summary).startswith("Still running, 1 fault so far: step 30")
-    assert "A rank frozen at step 30" in found.text
+    assert "A rank froze at step 30" in found.text
     assert "No diagnosis is recorded." in found.text
     assert "Nothing yet." in found.text
 
@@ -371,3 +371,29 @@ def test_it_opens_in_a_browser(summaries, report, tmp_path):
         for line in shown.stderr.splitlines()
         if re.search(r"CONSOLE|net::ERR|Refused to", line)
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "scope", "title"),
+    [
+        ("observer-killed", {}, "Rank 1 was killed at step 7"),
+        ("observer-terminated", {}, "Rank 1 was told to end at step 7"),
+        ("observer-left", {}, "Rank 1 left the others at step 7"),
+        ("observer-launcher", {}, "The launcher died at step 7"),
+        ("observer-node", {"node": "n3"}, "Node n3 was lost at step 7"),
+        ("nccl-timeout", {}, "Rank 1 exited at step 7"),
+    ],
+)
+def test_a_fault_without_a_row_in_the_study_is_named_in_plain_words(tmp_path, rule, scope, title):
+    found = sample_runs.diagnosis(
+        "Others", "Unknown", [], decided_by=[rule], scope=scope, summary="rank 1 ended <first>"
+    )
+    with sample_runs.open_home(tmp_path) as ledger:
+        job = sample_runs.Scribe(ledger, tmp_path, "plain")
+        job.begin()
+        job.train(7)
+        job.fail("exit", 1, 0.1, found, "restart", "A restart helps here.")
+        job.journal.close()
+        page = written(tmp_path, summarize(ledger, tmp_path, "plain"))
+    assert title in page.text
+    assert "Rank 1 ended <first>" in page.text

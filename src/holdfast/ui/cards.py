@@ -48,6 +48,17 @@ _LOSSES = {
     "observer-not-finite": "The loss was no longer a finite number",
 }
 """What happened to a loss, by the rule that decided."""
+_ENDS = {
+    "observer-killed": "was killed",
+    "task-killed": "was killed",
+    "observer-terminated": "was told to end",
+    "observer-left": "left the others",
+}
+"""What happened to a rank, likewise."""
+_LAUNCHERS = {"observer-launcher", "launcher-killed"}
+"""The rules that decide where the launcher ended."""
+OTHERS = "Others"
+"""The reason of what Table 3 of the study does not name."""
 
 
 def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
@@ -65,7 +76,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
         title=f"{_happened(incident)} {step}",
         injected=tuple(_injected(data) for data in cost.injected),
         seen=_seen(cost, summary),
-        reason=str(found.get("reason") or "No diagnosis is recorded."),
+        reason=_reason(found),
         verdict=_verdict(found),
         evidence=tuple(evidence[:EVIDENCE_LIMIT]),
         evidence_left_out=max(0, len(evidence) - EVIDENCE_LIMIT),
@@ -80,12 +91,23 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
 
 
 def _happened(incident: Incident) -> str:
+    decided, scope = incident.diagnosis.get("decided_by"), incident.diagnosis.get("scope")
+    rule = str(decided[0]) if isinstance(decided, list) and decided else ""
     if incident.kind == "anomaly":
-        decided = incident.diagnosis.get("decided_by")
-        rule = str(decided[0]) if isinstance(decided, list) and decided else ""
         return _LOSSES.get(rule, "The loss broke")
+    if rule in _LAUNCHERS:
+        return "The launcher died"
+    if rule == "observer-node" and isinstance(scope, Mapping) and "node" in scope:
+        return f"Node {scope['node']} was lost"
     who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
-    return f"{who} {'frozen' if incident.kind == 'hang' else 'exited'}"
+    return f"{who} {'froze' if incident.kind == 'hang' else _ENDS.get(rule, 'exited')}"
+
+
+def _reason(found: Mapping[str, Any]) -> str:
+    reason, summary = found.get("reason"), found.get("summary")
+    if reason == OTHERS and summary:
+        return f"{str(summary)[:1].upper()}{str(summary)[1:]}"
+    return str(reason or "No diagnosis is recorded.")
 
 
 def _injected(data: Mapping[str, Any]) -> str:
