@@ -1,21 +1,25 @@
 """Decide what to do next: a pure function over an explicit table.
 
-`decide(limits, state, event) -> (state, actions)`. The supervisor passes on what happened, and carries the actions out;
-the function runs in the same way under a virtual clock. `TABLE` is the whole of it: a pair of phase and event that is
-not there changes nothing. `events` and `state` define what goes in and comes out, `history` counts gains.
+`decide(limits, state, event, now_s) -> (state, actions)`. The supervisor passes on each event and
+carries the actions out; the function runs in the same way under a virtual clock. `TABLE` holds all
+the rules: a pair of phase and event that is not in the table changes nothing. `events` and `state`
+define the input and the output; `history` counts gains.
 
-A broken loss ends the attempt: the next one goes on from a healthy checkpoint, and leaves out the batches that led to
-the loss, where the ranks report them (`skipping.plan`). Where no more batches are left out, a spike of the loss that
-comes again about the same step comes from the data or the settings: the training goes on from there, as where there is
-no healthy checkpoint; and a loss that is not finite again, at the same step or before a newer checkpoint was healthy,
-ends the run.
+A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and leaves out
+the batches that led to the loss, if the ranks report them (`skipping.plan`). If no more batches can
+be left out, a spike of the loss that comes again at about the same step is caused by the data or
+the settings. The training then goes on from the spike, as it does if there is no healthy
+checkpoint. A loss that is not finite again, at the same step or before a newer checkpoint was
+healthy, ends the run.
 
-A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
-since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
-restarts in a row that gained nothing; a run that gains goes on for ever. The first restart after a gain is immediate;
-each further one waits twice as long as the one before. What lies outside the job (storage, network) may strike a few
-times without a gain, since waiting can mend it; so may a kill from outside, since two kills can hit one stretch between
-checkpoints; and so may any root of a job that reports neither steps nor checkpoints, since its gains cannot be seen.
+The job is restarted if three conditions hold: the diagnosis finds that a restart helps, the budget
+is not spent, and the same root has not struck at the same place since the last gain. The place is
+before or after an attempt's first step. The budget counts the restarts in a row that gained
+nothing; a run that gains goes on for ever. The first restart after a gain is immediate; each
+further restart waits twice as long as the one before. Three kinds of root may strike a few times
+without a gain: a cause outside the job (storage, network), since waiting can mend it; a kill from
+outside, since two kills can hit one stretch between checkpoints; and any root of a job that reports
+neither steps nor checkpoints, since the gains of that job cannot be seen.
 """
 
 from holdfast.recover.policy.events import (

@@ -1,4 +1,4 @@
-"""Define what happens to a run, and what the policy can do about it."""
+"""Define the events of a run and the actions of the policy."""
 
 from dataclasses import dataclass
 
@@ -9,23 +9,23 @@ from holdfast.recover.skipping.plan import Skip
 
 @dataclass(frozen=True)
 class Begin:
-    """Start the run, or go on with one."""
+    """Start a run, or go on with a run."""
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """Go on with an attempt that the supervisor before this one has launched."""
+    """Go on with an attempt that the previous supervisor launched."""
 
     in_place: bool
-    """Whether that attempt began below the launchers of the one before."""
+    """True if that attempt began below the launchers of the attempt before."""
 
 
 @dataclass(frozen=True)
 class NodesMissing:
-    """There are too few nodes for a launch, for too long."""
+    """There have been too few nodes for a launch for too long."""
 
     outcome: str
-    """How many are missing, a sentence."""
+    """The number of missing nodes, as a sentence."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RankFailed:
     """A rank ended by a signal or with a code other than 0, or left the others with code 0."""
 
     others_run: bool = False
-    """Whether it left with code 0, so that the processes of the other ranks are still there."""
+    """True if the rank left with code 0, so that the processes of the other ranks still run."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,18 @@ class LossBroken:
     """The loss shows that the state of the training is broken."""
 
     step: int
-    """The step at which that was certain."""
+    """The step at which the broken state was certain."""
     is_spike: bool
-    """Whether the loss is a finite number; the training can go on from there."""
+    """True if the loss is a finite number; the training can go on from it."""
     can_go_back: bool = True
-    """Whether there is a healthy checkpoint."""
+    """True if there is a healthy checkpoint."""
     batches: tuple[int, int] | None = None
-    """The first and the last of the batches that led there; None where the ranks report none."""
+    """The first and the last of the batches that led to the loss; None if the ranks report none."""
 
 
 @dataclass(frozen=True)
 class JobExited:
-    """Every trainer ended, with all that it had started."""
+    """Every trainer ended, and so did every process that a trainer had started."""
 
     returncode: int
     """0 if every trainer returned 0."""
@@ -65,32 +65,35 @@ class JobExited:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed:
-    """Why the job failed."""
+    """The cause of the job's failure."""
 
     fingerprint: str
-    """The same for the same root."""
+    """The identity of the root: equal for equal roots."""
     step: int | None
-    """Steps completed by then; None where the job reports none."""
+    """Steps completed before the failure; None if the job reports none."""
     has_stepped: bool = False
-    """Whether the attempt completed a step."""
+    """True if the attempt completed a step."""
     checkpoint_step: int | None = None
-    """The newest checkpoint that the attempt made durable; None where it made none."""
+    """The step of the newest checkpoint that the attempt made durable; None if there is none."""
     summary: str
-    """The cause, a sentence."""
+    """The cause, as a sentence."""
     mitigation: str
-    """What a person should do, a sentence."""
+    """The advice for a person, as a sentence."""
     restart_helps: bool
     waits_for_outside: bool = False
     killed_from_outside: bool = False
-    """Whether a signal from outside ended a rank or the launcher, and the logs state no other root."""
+    """True if a signal from outside ended a rank or the launcher, and the logs show no other
+    root."""
     advises_only_restart: bool = True
-    """Whether `mitigation` is advice for a run that is restarted, and so is left out where the run ends."""
+    """True if `mitigation` is advice for a restarted run only; it is left out if the run ends."""
     restored_step: int | None = None
-    """Steps completed in the state that the attempt went on from; None where unknown."""
+    """Steps completed in the state from which the attempt went on; None if unknown."""
     healthy_step: int | None = None
-    """For a broken loss, the step of the checkpoint to go back to: only what is healthy is a gain."""
+    """For a broken loss, the step of the checkpoint to go back to: only healthy steps are a
+    gain."""
     batches: tuple[int, int] | None = None
-    """For a broken loss, the first and the last of the batches that led to the loss; None where they are not known."""
+    """For a broken loss, the first and the last of the batches that led to the loss; None if
+    unknown."""
 
     @property
     def reached(self) -> int | None:
@@ -100,19 +103,19 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class StopAsked:
-    """Somebody wants the run to stop."""
+    """A request to stop the run arrived."""
 
     by: str
 
 
 @dataclass(frozen=True)
 class StateSaved:
-    """Every rank saved its state for the stop and is leaving."""
+    """Every rank saved its state for the stop and leaves now."""
 
 
 @dataclass(frozen=True)
 class CannotSave:
-    """No rank has a Checkpointer at work, so there is nothing to wait for."""
+    """No rank has an active Checkpointer, so there is nothing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class Launch:
     """Start the job's processes."""
 
     in_place: bool = False
-    """Whether the launcher that is there is kept, and only the trainers below it are started again."""
+    """True if the present launcher is kept, and only the trainers below it are started again."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +156,27 @@ class Kill:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask every rank to end with SIGTERM, so that its own handler can run."""
+    """Send SIGTERM to every rank, so that the rank's own handler can run."""
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Find out why the job failed; answer with `Diagnosed`."""
+    """Find the cause of the job's failure; the answer is `Diagnosed`."""
 
 
 @dataclass(frozen=True)
 class AskRanksToSave:
-    """Have all ranks save at the same step and leave; answer with `StateSaved` or `CannotSave`."""
+    """Have all ranks save at the same step and leave; the answer is `StateSaved` or `CannotSave`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolve:
-    """Record what is done about the incident just diagnosed."""
+    """Record the action taken for the incident just diagnosed."""
 
     action: str
     explanation: str
     rule: str = ""
-    """The name of the rule that decides, see `core.explanation.plain_words.RULES`."""
+    """The name of the rule that decides; see `core.explanation.plain_words.RULES`."""
 
 
 @dataclass(frozen=True, kw_only=True)

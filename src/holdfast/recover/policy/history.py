@@ -1,9 +1,9 @@
 """See whether the attempts of a run gain anything.
 
-An attempt has gained something when it reached a higher step than every attempt before it, or when a newer checkpoint
-became durable. Where it began from an older checkpoint than the newest known one, that one is lost, and gains count
-from the older one. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has
-gained.
+An attempt has gained something when it reached a higher step than every attempt before it, or when
+a newer checkpoint became durable. Where it began from an older checkpoint than the newest known
+one, that one is lost, and gains count from the older one. Where a job reports neither steps nor
+checkpoints, an attempt that lived for `blind_gain_s` has gained.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from holdfast.recover.policy.state import RestartLimits, State
 from holdfast.recover.skipping.plan import Skip
 
 BROKEN_SLACK = 3
-"""A loss that breaks again may be certain so many steps later than before."""
+"""Steps by which a loss that breaks again may be certain later than before."""
 
 
 def after_failure(
@@ -24,7 +24,7 @@ def after_failure(
     *,
     skip: Skip | None = None,
 ) -> State:
-    """Return `state` with what a failure at `now_s` shows of the attempt that began at `state.launched_at_s`."""
+    """Return `state` after a failure at `now_s` of the attempt that began at `state.launched_at_s`."""
     state = _rolled_back(state, failure)
     gained = not state.roots_since_gain or _has_gained(limits, state, failure, now_s)
     lived_s = now_s - state.launched_at_s
@@ -49,22 +49,23 @@ def after_failure(
 
 
 def _rolled_back(state: State, failure: Diagnosed) -> State:
-    """Return `state` with gains counted from where the attempt began, where newer checkpoints are lost."""
+    """Count gains from the start of the attempt if newer checkpoints are lost."""
     restored, newest = failure.restored_step, state.best_checkpoint_step
-    # A second loss down to the same step shows that what was gained since the first one did not last.
+    # A second loss down to the same step shows that the gains since the first loss did not last.
     if restored is None or newest is None or restored >= newest or restored == state.rolled_back_to:
         return state
     if failure.reached is not None and failure.reached + 1 >= (state.best_step or 0):
-        return state  # it came back to the best place, and is compared with that
+        return state  # the attempt reached the best step again, and is compared with that step
     return replace(
         state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored
     )
 
 
 def place(failure: Diagnosed) -> tuple[str, bool]:
-    """Return what makes a failure the same as another one: the root, and whether the attempt had completed a step.
+    """Return the root of a failure, and True if the attempt had completed a step.
 
-    A start and a loop are two places: what is killed twice from outside may meet one of each.
+    Two failures are the same if both values are equal. A start and a loop are two places: two kills
+    from outside may hit one of each.
     """
     return failure.fingerprint, failure.has_stepped
 
@@ -88,7 +89,7 @@ def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: 
 
 
 def is_blind(state: State, failure: Diagnosed) -> bool:
-    """Return whether neither steps nor checkpoints of the job are known."""
+    """Return True if neither steps nor checkpoints of the job are known."""
     known = (state.best_step, state.best_checkpoint_step, failure.step, failure.checkpoint_step)
     return all(step is None for step in known)
 

@@ -1,4 +1,4 @@
-"""Decide by a table what to do next."""
+"""Decide the next actions by a table of rules."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,19 +31,19 @@ from holdfast.recover.policy.state import Phase, RestartLimits, State
 
 KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
 MAX_DOUBLINGS = 30
-"""A wait is not doubled more often; it is at its bound long before."""
+"""The most times that a wait is doubled; the wait reaches its limit long before."""
 
 Decision = tuple[State, tuple[Action, ...]]
 
 
 def decide(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    """The next state and what to do, given what happened at `now_s` (monotonic seconds)."""
+    """Return the next state and the actions for an event at `now_s` (monotonic seconds)."""
     rule = TABLE.get((state.phase, type(event)))
     return rule(limits, state, event, now_s) if rule is not None else (state, ())
 
 
 def rule_of(state: State, event: object) -> str:
-    """Return the name of the rule by which `decide` goes for an event; empty where nothing changes."""
+    """Return the name of the rule that `decide` applies to an event; empty if there is no rule."""
     rules = {
         (phase, kind): rule for (phase, kind), rule in TABLE.items() if isinstance(event, kind)
     }
@@ -88,7 +88,7 @@ def _leave_broken_state(
     known = state.spike_step is not None and event.step <= state.spike_step + BROKEN_SLACK
     in_vain = known and state.skipping.next_skip(event.batches) is None
     if event.is_spike and (in_vain or not event.can_go_back):
-        return state, ()  # the same data bring it again: the training goes on from there
+        return state, ()  # the same data cause the spike again: the training goes on from the spike
     spike_step = event.step if event.is_spike else state.spike_step
     failing = replace(state, phase=Phase.FAILING, deadline_s=None, spike_step=spike_step)
     return failing, (Kill(),)
@@ -201,7 +201,7 @@ def _stop_failing(_limits: RestartLimits, state: State, event: Event, _now_s: fl
 
 def _stop_diagnosing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
-    if state.stop_by is not None:  # asked again: not even for the diagnosis
+    if state.stop_by is not None:  # a second stop request: do not wait for the diagnosis
         return finish(state, _stopped(state))
     return replace(state, stop_by=event.by), ()
 
@@ -233,7 +233,7 @@ def _resolved(state: State, end: End, why: str, *, rule: str) -> Decision:
 
 
 def finish(state: State, how: End) -> Decision:
-    """Return the state of a run that is over, and its end."""
+    """Return the state of a run that is over, and the action that ends the run."""
     return replace(state, phase=Phase.ENDED, deadline_s=None), (how,)
 
 
@@ -267,4 +267,4 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.LEAVING, Tick): _kill_when_due,
     (Phase.LEAVING, JobExited): _stopped_now,
 }
-"""Every pair that means something."""
+"""The rule for each pair of phase and event that has one."""
