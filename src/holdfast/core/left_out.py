@@ -1,8 +1,9 @@
-"""Name the batches of the data that a training leaves out; the supervisor sends these names to the ranks it starts.
+"""Name the batches that a training leaves out; the supervisor sends the names to its ranks.
 
-A batch has a number: 1 for the first batch of the training, counted on over the epochs, batches that are left out
-included. So a number names the same batch in every attempt, whatever was left out before it, where each epoch goes to
-its end. A number names the same batches on all ranks where all ranks have equally many batches in an epoch.
+A batch has a number: 1 for the first batch of the training, counted on over the epochs, with the
+batches that are left out. So a number names the same batch in every attempt, for any batches left
+out before it, if each epoch goes to its end. A number names the same batches on all ranks if all
+ranks have equally many batches in an epoch.
 """
 
 import bisect
@@ -17,9 +18,9 @@ from holdfast.core.errors import BadUse
 ENV_LEAVE_OUT: Final = "HOLDFAST_LEAVE_OUT"
 """The batches that a rank leaves out, as `LeftOut.as_text` writes them."""
 SKIPPED: Final = "batches_skipped"
-"""The kind of the event that a rank sends when it has left out batches."""
+"""The kind of the event that a rank sends after it has left out batches."""
 MAX_RANGES: Final = 256
-"""An environment variable and a message have room for so many ranges."""
+"""The most ranges for which an environment variable and a message have room."""
 MAX_NUMBER: Final = 2**53
 _RANGE: Final = re.compile(r"([0-9]{1,16})-([0-9]{1,16})")
 
@@ -32,7 +33,7 @@ class LeftOut:
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """Put ranges together that may overlap and come in any order."""
+        """Merge ranges that may overlap and may come in any order."""
         joined: list[tuple[int, int]] = []
         for first, last in sorted(ranges):
             if joined and first <= joined[-1][1] + 1:
@@ -43,7 +44,7 @@ class LeftOut:
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Read what `as_text` has written.
+        """Read ranges that `as_text` has written.
 
         Raises:
             BadUse: the text is something else.
@@ -60,7 +61,7 @@ class LeftOut:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """Return what the supervisor has this process leave out; nothing without a supervisor.
+        """Read from the environment the batches to leave out; none without a supervisor.
 
         Raises:
             BadUse: see `of_text`.
@@ -76,7 +77,7 @@ class LeftOut:
         return at >= 0 and number <= self.ranges[at][1]
 
     def between(self, after: int, before: int) -> list[tuple[int, int]]:
-        """Return the ranges of numbers above `after` and below `before` that are left out."""
+        """Return the ranges of left-out numbers above `after` and below `before`."""
         cut = ((max(first, after + 1), min(last, before - 1)) for first, last in self.ranges)
         return [(first, last) for first, last in cut if first <= last]
 

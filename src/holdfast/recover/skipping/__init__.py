@@ -1,7 +1,7 @@
-"""Which batches broke a loss, and which ones the next attempt leaves out.
+"""Find the batches that broke a loss, and decide which batches the next attempt leaves out.
 
 | module | one idea |
 |---|---|
 | `trail` | the batches that led to a broken loss, from what the ranks report |
-| `plan` | what is left out next: a pure function |
+| `plan` | the batches to leave out next: a pure function |
 """

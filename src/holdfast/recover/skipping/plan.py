@@ -1,8 +1,9 @@
 """Decide which batches the next attempt leaves out: a pure function.
 
-The batches that led to a broken loss are left out. Where the loss breaks again at about the same place, the range
-becomes twice as long: at its end the first time, at both ends from the second time on. The range then also has the
-batches that broke the loss this time. After `MAX_DOUBLINGS` of a range nothing more is left out there. A range is never
+The batches that led to a broken loss are left out. If the loss breaks again at about the same
+place, the range becomes twice as long: it grows at its end the first time, and at both ends from
+the second time on. The range then also contains the batches that broke the loss this time. After
+`MAX_DOUBLINGS` doublings of a range, no more batches are left out at that place. A range is never
 longer than `MAX_LENGTH`.
 """
 
@@ -14,9 +15,10 @@ from holdfast.core.whole import whole_number
 
 MAX_DOUBLINGS: Final = 3
 MAX_LENGTH: Final = 4096
-"""Batches in a range: more is no bad piece of data, but a training that does not work."""
+"""The most batches in a range: a longer range points to a training that does not work, not to bad
+data."""
 MAX_IN_VAIN: Final = 8
-"""So many times in a row batches are left out without a gain."""
+"""The most times in a row that batches are left out without a gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Skip:
     first: int
     last: int
     doublings: int = 0
-    """How often the range was made longer."""
+    """The number of times that the range was made longer."""
 
     def __str__(self) -> str:
         return in_words(self.first, self.last)
@@ -46,24 +48,25 @@ class Skip:
 
 @dataclass(frozen=True, kw_only=True)
 class Skipping:
-    """What the attempts of a run leave out."""
+    """The batches that the attempts of a run leave out."""
 
     skips: tuple[Skip, ...] = ()
-    """The ranges, the one that was decided on last at the end."""
+    """The ranges, in the order of the decisions: the latest range is the last one."""
     in_vain: int = 0
-    """How often in a row batches were left out without a gain."""
+    """The number of times in a row that batches were left out without a gain."""
 
     def next_skip(self, batches: tuple[int, int] | None) -> Skip | None:
-        """Return the range to leave out from now on; None where nothing more is left out.
+        """Return the range to leave out from now on; None if no more batches are left out.
 
         Args:
-            batches: the first and the last of the batches that led to a broken loss; None where they are not known.
+            batches: the first and the last of the batches that led to a broken loss; None if
+                unknown.
         """
         if batches is None or self.in_vain >= MAX_IN_VAIN:
             return None
         first, last = batches
         length = last - first + 1
-        # A loss may break some steps later than before, and its batches then begin after those left out.
+        # A loss may break some steps later than before; its batches then begin after that range.
         near = [one for one in self.skips if first <= one.last + length and last >= one.first]
         if not near:
             fits = length <= MAX_LENGTH and len(self.skips) < MAX_RANGES
@@ -80,17 +83,17 @@ class Skipping:
         return longer if fits else None
 
     def after(self, skip: Skip | None, *, gained: bool) -> Self:
-        """Return what is left out after a failure.
+        """Return the batches that are left out after a failure.
 
         Args:
-            skip: a range that is left out because of it.
-            gained: whether something was gained since the failure before.
+            skip: a range that is left out because of the failure.
+            gained: True if the run has gained since the previous failure.
         """
         in_vain = (0 if gained else self.in_vain) + (skip is not None)
         return replace(self.with_skip(skip), in_vain=in_vain)
 
     def with_skip(self, skip: Skip | None) -> Self:
-        """Return this with a further range, which takes the place of the ranges within it."""
+        """Return a copy with a further range, which replaces the ranges within it."""
         if skip is None:
             return self
         others = tuple(one for one in self.skips if one.first < skip.first or one.last > skip.last)

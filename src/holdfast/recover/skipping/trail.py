@@ -1,9 +1,10 @@
-"""Find the batches that led to a broken loss, from the reports of the rank that has it.
+"""Find the batches that led to a broken loss, from the reports of the rank with that loss.
 
-These are the batches of the last step whose loss was ordinary, and all after them up to the step at which the anomaly
-was certain. The steps in a row for which the detector waits are among them. The batches of the last ordinary step are
-among them because the loss of a step is computed before its update: a batch whose gradient breaks the weights shows
-only in the loss of the next step. A step may have any number of batches, as with accumulated gradients.
+These are the batches of the last step whose loss was ordinary, and all later batches up to the step
+at which the anomaly was certain. They include the steps in a row for which the detector waits. They
+include the batches of the last ordinary step because the loss of a step is computed before the
+step's update: a batch whose gradient breaks the weights shows only in the loss of the next step. A
+step may have any number of batches, as with accumulated gradients.
 """
 
 from collections import deque
@@ -15,7 +16,8 @@ from holdfast.core.whole import whole_number
 from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, RISE_STEPS, SPIKE_STEPS
 
 _KEPT = RISE_STEPS + NOT_FINITE_STEPS + SPIKE_STEPS
-"""Steps with a loss that are remembered of each rank: those in a row that show an anomaly, and the one before."""
+"""Steps with a loss that are kept for each rank: the steps in a row that show an anomaly, and the
+step before."""
 
 
 class _Step(NamedTuple):
@@ -32,14 +34,14 @@ class Trail:
         self._steps: dict[int, deque[_Step]] = {}
 
     def restarted(self) -> None:
-        """Forget all steps: an attempt begins."""
+        """Forget all steps, since an attempt begins."""
         self._steps.clear()
 
     def took(self, rank: int, message: Mapping[str, Any]) -> None:
-        """Take in a step report of a rank that has a loss.
+        """Record a rank's step report if it has a loss and batches.
 
         Raises:
-            ValueError: the report has batches that are none.
+            ValueError: the batches in the report are not a valid range.
         """
         told = message.get("batches")
         if told is None or message["loss"] is None:
@@ -51,11 +53,11 @@ class Trail:
         steps.append(_Step(int(message["step"]), first, last))
 
     def leading_to(self, rank: int, first_step: int, step: int) -> tuple[int, int] | None:
-        """Return the first and the last of the batches that led to a broken loss; None where that is not known.
+        """Return the first and the last of the batches that led to a broken loss; None if unknown.
 
         Args:
             rank: the rank whose losses show the anomaly.
-            first_step: the first of the steps in a row that show it.
+            first_step: the first of the steps in a row that show the anomaly.
             step: the step at which the anomaly was certain.
         """
         steps = [one for one in self._steps.get(rank, ()) if one.step <= step]
