@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CANNOT_TELL = 4
 MAX_LENGTH = 255
-"""Of a name and of a reason, as the ledger holds a name."""
+"""The most characters of a name and of a reason, as the ledger stores a name."""
 
 
 @click.group()
@@ -196,10 +196,10 @@ def _row(node: NodeRecord) -> Sequence[object]:
 
 
 def _one_line(text: str, what: str) -> str:
-    """Return a text without the blanks around it.
+    """Return a text without the blanks at both ends.
 
     Raises:
-        BadUse: nothing is left, or it has control characters, such as the end of a line, or is too long for the ledger.
+        BadUse: the text is blank, is too long for the ledger, or has control characters such as a line end.
     """
     stripped = text.strip()
     if not stripped or not stripped.isprintable() or len(stripped) > MAX_LENGTH:

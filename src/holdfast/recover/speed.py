@@ -1,4 +1,4 @@
-"""Watch how fast the ranks of an attempt are, and record what makes the training slow."""
+"""Watch the speed of an attempt's ranks, and record the causes of a slow training."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from holdfast.recover.recorder import Recorder
 
 
 class Speed:
-    """The speed of one attempt's ranks at a time."""
+    """The speed of the ranks, for one attempt at a time."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Speed:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the attempt before."""
+        """Forget the previous attempt."""
         self._slow = SlowDetector()
         self._names: dict[int, str] = {}
         self._throughput = Throughput()
 
     def tick(self, view: AttemptView, now_s: float) -> None:
-        """Have the ranks report their collectives when that is due, and record what their answers show."""
+        """Request the ranks' collectives when a report is due, and record the findings from the answers."""
         ranks = set(view.detector.living)
         is_due = self._slow.due(now_s, view.detector.median_step_s)
         if is_due and 1 < len(ranks) == view.world_size and not view.detector.in_section:
@@ -45,7 +45,7 @@ class Speed:
             ArithmeticError,
             LookupError,
             ValueError,
-        ) as error:  # what the ranks send is the user's
+        ) as error:  # the ranks' messages come from the user's code
             self._recorder.event("malformed_message", {"error": repr(error)})
             found = None
         if found is not None:
@@ -53,12 +53,16 @@ class Speed:
             self._observe("trouble", {"text": _slow_ranks(found)})
 
     def answered(self, peer: Peer, message: Mapping[str, Any], at_s: float) -> None:
-        """Take in the collectives of a rank; a malformed field raises KeyError, TypeError, ValueError or IndexError."""
+        """Record the collectives of a rank.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError: a field is malformed.
+        """
         begun = collectives_of(message["collectives"])
         self._slow.answered(peer.rank, self._names.get(peer.rank, ""), begun, at_s)
 
     def stepped(self, step_s: float) -> None:
-        """Take in the time of a step."""
+        """Record the time of a step."""
         changed = self._throughput.stepped(step_s)
         if changed is not None:
             self._recorder.event("step_time", changed.to_json())

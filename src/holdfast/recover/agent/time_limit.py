@@ -1,4 +1,4 @@
-"""Stop a run with its state saved before the time limit of its Slurm job ends everything."""
+"""Save the state of a run and stop the run before the time limit of its Slurm job."""
 
 import asyncio
 import os
@@ -11,16 +11,16 @@ from holdfast.core.ledger.records import BY_TIME_LIMIT
 
 POLL_S = 15.0
 LOOK_S = 300.0
-"""The limit is looked up so often, since an administrator may move the limit."""
+"""Seconds between two look-ups of the limit, since an administrator may move the limit."""
 SPARE_S = 30.0
-"""So much earlier than the stop needs it: Slurm's clock, and the end of all processes."""
+"""Spare seconds for the offset of Slurm's clock and for the end of all processes."""
 SQUEUE_TIMEOUT_S = 60.0
 _LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
-"""`squeue`'s %L: [[DAYS-]HOURS:]MINUTES:SECONDS."""
+"""The format of `squeue`'s %L: [[DAYS-]HOURS:]MINUTES:SECONDS."""
 
 
 class NotSeen(Exception):
-    """The time limit of a job cannot be looked up; the message says why."""
+    """The time limit of a job cannot be looked up; the message states the reason."""
 
 
 def seconds(left: str) -> float | None:
@@ -50,7 +50,7 @@ def time_left_s(job_id: str) -> float | None:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise NotSeen(str(error)) from error
-    # Of an array and of a heterogeneous job there are several lines.
+    # An array and a heterogeneous job have several lines.
     lines = [line.split() for line in answer.stdout.splitlines()]
     own = [words[1] for words in lines if words[:1] == [job_id] and len(words) == 2]
     if not own:
@@ -72,17 +72,17 @@ async def stop_in_time(
     """Wait until a run must begin to stop for its Slurm job's time limit, then stop the run.
 
     Args:
-        job_id: of the Slurm job.
-        grace_s: how long the stop may take.
-        stop: stops the run, in the name of who has asked for that.
-        leads: whether this node leads the run; one node is enough to look.
-        complain: receives a sentence, once, where the limit cannot be looked up.
+        job_id: the number of the Slurm job.
+        grace_s: seconds that the stop may take.
+        stop: stops the run; receives the source of the stop request.
+        leads: returns True if this node leads the run; one node is enough to look.
+        complain: receives a sentence, once, if the limit cannot be looked up.
         look: returns the seconds until the limit of a job, or raises NotSeen; called in a thread.
-        clock: of this host.
-        sleep: waits for some seconds.
+        clock: the clock of this host.
+        sleep: waits for a number of seconds.
     """
     clock = clock or SystemClock()
-    # Newer versions of Slurm put the end there. What is looked up takes its place.
+    # Newer versions of Slurm set this variable to the end. The limit that is looked up replaces it.
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     ends_at_s = clock.monotonic_s() + float(end) - clock.now_s() if end.isdigit() else None
     looked_at_s, has_complained = None, False
@@ -91,7 +91,7 @@ async def stop_in_time(
         if leads() and (looked_at_s is None or now_s - looked_at_s >= LOOK_S):
             try:
                 left_s = await asyncio.to_thread(look, job_id)
-            except (NotSeen, RuntimeError) as error:  # RuntimeError: no thread is to be had
+            except (NotSeen, RuntimeError) as error:  # RuntimeError: no thread can be started
                 if not has_complained and ends_at_s is None:
                     has_complained = True
                     complain(f"The time limit of Slurm job {job_id} cannot be seen: {error}.")

@@ -1,8 +1,9 @@
 """Read which collectives a rank has begun, and when, from PyTorch's flight recorder.
 
-PyTorch keeps the last collectives of each process (`TORCH_FR_BUFFER_SIZE`, 2,000 by default). A thread of the rank
-reads them, which takes tens of milliseconds; the training does no work for it. Only the recorder of gloo is read: that
-of NCCL queries CUDA events, which is not safe in every version of PyTorch while the job works.
+PyTorch keeps the last collectives of each process (`TORCH_FR_BUFFER_SIZE`, 2,000 by default). A
+thread of the rank reads them, which takes tens of milliseconds; the training does no work for the
+reading. Only the recorder of gloo is read: the recorder of NCCL queries CUDA events, which is not
+safe in every version of PyTorch while the job works.
 """
 
 import json
@@ -13,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 REPORTED = 128
-"""Limit for the collectives of a message: the supervisor compares those of all ranks."""
+"""The most collectives in a message: the supervisor compares the collectives of all ranks."""
 GROUPS = 64
 STEPS = 16
-"""So many of the last steps are reported."""
+"""The number of last steps that are reported."""
 NAME_CHARACTERS = 80
 
 Key = tuple[str, int]
@@ -28,20 +29,21 @@ class Begun:
     """The last collectives that a rank has begun."""
 
     at_s: Mapping[Key, float]
-    """When each began, Unix seconds of the rank's own clock."""
+    """The start of each collective, in Unix seconds of the rank's own clock."""
     last: Mapping[str, int]
     """The number of the last collective in each group."""
     waits: bool
-    """Whether an operation that the rank has begun is not complete: others must do something first."""
+    """True if an operation that the rank has begun is not complete: other ranks must act first."""
     steps_s: tuple[float, ...] = ()
-    """When the rank completed its last steps; all collectives are of later moments than the first one."""
+    """The ends of the rank's last steps, in Unix seconds; all collectives began after the first of
+    them."""
     read_at_s: float
-    """When they were read, by the same clock."""
+    """The time of the reading, by the same clock."""
     cost_s: float
-    """How long the reading has taken."""
+    """Seconds that the reading took."""
 
     def shifted(self, offset_s: float) -> "Begun":
-        """Return the same by a clock that is ahead by `offset_s`."""
+        """Return a copy with times by a clock that is ahead by `offset_s`."""
         return replace(
             self,
             at_s={key: at_s + offset_s for key, at_s in self.at_s.items()},
@@ -54,11 +56,11 @@ def read_collectives(steps_s: Sequence[float] = ()) -> dict[str, Any] | None:
     """Return this process's last collectives as plain JSON.
 
     Args:
-        steps_s: when the process completed its last steps, Unix seconds; the collectives before the first one are left
-            out.
+        steps_s: the ends of the process's last steps, in Unix seconds; the collectives before the
+            first of them are left out.
 
     Returns:
-        None where PyTorch is not loaded, records nothing, or has initialised CUDA.
+        None if PyTorch is not loaded, records nothing, or has initialised CUDA.
     """
     recorder = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(recorder, "_dump_fr_trace_json", None)
@@ -86,7 +88,12 @@ def read_collectives(steps_s: Sequence[float] = ()) -> dict[str, Any] | None:
 def _begun_since(
     since_ns: float, entries: Iterable[Mapping[str, Any]]
 ) -> tuple[bool, dict[str, int], list[tuple[str, int, int]]]:
-    """Return whether something is not complete, the last collective of each group, and all since a moment."""
+    """Read the collectives in the recorder's entries.
+
+    Returns:
+        True if an operation is not complete, the last collective of each group, and all
+        collectives since `since_ns`.
+    """
     waits = False
     last: dict[str, int] = {}
     begun: list[tuple[str, int, int]] = []
@@ -95,7 +102,7 @@ def _begun_since(
         if entry["is_p2p"] or entry["profiling_name"].endswith("coalesced"):
             continue
         group, number = str(entry["process_group"][0])[:NAME_CHARACTERS], entry["collective_seq_id"]
-        if number <= last.get(group, 0):  # another group has the name of one that was destroyed
+        if number <= last.get(group, 0):  # a new group has the name of a destroyed group
             begun = [one for one in begun if one[0] != group]
         last[group] = number
         if entry["time_created_ns"] > since_ns:
@@ -104,7 +111,7 @@ def _begun_since(
 
 
 def _thinned_out(begun: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
-    """Return at most `REPORTED` collectives, the same ones on every rank: those with a multiple of a power of two."""
+    """Return at most `REPORTED` collectives, the same on every rank: multiples of a power of two."""
     stride, highest = 1, max((number for _, number, _ in begun), default=0)
     while len(begun) > REPORTED and stride <= highest:
         stride *= 2
@@ -113,7 +120,7 @@ def _thinned_out(begun: list[tuple[str, int, int]]) -> list[tuple[str, int, int]
 
 
 def collectives_of(message: Any) -> Begun | None:
-    """Return what a rank has sent; None for a rank without a recorder.
+    """Return the collectives that a rank has sent; None for a rank without a recorder.
 
     Raises:
         KeyError, TypeError, ValueError, IndexError: the message is malformed.
@@ -136,7 +143,7 @@ def collectives_of(message: Any) -> Begun | None:
 
 
 def without_the_others_collective(begun: Mapping[int, Begun]) -> list[int]:
-    """Return the ranks that have not begun a collective in which others wait, and that wait for no other rank."""
+    """Return the ranks that wait for no rank and have not begun a collective in which others wait."""
     groups = {group for one in begun.values() for group in one.last}
     highest = {group: max(one.last.get(group, 0) for one in begun.values()) for group in groups}
     return [
@@ -147,7 +154,7 @@ def without_the_others_collective(begun: Mapping[int, Begun]) -> list[int]:
 
 
 def roots(late: Mapping[int, set[str]], member: Mapping[int, Mapping[str, object]]) -> list[int]:
-    """Return the ranks that are late in a group, and wait in no other group for a rank that is late there.
+    """Return the ranks that are late in a group and wait for no late rank in another group.
 
     Args:
         late: for each rank, the groups in which it is late.

@@ -1,12 +1,15 @@
 """Find ranks for which the others wait at each step, and a training that has become slower.
 
-A slow rank makes every rank's step slow, since the others wait for it in collectives; the step times of all are the
-same. The moments at which the ranks begin the same collective differ: a slow rank begins late. Its delay is the time
-that it loses from one collective of a step to the next against the middle rank of the group, and before the first
-collective of each step. A rank that begins late for want of a slow rank of another group of its own is not slow itself.
+A slow rank makes every rank's step slow, since the others wait for it in collectives; the step
+times of all ranks are the same. The moments at which the ranks begin the same collective differ: a
+slow rank begins late. The delay of a rank is the time that the rank loses against the middle rank
+of the group, from one collective of a step to the next and before the first collective of each
+step. A rank that begins late because it waits for a slow rank in another of its groups is not slow
+itself.
 
-Nodes' clocks differ. An answer is given after the supervisor has asked, and before the answer is there, which bounds
-the offset of the node's clock. A delay within what these bounds leave open is none.
+The clocks of nodes differ. A rank reads its collectives after the supervisor sends the request and
+before the answer arrives, which bounds the offset of the node's clock. A delay within the remaining
+uncertainty does not count.
 """
 
 import itertools
@@ -20,38 +23,40 @@ from typing import Any
 from holdfast.recover.detectors.collectives import Begun, roots
 
 SLOW_SHARE = 0.15
-"""A rank is slow when the others wait for it for so large a share of the time …"""
+"""A rank is slow if the others wait for it for at least this share of the time …"""
 WELL_SHARE = 0.05
 """… until the share is below this."""
 PARTS = 4
 PARTS_SLOW = 3
-"""The share is exceeded in so many of `PARTS` parts of the time, since a save of one rank is a single event."""
+"""The parts, of `PARTS`, in which the share must be exceeded, since a save of one rank is a single
+event."""
 LEAST_COLLECTIVES = 12
 LEAST_DELAY_S = 0.002
 BETWEEN_LOOKS_S = 2.0
 STEPS_BETWEEN_LOOKS = 4.0
 COST_FACTOR = 500.0
-"""Reading the collectives takes at most one part in so many of a rank's time."""
+"""The inverse of the largest share of a rank's time that reading the collectives takes."""
 ANSWER_S = 5.0
-"""Ranks that have not answered by then are left out."""
+"""Seconds after which ranks that have not answered are left out."""
 MOST_COST_S = 1.0
 OFFSETS = 256
-"""Answers of a node by which the offset of its clock is bounded."""
+"""The number of a node's last answers that bound the offset of the node's clock."""
 SLOWER = 1.25
-"""The training has become slower when its median step takes so much longer than in its best time …"""
+"""The training has become slower if its median step takes more than this multiple of its best
+median …"""
 AS_BEFORE = 1.10
-"""… until it takes less than this."""
+"""… until the median step takes less than this multiple."""
 WINDOW = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRanks:
-    """The ranks for which the others wait; none: that is over."""
+    """The ranks for which the others wait; empty if no rank is slow any more."""
 
     shares: Mapping[int, float]
-    """For each of them, the share of the time that the others wait for it."""
+    """For each slow rank, the share of the time that the others wait for the rank."""
     node: str | None = None
-    """The node on which all of them are, where the job has others."""
+    """The node on which all slow ranks are, if the job has other nodes."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -65,7 +70,7 @@ class Slower:
 
     step_s: float
     before_s: float
-    """The median in the best time of the attempt."""
+    """The best median of the attempt, in seconds."""
     is_over: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +79,7 @@ class Slower:
 
 
 class SlowDetector:
-    """Receives what the ranks of one attempt have begun. Times are monotonic seconds of one clock."""
+    """Find slow ranks from the collectives of one attempt's ranks. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._asked_s: float | None = None
@@ -83,11 +88,11 @@ class SlowDetector:
         self._answers: dict[int, Begun | None] = {}
         self._nodes: dict[int, str] = {}
         self._offsets: dict[str, deque[tuple[float, float]]] = {}
-        """For each node, the bounds that its last answers give."""
+        """For each node, the bounds of the clock's offset from the node's last answers."""
         self._slow: frozenset[int] = frozenset()
 
     def due(self, now_s: float, median_step_s: float | None) -> bool:
-        """Return whether the ranks should be asked now which collectives they have begun."""
+        """Return True if the supervisor should request the begun collectives from the ranks now."""
         if median_step_s is None or self._is_waiting:
             return False
         rest_s = max(
@@ -96,11 +101,11 @@ class SlowDetector:
         return self._asked_s is None or now_s - self._asked_s >= rest_s
 
     def asked(self, now_s: float) -> None:
-        """Take in that the ranks have been asked."""
+        """Record that the supervisor has sent the request to the ranks."""
         self._asked_s, self._is_waiting, self._answers = now_s, True, {}
 
     def answered(self, rank: int, node: str, begun: Begun | None, at_s: float) -> None:
-        """Take in the answer of a rank on a node, which has arrived there at `at_s`."""
+        """Record the answer of a rank on `node`, which arrived at `at_s`."""
         self._answers[rank], self._nodes[rank] = begun, node
         if begun is not None:
             self._cost_s = max(0.9 * self._cost_s, min(MOST_COST_S, begun.cost_s))
@@ -108,7 +113,7 @@ class SlowDetector:
             self._offsets.setdefault(node, deque(maxlen=OFFSETS)).append(bounds)
 
     def look(self, now_s: float, ranks: set[int]) -> SlowRanks | None:
-        """Return which ranks are slow, once all living ranks have answered, if that has changed."""
+        """Return the slow ranks if they have changed, once all living ranks have answered."""
         if not self._is_waiting or self._asked_s is None:
             return None
         if not ranks <= set(self._answers) and now_s - self._asked_s < ANSWER_S:
@@ -148,7 +153,7 @@ class SlowDetector:
 def _shares(
     begun: Mapping[int, Begun], least_s: Mapping[int, float]
 ) -> dict[int, dict[str, float]] | None:
-    """Return by rank and group the share of the time that others wait; None where too little is known."""
+    """Return by rank and group the share of the time that others wait; None if there are too few data."""
     groups: dict[str, list[int]] = {}
     for rank, one in begun.items():
         for group in {group for group, _ in one.at_s}:
@@ -169,7 +174,7 @@ def _shares(
 
 
 def _begins_step(times: Sequence[float], steps_s: Sequence[float]) -> list[bool]:
-    """Return for each collective but the first whether it is the first one of a step."""
+    """Return for each collective but the first True if the collective is the first of a step."""
     count = [bisect_left(steps_s, at_s) for at_s in times]
     return [before < now for before, now in itertools.pairwise(count)]
 
@@ -180,9 +185,9 @@ def _shares_of_group(
     """Return for each rank the share that is exceeded in most parts of the time.
 
     Args:
-        times: for each rank, when it began each collective.
-        begins: for each collective but the first, whether it is the first one of a step.
-        least_s: for each rank, the shortest delay that counts.
+        times: for each rank, the start of each collective, in seconds.
+        begins: for each collective but the first, True if the collective is the first of a step.
+        least_s: for each rank, the shortest delay that counts, in seconds.
     """
     count = len(next(iter(times.values())))
     middle = [
@@ -193,7 +198,7 @@ def _shares_of_group(
     shares = {}
     for rank, one in times.items():
         late_s = [max(0.0, own - other) for own, other in zip(one, middle, strict=True)]
-        # Before a step all ranks have waited for each other, so that a delay is new there.
+        # Before a step all ranks have waited for each other, so that a delay there is new.
         lost_s = [
             max(0.0, now - (0.0 if is_first else before))
             for (before, now), is_first in zip(itertools.pairwise(late_s), begins, strict=True)
@@ -208,7 +213,7 @@ def _shares_of_group(
 
 
 class Throughput:
-    """Receives the step times of one attempt."""
+    """Find a slower training from the step times of one attempt."""
 
     def __init__(self) -> None:
         self._recent_s: deque[float] = deque(maxlen=WINDOW)
@@ -217,7 +222,7 @@ class Throughput:
         self._count = 0
 
     def stepped(self, step_s: float) -> Slower | None:
-        """Take in a step; return how the time of steps has changed, if it has."""
+        """Record the time of a step; return the change of the step time, if there is one."""
         self._recent_s.append(step_s)
         self._count += 1
         if self._count % WINDOW:
