@@ -1,8 +1,9 @@
-"""The batches of a training: `run.batches(loader)` gives those of the loader, and has the position as state.
+"""Wrap the loader of a training: `run.batches(loader)` yields its batches and keeps the position.
 
-A position counts the batches that the training loop was given, not those that workers have loaded ahead. A batch that
-is left out counts too, so that a number names the same batch whatever was left out before it. This holds where all
-epochs go to their ends: one that the script ends after a fixed number of steps is longer by what is left out in it.
+A position counts the batches that the training loop received, not the batches that workers have
+loaded ahead. A batch that is left out counts too, so that a number names the same batch for any
+batches left out before it. This holds if all epochs go to their ends: an epoch that the script ends
+after a fixed number of steps is longer by the batches left out in the epoch.
 """
 
 import logging
@@ -22,21 +23,25 @@ _newest: "weakref.ref[Batches] | None" = None
 
 
 class Batches:
-    """The batches of the loader of a training. Each `for` loop over them is an epoch, or the rest of one.
+    """The batches of a training's loader. Each `for` loop is an epoch, or the rest of an epoch.
 
-    Put it into what is saved, as `{"batches": batches}`: under `per_rank` where there are several ranks, else under
-    `state`. After a restore, the first `for` loop goes on after the last batch that was taken when the state was saved.
+    Save the object with the training's state, as `{"batches": batches}`: under `per_rank` if there
+    are several ranks, else under `state`. After a restore, the first `for` loop goes on after the
+    last batch that was taken before the save.
     """
 
     def __init__(self, loader: Any, *, left_out: LeftOut | None = None) -> None:
         """Take a loader.
 
         Args:
-            loader: a DataLoader, a StatefulDataLoader, a batch sampler or anything else to iterate over.
-            left_out: the batches to leave out; None: those that the supervisor of this process names.
+            loader: a DataLoader, a StatefulDataLoader, a batch sampler or anything else to iterate
+                over.
+            left_out: the batches to leave out; None: the batches that the supervisor of this
+                process names.
 
         Raises:
-            BadUse: the loader cannot be iterated, or has no certain order; the supervisor's text is malformed.
+            BadUse: the loader cannot be iterated or has no certain order, or the supervisor's text
+                is malformed.
         """
         global _newest  # noqa: PLW0603 - one process is one rank with one training
         self._source = loader
@@ -44,39 +49,39 @@ class Batches:
         self._left_out = LeftOut.of_environment() if left_out is None else left_out
         self._epoch = 0
         self._before = 0
-        """Batches of the earlier epochs."""
+        """The number of batches of the earlier epochs."""
         self._taken = 0
-        """Batches of this epoch, up to the last one that the training was given."""
+        """The number of batches of this epoch, up to the last batch that the training received."""
         self._order = Order()
-        """Of the epoch in which `_taken` is above 0."""
+        """The order of this epoch, if `_taken` is above 0."""
         self._restored: Mapping[str, Any] | None = None
         """A state with which the next loop begins."""
         self._loop: object = None
-        """The loop that goes on; a loop that another one has replaced changes nothing any more."""
+        """The present loop; a loop that another loop has replaced changes nothing any more."""
         self._has_begun = self._is_saved = self._was_restored = False
         _newest = weakref.ref(self)
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that goes on, or that is next, from 0 on."""
+        """The number of the present epoch, else of the next epoch, from 0 on."""
         return self._epoch
 
     @property
     def number(self) -> int:
-        """The number of the last batch that the training was given, counted over the epochs from 1 on; 0 before it."""
+        """The number of the last batch received, counted over the epochs from 1 on; 0 before any."""
         return self._before + self._taken
 
     @property
     def has_begun(self) -> bool:
-        """Return whether the training was given a batch in this process."""
+        """Return True if the training has received a batch in this process."""
         return self._has_begun
 
     def __len__(self) -> int:
-        """Return the batches of a whole epoch, those that are left out included."""
+        """Return the number of batches of a whole epoch, with the batches that are left out."""
         return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of an epoch. A loop that is left early ends its epoch.
+        """Yield the batches of an epoch. A loop that ends early ends its epoch.
 
         Raises:
             BadUse: another loader was wrapped after this one.
@@ -94,7 +99,7 @@ class Batches:
                 state=restored["loader"],
             )
         else:
-            if self._taken:  # the last loop was left within its epoch
+            if self._taken:  # the last loop ended within its epoch
                 self._end_epoch(self._taken)
                 before = self._before
             if restored is not None:
@@ -117,9 +122,9 @@ class Batches:
             self._end_epoch(self._loader.count)
 
     def end_epoch(self) -> None:
-        """End the epoch after the last batch that the training was given, as a loop that is left does.
+        """End the epoch after the last batch received, as a loop that ends early does.
 
-        A trainer calls this that ends an epoch early and keeps the iterator.
+        A trainer that ends an epoch early and keeps the iterator calls this method.
         """
         self._loop = None
         if self._taken and self._restored is None:
@@ -154,7 +159,7 @@ class Batches:
         self._taken = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch that the training was given: plain values and tensors.
+        """Return the position after the last batch received, as plain values and tensors.
 
         The state of a stateful loader is part of it.
         """
@@ -172,11 +177,11 @@ class Batches:
         }
 
     def _form(self) -> dict[str, Any]:
-        """Return what must be as it was where an epoch goes on: without it, a number names another batch."""
+        """Return the properties without which a number names another batch when an epoch goes on."""
         source = self._source
-        try:  # of the samples, since the number of batches may differ between epochs
+        try:  # the number of samples, since the number of batches may differ between epochs
             length = len(getattr(source, "dataset", source))
-        except (TypeError, NotImplementedError):  # a stream has none
+        except (TypeError, NotImplementedError):  # a stream has no length
             length = None
         size = getattr(source, "batch_size", None)
         if size is None:
@@ -184,10 +189,10 @@ class Batches:
         return {"kind": self._loader.kind, "length": length, "batch_size": whole_number(size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next loop go on where `state_dict` was called.
+        """Have the next loop go on from the position of the call of `state_dict`.
 
         Raises:
-            BadUse: this is no state of batches, or the loader is another one than the state needs.
+            BadUse: `state` is no state of batches, or the loader does not fit the state.
         """
         try:
             numbers = [whole_number(state[name]) for name in ("epoch", "before", "taken")]

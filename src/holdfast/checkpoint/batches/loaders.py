@@ -1,10 +1,10 @@
-"""How each kind of loader is put at a place within an epoch, and how its batches are left out.
+"""Move each kind of loader to a place within an epoch, and leave out batches.
 
-| kind | goes to a place by | leaves a batch out |
+| kind | moves to a place by | leaves a batch out |
 |---|---|---|
 | `OrderedLoader`: a DataLoader of a dataset with indices | its sampler's order | before it is loaded |
 | `StatefulLoader`: has `state_dict` and `load_state_dict` | its own state | after it was loaded |
-| `AnyIterable` | being gone through from the start | after it was loaded |
+| `AnyIterable` | iterating from the start | after it was loaded |
 """
 
 import copy
@@ -20,12 +20,12 @@ from holdfast.core.errors import BadUse
 
 
 class Loader(Protocol):
-    """One kind of loader. A place is how many batches of an epoch were taken, those that were left out included."""
+    """One kind of loader. A place is the count of an epoch's batches, left-out ones included."""
 
     kind: ClassVar[str]
-    """The name of the kind in what is saved."""
+    """The name of the kind in the saved state."""
     count: int
-    """Batches of the last epoch that was gone through to its end."""
+    """The number of batches in the last epoch that was iterated to its end."""
 
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
@@ -33,11 +33,13 @@ class Loader(Protocol):
         """Begin an epoch.
 
         Args:
-            is_left_out: whether a batch of this epoch is left out, given its number within the epoch, from 1 on.
-            is_first: whether this is the first epoch of the training, also of one that a former process has begun.
+            is_left_out: returns True if a batch is left out, given the batch's number within the
+                epoch, from 1 on.
+            is_first: True if this is the first epoch of the training, also of a training that a
+                former process began.
 
         Returns:
-            The batches, each with its number; those that are left out are missing.
+            The batches that are not left out, each with its number.
         """
         ...
 
@@ -54,10 +56,10 @@ class Loader(Protocol):
 
         Args:
             is_left_out: as for `begin`.
-            taken: batches of the epoch that were taken.
-            before: batches that were taken in earlier epochs.
-            order: what the order of the epoch depends on.
-            state: what `state` has returned there.
+            taken: the number of batches taken in the epoch.
+            before: the number of batches taken in earlier epochs.
+            order: the state on which the order of the epoch depends.
+            state: the value that `state` returned at that place.
         """
         ...
 
@@ -67,10 +69,10 @@ class Loader(Protocol):
 
 
 def loader_of(loader: Any) -> Loader:
-    """Return a loader as the kind that it is.
+    """Return a loader wrapped as its kind.
 
     Raises:
-        BadUse: it cannot be iterated, or returns its batches in no certain order.
+        BadUse: the loader cannot be iterated, or returns its batches in no certain order.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise BadUse(
@@ -95,11 +97,12 @@ def _has_state(part: Any) -> bool:
 
 
 def _finds_its_place(loader: Any) -> bool:
-    """Return whether a loader goes on exactly where its state says.
+    """Return True if a loader goes on exactly at the place in its state.
 
-    Accelerate's loaders have the methods of a state always, and a state only with `use_stateful_dataloader`.
-    torchdata counts twice what it passes over of a dataset without a state. Of a sampler without a state it begins
-    the order twice, so that one that draws the order as it begins has another one.
+    Accelerate's loaders always have the methods of a state, but have a state only with
+    `use_stateful_dataloader`. torchdata counts the skipped items of a dataset without a state
+    twice. torchdata begins the order of a sampler without a state twice, so that a sampler that
+    draws its order at the beginning has another order.
     """
     if getattr(loader, "use_stateful_dataloader", True) is False:
         return False
@@ -115,15 +118,15 @@ def _finds_its_place(loader: Any) -> bool:
 
 
 class OrderedLoader:
-    """A DataLoader whose sampler says which samples are in each batch."""
+    """A DataLoader whose sampler determines the samples of each batch."""
 
     kind: ClassVar[str] = "ordered"
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        """Take a loader, which is left as it is."""
+        """Wrap a loader without changing the loader."""
         self.count = 0
         self._original = loader
-        # A DataLoader refuses another sampler once it is made, so a copy gets it past that.
+        # A DataLoader refuses a new sampler after its construction, so a copy receives the sampler.
         self._loader = copy.copy(loader)
         self._loader._iterator = None
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
@@ -162,7 +165,7 @@ class OrderedLoader:
         """See `Loader.state`."""
 
     def _start_workers(self) -> None:
-        """Start workers that stay, if there are none: a loader draws a seed for them in its first epoch alone."""
+        """Start missing persistent workers: a loader draws their seed in its first epoch only."""
         if self._loader.persistent_workers and self._loader._iterator is None:
             with Order.of(self._original).kept(self._original), self._walks.empty():
                 iter(self._loader)
@@ -180,7 +183,7 @@ _NOTHING: tuple[Any, ...] = ()
 
 
 class _Walks:
-    """A sampler that goes through another one's order, one walk an epoch, and leaves out what is to be left out."""
+    """A sampler that follows another sampler's order without left-out items, one walk an epoch."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -188,23 +191,23 @@ class _Walks:
         self._first = 0
         self._is_left_out: Callable[[int], bool] = lambda _number: False
         self.taken = 0
-        """Items of the order that were taken in the present walk."""
+        """The number of items of the order taken in the present walk."""
 
     def __len__(self) -> int:
         return len(self._source)
 
     def prepare(self, first: int, is_left_out: Callable[[int], bool]) -> None:
-        """Have the next walk begin after so many items."""
+        """Have the next walk begin after `first` items."""
         self._first, self._is_left_out = first, is_left_out
 
     def __iter__(self) -> Iterator[Any]:
-        # At once, as a sampler does that draws its order here: the loader draws from the same generators next.
+        # At once, for a sampler that draws its order here: the loader draws from the same generators next.
         self._items, self.taken = iter(self._source), 0
         return self._walk()
 
     @contextmanager
     def empty(self) -> Iterator[None]:
-        """Have walks within the block end at once."""
+        """Make walks within the block empty."""
         source, self._source = self._source, _NOTHING
         try:
             yield
@@ -212,7 +215,7 @@ class _Walks:
             self._source = source
 
     def pass_over(self) -> None:
-        """Draw the items before the first one of the walk, if that was not done."""
+        """Draw the items before the first item of the walk, if they are not drawn yet."""
         while self.taken < self._first and self._source is not _NOTHING:
             next(self._items, None)
             self.taken += 1
@@ -226,16 +229,16 @@ class _Walks:
 
 
 class StatefulLoader:
-    """A loader that has its place as its state, such as torchdata's StatefulDataLoader."""
+    """A loader whose state is its place, such as torchdata's StatefulDataLoader."""
 
     kind: ClassVar[str] = "stateful"
 
     def __init__(self, loader: Any) -> None:
-        """Take a loader."""
+        """Wrap a loader."""
         self.count = 0
         self._loader = loader
         self._drawn: dict[str, Any] | None = None
-        """The generators of the loader once the order of the epoch was drawn."""
+        """The generators of the loader after the order of the epoch was drawn."""
 
     def begin(
         self, is_left_out: Callable[[int], bool], *, is_first: bool
@@ -267,10 +270,11 @@ class StatefulLoader:
     def _noted(
         self, batches: Iterator[tuple[int, Any]], drawn: dict[str, Any] | None
     ) -> Iterator[tuple[int, Any]]:
-        """Note the generators at the first batch; where an epoch goes on, set them to what was noted.
+        """Record the generators at the first batch, or restore them if an epoch goes on.
 
-        torchdata draws the order anew from the state before it, and leaves out what the loader had drawn in between
-        from the same generator: the next epoch would have another order.
+        torchdata draws the order anew from the state before the order, and skips the values that
+        the loader had drawn in between from the same generator: the next epoch would have another
+        order.
         """
         self._drawn, has_begun = drawn, False
         for batch in batches:
@@ -283,7 +287,7 @@ class StatefulLoader:
 
     def _settle(self) -> None:
         if getattr(getattr(self._loader, "sampler", None), "replacement", False):
-            return  # it draws on and on
+            return  # the sampler draws throughout the epoch
         if self._drawn is None:
             self._drawn = Order.of_next(self._loader).to_plain()
         else:
@@ -291,12 +295,12 @@ class StatefulLoader:
 
 
 class AnyIterable:
-    """Anything else, which is gone through from the start to get to a place."""
+    """Any other iterable, which moves to a place by iterating from the start."""
 
     kind: ClassVar[str] = "any"
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        """Take something that can be iterated."""
+        """Wrap an iterable."""
         self.count = 0
         self._loader = loader
 
@@ -320,7 +324,7 @@ class AnyIterable:
         del state
         with order.put_back(self._loader):
             batches = iter(self._loader)
-            # An iterator does not begin anew with an epoch.
+            # An iterator does not start again with a new epoch.
             gone = taken + before if batches is self._loader else taken
             for _ in itertools.islice(batches, gone):
                 pass
@@ -333,7 +337,7 @@ class AnyIterable:
 def _kept(
     loader: Loader, batches: Iterator[Any], taken: int, is_left_out: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the batches that are not left out, with their numbers; set the loader's count at the end."""
+    """Yield the batches that are not left out, numbered; set the loader's count at the end."""
     number = taken
     for batch in batches:
         number += 1

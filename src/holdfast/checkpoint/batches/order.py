@@ -1,7 +1,9 @@
-"""What the order of an epoch's batches depends on: random generators, and the epoch that was set in a sampler.
+"""Record and restore the state that determines the order of an epoch's batches.
 
-A loader draws its order when an epoch begins: from the generators of the process, or from those that the loader and its
-samplers have. Generators that are set for a moment to their states of then give the same order in another process.
+The order depends on random generators and on the epoch that was set in a sampler. A loader draws
+its order when an epoch begins: from the generators of the process, or from the generators of the
+loader and its samplers. Generators that are set for a moment to their earlier states give the same
+order in another process.
 """
 
 import json
@@ -23,37 +25,37 @@ _PARTS: Final = (
     "batch_sampler.batch_sampler",
     "dataset",
 )
-"""Where a loader's generators and its samplers' epochs are; the loader itself first."""
+"""The parts that hold a loader's generators and its samplers' epochs; the loader itself first."""
 _OTHERS: Final = "others"
 """Python's and NumPy's generators, as JSON in bytes."""
 
 
 @dataclass(kw_only=True)
 class Order:
-    """What the order of one epoch depends on, as it was when the epoch began."""
+    """The state on which the order of one epoch depends, as of the start of the epoch."""
 
     process: dict[str, Any] | None = None
-    """The generators of the process, see `_packed`; None: those that the process has are right."""
+    """The generators of the process, see `_packed`; None: the present generators are right."""
     own: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The generators of the loader and its samplers, by the part that has them."""
+    """The generators of the loader and its samplers, by the part that holds them."""
     epochs: dict[str, int] = field(default_factory=dict)
-    """The epoch that `set_epoch` has set, by the part that has it."""
+    """The epochs that `set_epoch` has set, by the part that holds them."""
 
     @classmethod
     def of(cls, loader: Any) -> Self:
-        """Take what the order of an epoch depends on that begins now."""
+        """Record the state for the order of an epoch that begins now."""
         epochs = {name: _epoch_of(part) for name, part in _parts(loader)}
         return cls(process=_packed(random_state.capture()), own=_own(loader), epochs=_known(epochs))
 
     @classmethod
     def of_next(cls, loader: Any) -> Self:
-        """Take what the order of an epoch depends on that begins later: a script sets the rest until then."""
+        """Record the state for the order of a later epoch; a script sets the rest before then."""
         counts = {name: _count_of(part) for name, part in _parts(loader)}
         return cls(own=_own(loader), epochs=_known(counts))
 
     @contextmanager
     def put_back(self, loader: Any) -> Iterator[None]:
-        """Have a loader begin the same epoch within the block; the generators of the process are left as they were."""
+        """Have a loader begin the same epoch within the block; restore the process's generators."""
         self.put_back_counts(loader)
         self.put_back_own(loader)
         if self.process is None:
@@ -68,7 +70,7 @@ class Order:
 
     @contextmanager
     def kept(self, loader: Any) -> Iterator[None]:
-        """Leave the generators as they are here, whatever draws from them within the block."""
+        """Restore the generators to this state after the block."""
         try:
             yield
         finally:
@@ -95,10 +97,11 @@ class Order:
 
     @classmethod
     def of_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Return what `to_plain` has described.
+        """Return the order that `to_plain` has described.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError, RuntimeError: it is something else.
+            KeyError, TypeError, ValueError, AttributeError, RuntimeError: `plain` is something
+                else.
         """
         process = plain["process"]
         if process is not None:
@@ -112,7 +115,7 @@ class Order:
 
 
 def _packed(states: dict[str, Any]) -> dict[str, Any]:
-    """Return states of `random_state.capture` with one value for the many numbers that are no tensor."""
+    """Return states of `random_state.capture` with one value for all numbers outside tensors."""
     tensors = {name: one for name, one in states.items() if isinstance(one, torch.Tensor)}
     others = {name: one for name, one in states.items() if name not in tensors}
     return {**tensors, _OTHERS: json.dumps(others).encode()}
@@ -130,7 +133,7 @@ def _epoch_of(part: Any) -> Any:
 
 
 def _count_of(part: Any) -> Any:
-    """Return the epoch that a part counts by itself, as a loader of Accelerate does."""
+    """Return the epoch that a part counts by itself, as Accelerate's loaders do."""
     return getattr(part, "iteration", None) if hasattr(part, "set_epoch") else None
 
 
@@ -143,7 +146,7 @@ def _on_cpu(part: Any) -> Any:
 
 
 def _parts(loader: Any) -> list[tuple[str, Any]]:
-    """Return the parts that a loader has, each once, with their names."""
+    """Return the parts of a loader, each once, with their names."""
     found: dict[int, tuple[str, Any]] = {}
     for name in _PARTS:
         part = loader
