@@ -1,8 +1,9 @@
 """Give each second of each rank to one cause, and each lost second to the incident that cost it.
 
-The time line of `wall_time` is refined: a restart is divided at the moments that the ledger has of it (the end of the
-last process, the decision, the start, the restore). Ranks differ in their restores. The parts of a rank add up to the
-wall time, whatever the records say: what no record explains is `unexplained`.
+The time line of `wall_time` is refined: a restart is divided at the moments that the ledger holds
+(the end of the last process, the decision, the start, the restore). Ranks differ in their restores.
+The parts of a rank add up to the wall time for any records: time that no record explains is
+`unexplained`.
 """
 
 import math
@@ -36,7 +37,7 @@ Seconds = dict[tuple[int | None, LostCause], float]
 
 @dataclass(frozen=True)
 class _Mark:
-    """The end of a stretch of one cause, Unix seconds."""
+    """The end of a stretch of one cause, in Unix seconds."""
 
     until_s: float
     cause: LostCause
@@ -45,7 +46,7 @@ class _Mark:
 
 @dataclass(frozen=True)
 class _Restore:
-    """When a rank had restored its state, Unix seconds, and how long that took."""
+    """The end of a rank's restore, in Unix seconds, and the duration of the restore, in seconds."""
 
     at_s: float
     took_s: float
@@ -53,7 +54,7 @@ class _Restore:
 
 @dataclass(frozen=True)
 class _Window:
-    """The start of an attempt, from its first process to its first step, Unix seconds."""
+    """The start of an attempt, from its first process to its first step, in Unix seconds."""
 
     attempt: int
     incident: int | None
@@ -74,7 +75,7 @@ class _Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """The records of one run that the account is made from."""
+    """The records of one run from which the account is made."""
 
     start_s: float
     phases: Sequence[Phase]
@@ -160,7 +161,7 @@ class _Account:
         )
 
     def _divide(self, common: Seconds, phase: Phase) -> list[_Window]:
-        """Divide a stretch without steps; return the start of the attempt, which the ranks divide each for itself."""
+        """Divide a stretch without steps; return the attempt's start, which each rank divides."""
         cursor_s = self._records.start_s + phase.start_s
         end_s = self._records.start_s + phase.end_s
 
@@ -199,7 +200,7 @@ class _Account:
         return "nodes_missing" if self._records.nnodes > 1 else "start"
 
     def _marks_before(self, number: int) -> tuple[list[_Mark], int | None]:
-        """Return the moments before an attempt began, and the incident that the attempt follows on."""
+        """Return the moments before an attempt began, and the incident before the attempt."""
         attempt, place = self._attempts[number], self._places[number]
         marks: list[_Mark] = []
         incident = None
@@ -210,7 +211,7 @@ class _Account:
         return [*marks, *self._until_start(attempt.started_at_s, cause, incident)], incident
 
     def _until_start(self, until_s: float, cause: LostCause, incident: int | None) -> list[_Mark]:
-        """Return the moments of a wait for the start of the processes, in which nodes may be tested."""
+        """Return the moments of a wait for the processes' start; nodes may be tested meanwhile."""
         marks = []
         for began_s, ended_s in self._tests:
             if began_s < until_s:
@@ -219,11 +220,13 @@ class _Account:
         return [*marks, _Mark(until_s, cause, incident)]
 
     def _marks_of_end(self, number: int, until_s: float) -> tuple[list[_Mark], int | None]:
-        """Return the moments after the failure or the stop of an attempt, and the incident that the next start is of.
+        """Return the moments after the end of an attempt, and the incident of the next start.
+
+        The end is a failure or a stop.
 
         Args:
-            number: of the attempt.
-            until_s: when the next attempt began.
+            number: the number of the attempt.
+            until_s: the start of the next attempt, in Unix seconds.
         """
         incident = self._number(number)
         ended_at_s = self._attempts[number].ended_at_s
@@ -246,7 +249,7 @@ class _Account:
         return marks, incident
 
     def _add_lost_steps(self, common: Seconds) -> None:
-        """Give the steps that were made again to the incidents that made them lost."""
+        """Give the steps that were made again to the incidents that had lost them."""
         for number in self._order:
             booked_s = sum(
                 phase.end_s - phase.start_s - phase.between_s
@@ -262,7 +265,7 @@ class _Account:
             scale = min(1.0, booked_s / counted_s) if counted_s > 0 else 0.0
             for incident, seconds in own.items():
                 _add(common, incident, "steps_again", seconds * scale)
-            # The unfinished step that the fault broke off.
+            # The unfinished step that the fault interrupted.
             rest_s = booked_s - counted_s * scale
             _add(common, self._number(number), "steps_again", rest_s)
 
@@ -280,7 +283,7 @@ class _Account:
 
 
 def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
-    """Return when it was decided how each attempt's failure goes on, and how long the restart had to wait."""
+    """Return by attempt the time of the decision after its failure, and the wait of the restart."""
     decided = {}
     for event in events:
         if event.kind == "decision" and event.data.get("finding", {}).get("kind") == "diagnosed":
@@ -290,9 +293,10 @@ def _decisions(events: Sequence[Event]) -> dict[int, tuple[float, float]]:
 
 
 def _tests(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Return when tests of the nodes began and ended, Unix seconds; the last may go on without an end.
+    """Return the starts and ends of the tests of the nodes, in Unix seconds.
 
-    Tests end with their supervisor, too, and before the next attempt.
+    The last test may have no end. Tests also end with their supervisor, and before the next
+    attempt.
     """
     tests: list[tuple[float, float]] = []
     began: Event | None = None
