@@ -1,11 +1,11 @@
-"""What people see of the decisions, and what they decide themselves.
+"""Show decisions to people, and accept people's own decisions.
 
 | module | one idea |
 |---|---|
-| `modes` | which decisions are carried out at once, which wait for an approval, and which are only recorded |
+| `modes` | the decisions to carry out at once, to propose, and only to record |
 | `decisions` | one record of each decision, and the approvals that come through the run's folder |
-| `signals` | which signals were looked at when something failed, and which could not be seen |
-| `messages` | which incidents a message is due for, and its words |
-| `notifier` | sends the messages, without holding up anything |
+| `signals` | the signals that were read after a failure, and the signals that could not be read |
+| `messages` | the incidents for which a message is due, and the text of the message |
+| `notifier` | sends the messages without delaying the supervision |
 | `sender` | the process in which Apprise sends one message |
 """

@@ -1,7 +1,8 @@
-"""One record of each decision, and the approvals that come through the run's folder.
+"""Record each decision once, and read the approvals from the run's folder.
 
-A record holds what the policy went by (state, finding), what it decided (plan, rule) and the mode; it is the same in
-all modes. It is written after what was decided has been begun, so that the ledger holds up no restart.
+A record holds the policy's input (state, finding), the policy's decision (plan, rule) and the mode.
+The form of the record is the same in all modes. The record is written after the decided action has
+begun, so that the ledger delays no restart.
 """
 
 import secrets
@@ -47,13 +48,13 @@ class Decisions:
         approved: Path,
         observe: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
-        """Begin before anything was decided.
+        """Begin without a decision.
 
         Args:
-            spec: of the run.
-            recorder: of the run.
+            spec: the specification of the run.
+            recorder: the recorder of the run.
             approved: the file to which `holdfast runs approve` writes the number of a proposal.
-            observe: passes on what happens.
+            observe: receives the events of the run.
         """
         self._spec = spec
         self._recorder = recorder
@@ -66,7 +67,7 @@ class Decisions:
         """The number of the proposal that waits for an approval."""
 
     def take_up(self) -> None:
-        """Go on with the broken loss that an earlier supervisor has held, if there is one."""
+        """Go on with the broken loss that an earlier supervisor held, if there is one."""
         if self._spec.mode == "observe":
             seen = [
                 data.get("anomaly")
@@ -84,7 +85,7 @@ class Decisions:
             self._recorder.event("withdrawn", {"number": open_one.get("number"), "why": FOLLOWED})
 
     def _hold_loss(self, found: Mapping[str, Any] | None) -> bool:
-        """Hold the broken loss of a record; return whether there is one."""
+        """Hold the broken loss of a record; return True if there is one."""
         if found is None:
             return False
         led = found.get("batches")
@@ -97,16 +98,16 @@ class Decisions:
 
     @property
     def holds_hang(self) -> bool:
-        """Whether a job that stands still is held."""
+        """True if the decision about a job that stands still is held."""
         return self._held is not None and isinstance(self._held.finding, policy.JobFrozen)
 
     @property
     def holds_loss(self) -> bool:
-        """Whether a broken loss is held."""
+        """True if the decision about a broken loss is held."""
         return self._held is not None and isinstance(self._held.finding, policy.LossBroken)
 
     def is_approved(self) -> bool:
-        """Return whether a person has approved the proposal that waits."""
+        """Return True if a person has approved the waiting proposal."""
         if self._number is None:
             return False
         try:
@@ -119,7 +120,7 @@ class Decisions:
     def decide(
         self, view: AttemptView, state: policy.State, event: modes.Event, now_s: float
     ) -> modes.Verdict:
-        """Return what follows from an event; see `modes.decide`."""
+        """Return the result of an event; see `modes.decide`."""
         held = self._held
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
         self._held = verdict.held
@@ -138,7 +139,7 @@ class Decisions:
         verdict: modes.Verdict,
         now_s: float,
     ) -> None:
-        """Record the decision after an event, if that was one."""
+        """Record the decision after an event, if there was a decision."""
         for action in verdict.actions:
             match action:
                 case modes.Propose() | modes.Note():
@@ -167,7 +168,7 @@ class Decisions:
     def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
         anomaly = self._anomaly = view.anomaly
         text = proposal_text(view, action.finding)
-        number = secrets.randbelow(NUMBERS)  # no approval of another proposal is for this one
+        number = secrets.randbelow(NUMBERS)  # so that no approval of another proposal fits
         told = {
             "number": number,
             "text": text,
@@ -190,14 +191,14 @@ def open_proposal(
 
     Args:
         events: the kind, attempt and data of each event of the kinds `PROPOSALS`, in order.
-        attempt: the newest one; what was proposed about an earlier one is over.
+        attempt: the newest attempt; a proposal about an earlier attempt is over.
     """
     kind, proposed, data = events[-1] if events else ("", 0, {})
     return data if (kind, proposed) == ("proposal", attempt) else None
 
 
 def proposal_text(view: AttemptView, finding: modes.Finding) -> str:
-    """Return the finding and the proposal, two sentences."""
+    """Return the finding and the proposal, as two sentences."""
     if isinstance(finding, policy.RankFailed):
         who = "A rank" if view.left is None else f"Rank {view.left.rank}"
         return (
@@ -263,7 +264,7 @@ def _plan(
 
 
 def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) -> tuple[str, str]:
-    """Return what was decided about a job that runs, and the rule by which."""
+    """Return the decision about a running job, and the rule of the decision."""
     actions = verdict.actions
     if any(isinstance(one, modes.Propose) for one in actions):
         return "propose to end the attempt", "propose"

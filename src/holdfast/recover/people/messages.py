@@ -1,9 +1,11 @@
-"""Decide which incidents a message is due for, and put the message into words. Pure.
+"""Find the incidents for which a message is due, and write the message. Pure.
 
-The first incident has a message of its own as soon as it is over, or after `STUCK_S` without a step. What follows
-within `STORM_S` of a message is a storm: one message sums up its incidents once none has come for `STORM_S`, each
-`STORM_MAX_S` at least, and when the run ends. A proposal, or a finding that is only observed, has its message at once,
-but not within `STORM_S` of a message about one of the same kind: a job that stands still again and again is a storm.
+The first incident has a message of its own as soon as the incident is over, or after `STUCK_S`
+without a step. Incidents within `STORM_S` of a message are a storm. One message sums up the
+incidents of a storm after `STORM_S` without a new incident, at least every `STORM_MAX_S`, and when
+the run ends. A proposal, or a finding that is only observed, has its message at once, but not
+within `STORM_S` of a message about one of the same kind: a job that stands still again and again is
+a storm.
 """
 
 from collections import Counter
@@ -17,35 +19,35 @@ from holdfast.core.explanation.telling import lost_line
 STORM_S = 600.0
 STORM_MAX_S = 3600.0
 STUCK_S = 600.0
-"""After so long, a message is due about an incident after which the job does not train yet."""
+"""Seconds after which a message is due about an incident if the job does not train yet."""
 COSTS_UNKNOWN = "Lost: the run has made too many steps to add that up here."
 EVIDENCE_SENT = 3
 INCIDENTS_SENT = 10
-"""So many incidents of a storm have a line of their own, the last ones."""
+"""The number of last incidents of a storm that have a line of their own."""
 BODY_LIMIT = 4000
-"""Characters of a message."""
+"""The most characters of a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """One incident, as far as messages are concerned. Unix seconds."""
+    """The facts of one incident on which messages depend. Times are Unix seconds."""
 
     incident_id: int
     detected_at_s: float
     over_at_s: float | None
-    """When the job trained again, failed again, or the run ended; None before that."""
+    """The time at which the job trained again or failed again, or the run ended; None before."""
 
 
 def due(
     unsent: Sequence[Known], *, last_sent_s: float | None, now_s: float, is_over: bool
 ) -> tuple[tuple[int, ...], float | None]:
-    """Return the incidents that one message is due for now, and otherwise when it will be due.
+    """Return the incidents for which one message is due now, else the time when it will be due.
 
     Args:
         unsent: the incidents without a message, in order.
-        last_sent_s: when the last message was sent.
+        last_sent_s: the time of the last message.
         now_s: the present time.
-        is_over: whether the run has ended.
+        is_over: True if the run has ended.
     """
     if not unsent:
         return (), None
@@ -62,7 +64,7 @@ def due(
     in_storm = last_sent_s is not None and unsent[0].detected_at_s < last_sent_s + STORM_S
     due_at_s = _ripe_s(ripe[0]) + STORM_MAX_S
     if len(ripe) == len(unsent):
-        is_calm = ripe[-1].over_at_s is None  # it has come to nothing for long enough
+        is_calm = ripe[-1].over_at_s is None  # the job has not trained for long enough
         last_s = _ripe_s(ripe[-1])
         due_at_s = min(due_at_s, last_s + STORM_S if in_storm and not is_calm else last_s)
     ids = tuple(one.incident_id for one in ripe)
@@ -74,11 +76,11 @@ def _ripe_s(one: Known) -> float:
 
 
 def proposal_due_s(kind: str, told: Sequence[tuple[str, float]]) -> float:
-    """Return from when on a message about a proposal or a finding may be sent, Unix seconds.
+    """Return the earliest time, in Unix seconds, for a message about a proposal or a finding.
 
     Args:
-        kind: of the finding.
-        told: the kind of the finding, and the time, of each earlier message about one.
+        kind: the kind of the finding.
+        told: for each earlier message about a finding, the kind of the finding and the time.
     """
     return max((at_s + STORM_S for before, at_s in told if before == kind), default=0.0)
 
@@ -94,11 +96,11 @@ def compose(
     """Return the title and the text of one message.
 
     Args:
-        story: of the run.
+        story: the story of the run.
         incident_ids: the incidents that the message is about.
-        proposals: what waits for an approval, a text each.
-        notes: what was found and is only observed, a text each.
-        has_costs: whether what the incidents cost is known.
+        proposals: the texts of the proposals that wait for an approval.
+        notes: the texts of the findings that are only observed.
+        has_costs: True if the costs of the incidents are known.
     """
     run_id = story.summary.run.run_id
     incidents = [one for one in story.incidents if one.incident_id in set(incident_ids)]

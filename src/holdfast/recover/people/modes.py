@@ -1,9 +1,10 @@
-"""Which decisions are carried out: a pure function over the policy.
+"""Choose by the mode which decisions are carried out: a pure function over the policy.
 
-`act` carries out each decision at once. What touches a job that still runs (a job that stands still, a broken loss, a
-rank that left the others with code 0) is proposed to a person by `propose`, and carried out once approved; `observe`
-only records what would have been done. A job of which a rank or a node has failed is started again in `act` and
-`propose`; in `observe` the run ends as the job has ended. The policy decides the same in all three.
+`act` carries out each decision at once. Some decisions touch a job that still runs (a job that
+stands still, a broken loss, a rank that left the others with code 0). `propose` proposes these
+decisions to a person, and carries them out after an approval; `observe` only records them. If a
+rank or a node of a job has failed, `act` and `propose` start the job again; in `observe` the run
+ends as the job has ended. The policy decides the same in all three modes.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from holdfast.recover import policy
 Mode = Literal["act", "propose", "observe"]
 MODES: tuple[Mode, ...] = ("act", "propose", "observe")
 APART_STEPS = 64
-"""A broken loss so many steps after the last one is another finding."""
+"""Steps after the last broken loss within which a further broken loss is the same finding."""
 
 Finding = policy.JobFrozen | policy.LossBroken | policy.RankFailed
 """A finding about a job that still runs, see `_of_running_job`."""
@@ -32,7 +33,7 @@ class WentOn:
 
 @dataclass(frozen=True)
 class Propose:
-    """Ask a person before the running job is ended."""
+    """Request a person's approval before the running job is ended."""
 
     finding: Finding
 
@@ -46,7 +47,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """The proposal does not hold any more."""
+    """The proposal is not valid any more."""
 
     why: str
 
@@ -57,14 +58,14 @@ Action = policy.Action | Propose | Note | Withdraw
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A decision that is not carried out, since it waits for a person or is only recorded."""
+    """A decision that is not carried out: it waits for an approval, or is only recorded."""
 
     finding: Finding
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from an event."""
+    """The result of an event."""
 
     state: policy.State
     held: Held | None
@@ -79,15 +80,15 @@ def decide(
     event: Event,
     now_s: float,
 ) -> Verdict:
-    """Return the next state, the decision that is held from now on, and what to do.
+    """Return the next state, the decision that is held from now on, and the actions.
 
     Args:
-        mode: of the run.
-        limits: of the policy.
-        state: of the policy.
+        mode: the mode of the run.
+        limits: the limits of the policy.
+        state: the state of the policy.
         held: the decision that is held so far.
-        event: what happened.
-        now_s: monotonic seconds.
+        event: the event.
+        now_s: the present time, in monotonic seconds.
     """
     running = state.phase is policy.Phase.RUNNING
     if isinstance(event, WentOn):
@@ -126,9 +127,7 @@ def _hold(
     if after.phase is policy.Phase.RUNNING:
         return Verdict(after, held, ())  # the policy itself goes on with the training
     if held is not None and isinstance(event, policy.RankFailed):
-        return Verdict(
-            state, held, ()
-        )  # the rank has left for good: what else was found goes first
+        return Verdict(state, held, ())  # the rank has left for good: the other finding goes first
     now_held = Held(finding=event)
     if held is not None and _is_same(held.finding, event):
         return Verdict(state, now_held, ())
@@ -145,7 +144,7 @@ def _is_same(before: Finding, now: Finding) -> bool:
 def _not_restarted(
     after: policy.State, actions: tuple[policy.Action, ...], event: policy.Diagnosed
 ) -> tuple[policy.State, tuple[policy.Action, ...]]:
-    """End the run where the policy would have started the job again."""
+    """End the run if the policy would have started the job again."""
     planned = next((one for one in actions if isinstance(one, policy.Resolve)), None)
     if planned is None or planned.action != "restart":
         return after, actions

@@ -1,7 +1,7 @@
-"""Send a message about each incident once it is over, beside the supervision and without holding it up.
+"""Send a message about each incident after its end, without delaying the supervision.
 
-All that the notifier goes by is in the ledger, so that the supervisor after a killed one sends what that one has not
-sent. A message that was sent and not recorded any more is sent once more.
+The ledger holds all the input of the notifier, so that the supervisor after a killed one sends the
+messages that are left. A message that was sent but not recorded before the kill is sent once more.
 """
 
 import asyncio
@@ -21,26 +21,27 @@ from holdfast.recover.people.decisions import PROPOSALS, open_proposal
 from holdfast.recover.people.messages import Known, due, proposal_due_s
 
 SEND_LIMIT_S = 30.0
-"""How long one try may take."""
+"""Seconds that one try may take."""
 RETRIES_S = (2.0, 15.0)
-"""The waits before the second try and before the last one."""
+"""Seconds to wait before the second try and before the last try."""
 CLOSE_S = 30.0
-"""How long the end of a run may wait for its last message."""
+"""Seconds that the end of a run may wait for the run's last message."""
 LAST_WAIT_S = 1.0
-"""The longest wait before another try once the run is over."""
+"""The most seconds to wait before another try after the end of the run."""
 JOURNAL_BYTES = 8 << 20
-"""So much of the end of the journal of steps is read for a message; after a try that took too long, nothing."""
+"""Bytes read from the end of the journal of steps for a message; 0 after a try that took too
+long."""
 LOOK_S = 60.0
-"""At least so often the time is looked at, since clocks jump."""
+"""The most seconds between two looks at the time, since clocks jump."""
 WAKING = ("incident", "resolved", "resumed", "proposal", "observed", "ended")
-"""The kinds of the observer after which a message may be due."""
+"""The kinds of the observer's events after which a message may be due."""
 TOLD = ("notified", "notify_failed")
 NOTE = "observed"
 READ = ("notify_on", *TOLD, *PROPOSALS, NOTE)
-"""The kinds of the events that messages depend on."""
+"""The kinds of the events on which messages depend."""
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-"""Sends one message, see `sender.send`."""
+"""A function that sends one message; see `sender.send`."""
 
 
 async def send_in_process(order: dict[str, Any]) -> dict[str, Any]:
@@ -86,11 +87,11 @@ class Notifier:
         """Begin without sending.
 
         Args:
-            urls: where messages go; none: nothing is sent.
-            paths: of the run.
-            ledger: holds the run.
-            observe: receives complaints.
-            clock: the time of the records.
+            urls: the destinations of messages; empty: no message is sent.
+            paths: the paths of the run.
+            ledger: the ledger that holds the run.
+            observe: receives a report of each trouble.
+            clock: the clock of the records.
             send: sends one message.
         """
         self._urls = list(urls)
@@ -102,18 +103,20 @@ class Notifier:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._done: set[tuple[str, int]] = set()
-        """The incidents and proposals that were dealt with here, also where the ledger could not take that."""
+        """The incidents and proposals done by this process, even if the ledger could not record
+        them."""
         self._about: dict[str, Any] | None = None
-        """What is being sent."""
+        """The incidents and proposals of the message that is being sent."""
         self._why = ""
-        """Why the last try of what is being sent failed."""
+        """The reason why the last try of the present message failed."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self, *, anew: bool) -> None:
         """Begin to send.
 
         Args:
-            anew: a person has started or resumed the run, so that earlier incidents are known.
+            anew: True if a person has started or resumed the run, so that no message is due about
+                earlier incidents.
         """
         if not self._urls:
             return
@@ -128,12 +131,12 @@ class Notifier:
             self._complain(repr(error))
 
     def observed(self, kind: str) -> None:
-        """Take in that something has happened."""
+        """Look for due messages if this kind of event may make one due."""
         if kind in WAKING:
             self._wake.set()
 
     async def close(self, *, leads: bool) -> None:
-        """Send the messages that are left, for a limited time; none where another supervisor leads the run."""
+        """Send the messages that are left, for a limited time; none if another supervisor leads."""
         if self._task is None:
             return
         if leads:
@@ -170,7 +173,7 @@ class Notifier:
                     await self._wake.wait()
 
     def _due(self, is_over: bool) -> "tuple[tuple[int, ...], _Waiting, float | None]":
-        """Return the incidents and the proposals that a message is due for, and when to look again."""
+        """Return the incidents and proposals with a due message, and the time of the next look."""
         events = self._ledger.events(self._paths.run_id, kinds=READ)
         since_s = max((one.at_s for one in events if one.kind == "notify_on"), default=0.0)
         told = [one for one in events if one.kind in TOLD]
@@ -222,7 +225,7 @@ class Notifier:
             await self._pause(wait_s)
             try:
                 answer = await self._send({**order, "urls": urls})
-            except OSError as error:  # no process is to be had
+            except OSError as error:  # no process can be started
                 answer = {"failed": range(len(urls)), "why": str(error)}
             urls, self._why = [urls[place] for place in answer["failed"]], answer["why"]
             if answer.get("is_late"):
@@ -239,7 +242,7 @@ class Notifier:
             await asyncio.to_thread(self._record, "notified", about)
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait before a try; not for long once the run is over."""
+        """Wait before a try; wait only briefly after the end of the run."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._over.wait()
@@ -272,7 +275,7 @@ class Notifier:
 
 @dataclass(frozen=True, kw_only=True)
 class _Waiting:
-    """The proposal, or the finding that is only observed, that no message was sent about."""
+    """The proposal, or the finding that is only observed, for which no message was sent."""
 
     number: int | None = None
     proposals: tuple[str, ...] = ()
@@ -288,10 +291,12 @@ class _Waiting:
 
 
 def _waiting(events: Sequence[Event], newest: int) -> tuple[_Waiting, float]:
-    """Return what no message was sent about, and from when on a message may be sent, Unix seconds.
+    """Return the proposal or finding without a message, and the earliest time for the message.
+
+    The time is in Unix seconds.
 
     Args:
-        events: of the run, those of the kinds `READ`.
+        events: the events of the run of the kinds `READ`.
         newest: the number of the newest attempt.
     """
     found = [(one.kind, one.attempt, one.data) for one in events if one.kind in PROPOSALS]

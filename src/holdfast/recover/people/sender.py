@@ -1,7 +1,8 @@
-"""Send one message by Apprise, in a process of its own: what a service's plugin does cannot harm the supervisor.
+"""Send one message by Apprise, in a process of its own.
 
-The order comes on standard input, since it holds URLs with secrets, and command lines are readable by every user. What
-is printed names a URL by its place in the list and its scheme, and nothing else of it.
+So a service's plugin cannot harm the supervisor. The order comes on standard input, since it holds
+URLs with secrets, and command lines are readable by every user. The output names a URL only by its
+place in the list and its scheme.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ SCHEME_LIMIT = 20
 
 
 def main() -> None:
-    """`sender PARENT_PID`: the notifier has started this process."""
+    """Run `sender PARENT_PID`, which the notifier starts."""
     die_with_parent(int(sys.argv[1]))
     order = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # a plugin may print
@@ -34,8 +35,8 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
     """Send one message to each URL.
 
     Args:
-        order: `ledger`, `home`, `run`, `incidents` (ids), `proposals` (texts), `notes` (texts), `journal_bytes` (how
-            much of the journal of steps is read), `urls`.
+        order: `ledger`, `home`, `run`, `incidents` (ids), `proposals` (texts), `notes` (texts),
+            `journal_bytes` (the bytes that are read from the end of the journal of steps), `urls`.
 
     Returns:
         `failed`: the places of the URLs to which the message could not be sent; `why`: a sentence.
@@ -66,7 +67,7 @@ def send(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_urls(urls: Sequence[str]) -> None:
-    """See that Apprise can send to each URL, without sending.
+    """Check that Apprise can send to each URL, without sending.
 
     Raises:
         BadUse: Apprise is not installed, or has no service for a URL.
@@ -84,7 +85,7 @@ def check_urls(urls: Sequence[str]) -> None:
 def _sent(url: str, title: str, body: str) -> bool:
     apprise = _apprise()
     service = apprise.Apprise()
-    # As plain text: what logs say is not to be read as markup.
+    # As plain text: text from logs must not be read as markup.
     return bool(service.add(url)) and bool(
         service.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT)
     )

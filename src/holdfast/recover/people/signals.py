@@ -1,19 +1,19 @@
-"""List which signals the supervisor could go by when something failed, and which could not be seen, with the reason."""
+"""List the signals that the supervisor could read at a failure, and the others with the reason."""
 
 from collections.abc import Collection
 
 from holdfast.recover.attempt import AttemptView
 
 NAMED = 8
-"""So many ranks are named; of more, the number is given."""
+"""The most ranks that are named; of more ranks, the number is given."""
 
 
 def signals_of(view: AttemptView, *, healthy_after: int) -> dict[str, list[str]]:
-    """Return what was looked at (`looked_at`) and what could not be seen (`not_seen`), a phrase each.
+    """Return the signals that were read (`looked_at`) and the others (`not_seen`), a phrase each.
 
     Args:
-        view: of the attempt that has failed.
-        healthy_after: 0 where losses are not looked at.
+        view: the view of the failed attempt.
+        healthy_after: 0 if losses are not watched.
     """
     ranks = set(range(view.world_size or 0))
     living = set(view.detector.living)
@@ -32,7 +32,7 @@ def signals_of(view: AttemptView, *, healthy_after: int) -> dict[str, list[str]]
     else:
         seen.looked_at.append(f"the losses, spikes those of rank {view.loss_leader}")
     hidden = {rank for rank in living if view.states.get(rank) == "hidden"}
-    if living:  # agents report a state only where that is not running or sleeping
+    if living:  # agents report a state only if it is neither running nor sleeping
         seen.add("the process states of", living - hidden, missing=hidden, why="it may not be read")
     if view.frozen is None and view.left is None:
         seen.not_seen.append("stacks and CPU time: the job had failed before a look was due")
