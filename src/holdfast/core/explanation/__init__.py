@@ -1,12 +1,12 @@
-"""What happened in a run, in order and in plain words: from the ledger's rows to a `RunStory`, and to lines of text.
+"""Explain a run in order and in plain words: from the ledger's rows to a `RunStory` and to text.
 
 | module | one idea |
 |---|---|
 | `plain_words` | one incident, one event or one decision in a sentence |
-| `training_words` | what made the training slow, and which data it leaves out, in a sentence |
+| `training_words` | the causes of a slow training, and the data that it leaves out, in a sentence |
 | `story` | the chain of a run: each incident with its signals, evidence, decisions, effect and cost |
-| `recent` | the same from the last part of the journal of steps, where time is limited |
-| `narration` | what happens, as it happens, in a line each |
+| `recent` | the same from the last part of the journal of steps, if time is limited |
+| `narration` | each event of a run as it happens, in a line |
 | `telling` | a story as lines, for a terminal or a message |
 """
 

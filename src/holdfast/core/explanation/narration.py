@@ -1,4 +1,4 @@
-"""What a supervised run does, said in a line each: for `holdfast run` and the demonstration."""
+"""Describe each event of a supervised run in a line: for `holdfast run` and the demonstration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from holdfast.core.left_out import in_words
 
 
 def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
-    """Return the line for an event that the observer receives; None for an event without one (see `Observer`)."""
+    """Return the line for an event of the `Observer`; None for an event without a line."""
     match kind:
         case "restored":
             over = "".join(
@@ -17,7 +17,7 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
         case "incident":
             rank = "" if data["rank"] is None else f", rank {data['rank']}"
             return f"detected: {'the job stands still' if data['kind'] == 'hang' else 'the job failed'}{rank}"
-        case "resolved" if data["action"] == "restart":  # a stop is told by the outcome
+        case "resolved" if data["action"] == "restart":  # the outcome reports a stop
             return f"incident {data['incident_id']}: {data['summary']} {data['explanation']}"
         case "resumed":
             return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"

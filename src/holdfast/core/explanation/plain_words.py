@@ -1,4 +1,4 @@
-"""One incident, one event or one decision in a sentence that needs no glossary."""
+"""Describe one incident, event or decision in a sentence that needs no glossary."""
 
 import re
 import signal
@@ -10,20 +10,20 @@ from holdfast.core.explanation.training_words import training_note
 from holdfast.core.ledger.records import BY_TIME_LIMIT, Event, Incident
 
 NO_REASON = ("Others", "Unknown")
-"""Reasons of a diagnosis that say nothing beside the line that states the root."""
+"""Reasons of a diagnosis that add nothing to the line that states the root."""
 OWN_WORDS = re.compile(r"^(?:\S+Z )?holdfast: ")
-"""What begins a line of the supervisor's own log."""
+"""The beginning of a line of the supervisor's own log."""
 ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SENTENCE_LIMIT = 300
-"""Characters of a line of a log within a sentence."""
+"""The most characters of a log line within a sentence."""
 
 
 def what_happened(incident: Incident, events: Sequence[Event]) -> str:
-    """Return what was seen, such as "Rank 2 was killed (SIGKILL)".
+    """Return the observed failure, such as "Rank 2 was killed (SIGKILL)".
 
     Args:
-        incident: of the run.
-        events: of the incident's attempt.
+        incident: the incident of the run.
+        events: the events of the incident's attempt.
     """
     decided = next(iter(incident.diagnosis.get("decided_by") or [""]))
     match incident.kind:
@@ -74,12 +74,12 @@ def signal_name(number: int) -> str:
 
 
 def lost_node(events: Sequence[Event]) -> str | None:
-    """Return the name of the node that was lost first in these events."""
+    """Return the name of the first lost node in these events; None if no node was lost."""
     return next((str(one.data.get("node")) for one in events if one.kind == "node_lost"), None)
 
 
 def cause(diagnosis: Mapping[str, Any]) -> str:
-    """Return the cause that a diagnosis states, a sentence; "No cause was found." where there is none."""
+    """Return the cause in a diagnosis as a sentence; "No cause was found." if there is none."""
     root = diagnosis.get("root_line")
     said = str(root.get("text", "")) if isinstance(root, Mapping) else ""
     said = " ".join(OWN_WORDS.sub("", words.clean(said)).split())
@@ -91,7 +91,7 @@ def cause(diagnosis: Mapping[str, Any]) -> str:
 
 
 def event_note(event: Event, run_id: str) -> str | None:
-    """Return what an event means for the run, a sentence; None for an event that an incident or the account has."""
+    """Return an event as a sentence; None for an event that an incident or the account contains."""
     data = event.data
     match event.kind:
         case "begun" if event.attempt > 0:
@@ -123,7 +123,7 @@ def event_note(event: Event, run_id: str) -> str | None:
 
 
 def _node_note(event: Event) -> str | None:
-    """Return what was found about the nodes, a sentence or several."""
+    """Return an event about the nodes as one or more sentences; None for another event."""
     data = event.data
     match event.kind:
         case "nodes_tested":
@@ -143,7 +143,7 @@ def _stop_asked(by: str) -> str:
 
 
 def _tested(data: Mapping[str, Any]) -> str:
-    """Return what tests of the nodes have found."""
+    """Return the findings of the tests of the nodes."""
     nodes = [one for one in _listed(data, "nodes") if isinstance(one, Mapping)]
     cordoned = _listed(data, "cordoned")
     found = [
@@ -193,4 +193,4 @@ RULES: Mapping[str, str] = {
     "propose": "in the mode propose a running job is touched only after an approval",
     "note": "in the mode observe a running job is not touched",
 }
-"""What each rule of the policy says, by the name in a decision's record."""
+"""The meaning of each rule of the policy, by the rule's name in a decision's record."""

@@ -1,4 +1,4 @@
-"""The chain of a run from the last part of its journal, for a message: the time for a message is limited."""
+"""Explain a run from the last part of its journal, since the time for a message is limited."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -13,16 +13,16 @@ from holdfast.core.telemetry import StepRecord, read_steps
 def explain_recent(
     ledger: Ledger, home: Path, run_id: str, incident_ids: Collection[int], *, journal_bytes: int
 ) -> tuple[RunStory, bool]:
-    """Return the chain of a run, and whether what these incidents cost is right.
+    """Return the chain of a run, and True if the costs of these incidents are right.
 
-    The costs of other incidents, and those of the run, are not to be used.
+    The costs of the other incidents and of the run must not be used.
 
     Args:
-        ledger: where the run is recorded.
+        ledger: the ledger that holds the run.
         home: `$HOLDFAST_HOME`, below which the journal of steps lies.
-        run_id: the run.
+        run_id: the name of the run.
         incident_ids: the incidents of the message.
-        journal_bytes: how much of the journal's end is read.
+        journal_bytes: the bytes that are read from the journal's end.
 
     Raises:
         NotFound: there is no such run.
@@ -41,10 +41,10 @@ def explain_recent(
 
 
 def _has_all(steps: Sequence[StepRecord], incidents: Sequence[Incident]) -> bool:
-    """Return whether these steps have all that the incidents had made again.
+    """Return True if these steps contain all steps that were made again after the incidents.
 
-    An attempt begins below its first step, so that no attempt before the first record has steps above that record's
-    step that an incident of a later attempt could have lost.
+    An attempt begins below its first step. So no attempt before the first record has steps above
+    that record's step that an incident of a later attempt could have lost.
     """
     if not steps:
         return False

@@ -1,4 +1,4 @@
-"""The chain of one run, from its records: what happened, what was looked at, decided, done, checked and lost."""
+"""Build a run's chain from its records: faults, signals, decisions, actions, checks, costs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from holdfast.core.explanation.plain_words import (
 from holdfast.core.ledger import Event, Ledger
 
 OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_readmitted")
-"""Kinds of events that are a part of what was done about an incident, if there is one."""
+"""Kinds of events that belong to the actions after an incident, if there is an incident."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """What the supervisor could go by when something failed."""
+    """The signals that the supervisor could use at a failure."""
 
     looked_at: tuple[str, ...] = ()
-    """Signals that were looked at, a phrase each."""
+    """The signals that were read, a phrase each."""
     not_seen: tuple[str, ...] = ()
-    """Signals that could not be seen, each with the reason."""
+    """The signals that could not be read, each with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,11 @@ class Decision:
     """act, propose or observe."""
     finding: Mapping[str, Any]
     state: Mapping[str, Any]
-    """What the policy went by, before the decision."""
+    """The state of the policy before the decision."""
     plan: Mapping[str, Any]
-    """What was decided: `action`, `explanation`, `wait_s`."""
+    """The decided plan: `action`, `explanation`, `wait_s`."""
     rule: str
-    """The rule by which, in words."""
+    """The rule of the decision, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +59,23 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentStory:
-    """One incident from its fault to the check of what was done."""
+    """One incident, from its fault to the check of the action's effect."""
 
     number: int
     """1 for the run's first incident."""
     incident_id: int | None
     attempt: int
     what: str
-    """What was seen, without a full stop."""
+    """The observed failure, without a full stop."""
     at_s: float
-    """Unix time of the fault, as far as the records have it."""
+    """The Unix time of the fault, as exact as the records are."""
     detected_after_s: float
     rank: int | None
     node: str | None
-    """The node that was lost, or the one on which the rank ran."""
+    """The node that was lost, else the node on which the rank ran."""
     step: int | None
     signals: Signals | None
-    """None where the run's records are older than this record."""
+    """The signals at the failure; None if the run's records are older than this kind of record."""
     cause: str
     confidence: float | None
     evidence: tuple[Line, ...]
@@ -83,22 +83,22 @@ class IncidentStory:
     decisions: tuple[Decision, ...]
     done: str
     check: str
-    """Whether what was done had its effect, a sentence."""
+    """The effect of the action, as a sentence."""
     is_settled: bool
-    """Whether the job trains again, or the run is over."""
+    """True if the job trains again, or the run is over."""
     resumed_after_s: float | None
-    """From the detection to the first new step."""
+    """Seconds from the detection to the first new step."""
     steps_again: int | None
     lost_s: float
-    """Wall seconds: the mean over the ranks."""
+    """Lost wall seconds: the mean over the ranks."""
     lost_gpu_hours: float
     lost: Mapping[LostCause, float]
-    """Rank-seconds by cause."""
+    """Lost rank-seconds by cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Something else that happened."""
+    """An event of the run that belongs to no incident."""
 
     at_s: float
     text: str
@@ -110,7 +110,7 @@ class RunStory:
 
     summary: RunSummary
     chain: tuple[IncidentStory | Note, ...]
-    """In the order of time."""
+    """The incidents and notes in the order of time."""
 
     @property
     def incidents(self) -> tuple[IncidentStory, ...]:
@@ -119,27 +119,27 @@ class RunStory:
 
 
 def explain(ledger: Ledger, home: Path, run_id: str) -> RunStory:
-    """Return the chain of a run, also of one that is going on.
+    """Return the chain of a run, also of a run that is going on.
 
     Args:
-        ledger: where the run is recorded.
-        home: `$HOLDFAST_HOME`, below which its journal of steps lies.
-        run_id: the run.
+        ledger: the ledger that holds the run.
+        home: `$HOLDFAST_HOME`, below which the run's journal of steps lies.
+        run_id: the name of the run.
 
     Raises:
         NotFound: there is no such run.
-        HoldfastError: its journal is damaged.
+        HoldfastError: the journal is damaged.
         LedgerError: the ledger cannot be read.
     """
     return story_of(summarize(ledger, home, run_id), ledger.events(run_id))
 
 
 def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
-    """`explain` as a pure function of the records.
+    """Return the chain of a run as `explain` does, as a pure function of the records.
 
     Args:
-        summary: of the run.
-        events: of the run, in the order they were recorded.
+        summary: the summary of the run.
+        events: the events of the run, in the order of their records.
     """
     by_attempt: dict[int, list[Event]] = {}
     for event in events:
@@ -194,7 +194,7 @@ def _incident(
 def _node(
     cost: IncidentSummary, summary: RunSummary, by_attempt: Mapping[int, Sequence[Event]]
 ) -> str | None:
-    """Return the node that was lost, or the one of the rank at fault, by the launch that the attempt is of."""
+    """Return the lost node, else the node of the rank at fault in the launch of the attempt."""
     attempt, rank = cost.incident.attempt, cost.incident.rank
     if rank is None:
         return lost_node(by_attempt.get(attempt, ()))
@@ -237,7 +237,7 @@ def _evidence(found: Mapping[str, Any], run_id: str) -> list[Line]:
 
 
 def within_run(file: str, run_id: str) -> str:
-    """Return the path of a file from the run's folder on, so that the logs of two attempts stay apart."""
+    """Return a file's path below the run's folder, to keep the logs of two attempts apart."""
     return file.rpartition(f"/runs/{run_id}/")[2]
 
 
@@ -256,7 +256,7 @@ def _decision(event: Event) -> Decision:
 
 
 def _node_notes(events: Sequence[Event], run_id: str) -> list[str]:
-    """Return what was found by tests of the nodes before the next start, and what became of the nodes."""
+    """Return the findings about the nodes before the next start, and the use of the nodes."""
     found = [event_note(event, run_id) for event in events if event.kind in OF_INCIDENT]
     return [_clean(text) for text in found if text is not None]
 
@@ -280,7 +280,7 @@ def _done(cost: IncidentSummary) -> str:
 
 
 def _check(cost: IncidentSummary, summary: RunSummary) -> tuple[str, bool]:
-    """Return whether what was done had its effect, and whether the incident is over."""
+    """Return the effect of the action as a sentence, and True if the incident is over."""
     incident = cost.incident
     if incident.resumed_at_s is not None and cost.seconds_to_restart is not None:
         step = "" if incident.restored_step is None else f" at step {incident.restored_step + 1}"

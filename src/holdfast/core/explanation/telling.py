@@ -1,4 +1,4 @@
-"""A story as lines of text, for a terminal or a message."""
+"""Write a story as lines of text, for a terminal or a message."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,15 +7,15 @@ from holdfast.core.accounting import LOST_CAUSES, LostCause, gpu_hours
 from holdfast.core.explanation.story import Decision, IncidentStory, RunStory
 
 EVIDENCE_SHOWN = 5
-"""Cited lines of an incident that are shown; `holdfast incidents show` has all."""
+"""The number of cited lines shown of an incident; `holdfast incidents show` shows all."""
 
 
 def story_lines(story: RunStory, state: str | None = None) -> Iterator[str]:
-    """Yield the whole chain of a run.
+    """Yield the lines of the whole chain of a run.
 
     Args:
-        story: of the run.
-        state: of the run as its processes show it, such as "lost"; None: as the ledger has it.
+        story: the story of the run.
+        state: the state of the run by its processes, such as "lost"; None: the state in the ledger.
     """
     summary = story.summary
     run = summary.run
@@ -45,7 +45,7 @@ def _state(story: RunStory, shown: str | None) -> str:
 
 
 def incident_lines(story: IncidentStory) -> Iterator[str]:
-    """Yield one incident, from what happened to what was lost."""
+    """Yield the lines of one incident, from the failure to the lost time."""
     step = "before the first step" if not story.step else f"after step {story.step}"
     node = "" if story.node is None or story.what.startswith("Node") else f", on node {story.node}"
     number = "" if story.incident_id is None else f" (incident {story.incident_id})"
@@ -79,7 +79,7 @@ def _decided(decision: Decision) -> str:
 
 
 def lost_line(story: IncidentStory) -> str:
-    """Return the seconds and GPU-hours that an incident has cost, by cause."""
+    """Return the seconds and GPU-hours that an incident cost, by cause."""
     total_s = sum(story.lost.values())
     if total_s <= 0:
         return "nothing"
@@ -93,7 +93,7 @@ def lost_line(story: IncidentStory) -> str:
 
 
 def account_lines(story: RunStory) -> Iterator[str]:
-    """Yield the account of all seconds of all ranks."""
+    """Yield the lines of the account of all seconds of all ranks."""
     lost = story.summary.lost_time
     if lost.total_s <= 0:
         return

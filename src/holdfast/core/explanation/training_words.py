@@ -1,4 +1,4 @@
-"""What made the training slow, and which data it leaves out, in a sentence."""
+"""Describe in a sentence the cause of a slow training, or the data that it leaves out."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from holdfast.core.left_out import in_words
 
 
 def training_note(event: Event) -> str | None:
-    """Return what an event says of the training, a sentence; None for another event, and for one of another shape."""
+    """Return an event about the training as a sentence; None for another or a malformed event."""
     data = event.data
     match event.kind:
         case "leave_out":
