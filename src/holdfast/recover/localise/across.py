@@ -1,6 +1,7 @@
-"""Check the nodes of one `holdfast nodes check`: this host alone, or all nodes on which the command was started.
+"""Check the nodes of one `holdfast nodes check`: this host, or all nodes that started the command.
 
-The nodes meet as those of a run do. The first one leads: it has the others carry out tests, as a supervisor does.
+The nodes meet as the nodes of a run do. The first node leads: it has the others carry out tests, as
+a supervisor does.
 """
 
 import asyncio
@@ -24,23 +25,24 @@ from holdfast.recover.localise.tester import NodeTester
 from holdfast.recover.nodes import Node, Nodes
 
 MEET_S = 120.0
-"""So long the nodes wait for each other."""
+"""Seconds that the nodes wait for each other."""
 TICK_S = 0.1
 
 Past = Callable[[Sequence[str]], tuple[Mapping[str, float], Set[str]]]
-"""Returns the prior of each of the nodes that have come, and which of them are cordoned."""
+"""A function that returns the prior of each node that arrived, and the cordoned nodes among
+them."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """What a node that does not lead was sent at the end."""
+    """The result that a node which does not lead received at the end."""
 
     exit_code: int
     sentence: str
 
 
 class NodeHosts:
-    """The agents of `Nodes` as the hosts of a session; see `session.Hosts`."""
+    """The agents of `Nodes` as the hosts of a session: see `session.Hosts`."""
 
     def __init__(self, nodes: Nodes, members: Mapping[str, Node]) -> None:
         self._nodes = nodes
@@ -75,7 +77,7 @@ class _ThisHost:
 
 
 def check_this_host(past: Past, clock: Clock | None = None) -> Report:
-    """Run the solo checks here."""
+    """Run the solo checks on this host."""
 
     async def check() -> Report:
         tester = NodeTester()
@@ -96,23 +98,24 @@ def check_nodes(
     finish: Callable[[Report, int], Joined],
     clock: Clock | None = None,
 ) -> tuple[Report, int] | Joined:
-    """Check all nodes that meet; call this on each of them.
+    """Check all nodes that meet. Call this function on each node.
 
     Args:
-        meeting: where they meet.
-        home: the folder that all nodes share.
-        past: called on the node that leads.
-        finish: called on the node that leads, with the report and how many nodes are missing, before the others end;
-            returns what these are sent.
-        clock: of this host.
+        meeting: the place where the nodes meet.
+        home: the folder shared by all nodes.
+        past: is called on the leading node.
+        finish: is called on the leading node, with the report and the number of missing nodes,
+            before the others end; returns the result that the other nodes receive.
+        clock: the clock of this host.
 
     Returns:
-        On the node that leads the report and how many nodes are missing, else what the node was sent.
+        On the leading node the report and the number of missing nodes, else the result that the
+        node received.
 
     Raises:
         HoldfastError: the nodes do not meet.
     """
-    # Under a key of its own: a run that meets at this place is another meeting.
+    # Under a separate key: a run that meets at this place is another meeting.
     meeting = replace(meeting, key=f"check-{meeting.key}")
     listening = meeting.listen()
     if listening is None:
@@ -181,7 +184,7 @@ def _node_id(name: str) -> str:
 async def _agent(
     name: str, node_id: str, meeting: Meeting, home: Path, known: Mapping[str, Any] | None
 ) -> Any:
-    """Run this node's agent; the value is a future of what the node that leads sends last, None without one."""
+    """Run this node's agent; yield a future of the leading node's last result, None without one."""
     ours, theirs = socket.socketpair()
     node = await Stream.of_socket(ours)
     begin = {
@@ -208,7 +211,7 @@ async def _agent(
 
 
 async def _last_word(agent: Stream) -> Joined | None:
-    """Wait for the end of the check; None where no node leads one for `MEET_S`."""
+    """Wait for the result of the check; return None if no node leads a check for `MEET_S`."""
     loop = asyncio.get_running_loop()
     alone_until_s = loop.time() + MEET_S
     while (message := await agent.receive()) is not None:
@@ -239,7 +242,7 @@ async def _ticking(nodes: Nodes) -> Any:
 
 
 class _Deaf:
-    """Receives what happens in a run; a check has none."""
+    """An observer that ignores the events of a run; a check has no run."""
 
     def received(
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool

@@ -1,7 +1,7 @@
-"""Test the connection of two or three nodes: an allgather whose answer each of them compares bit for bit.
+"""Test the connection of two or three nodes by an allgather; each node compares each bit.
 
-`worker` runs this in a process that is killed at a limit. NCCL is used where each node has a GPU and torch has NCCL,
-with the first GPU of each node; else gloo.
+`worker` runs the test in a process that is killed at a limit. The test uses NCCL with the first GPU
+of each node, if each node has a GPU and torch has NCCL; else it uses gloo.
 """
 
 import time
@@ -13,12 +13,12 @@ from typing import Any, Self
 from holdfast.recover.localise.solo import is_occupied
 
 ELEMENTS, GPU_ELEMENTS = 1024 * 1024, 16 * 1024 * 1024
-"""Of four bytes: what each node sends in one gather."""
+"""The number of four-byte elements that each node sends in one gather."""
 GATHERS = 3
 CONNECT_S = 10.0
-"""So long the nodes of a world wait for each other, and for each collective."""
+"""Seconds that the nodes of a world wait for each other, and for each collective."""
 LIMIT_S = 20.0
-"""So long a test may take."""
+"""Seconds that a test may take."""
 MAX_REASON = 300
 
 
@@ -27,9 +27,9 @@ class GroupOrder:
     """One node's part of a group test.
 
     Attributes:
-        rank, world_size: of this node in the test.
-        address, port: where the node of rank 0 listens.
-        use_gpu: whether every node of the world has a GPU.
+        rank, world_size: the rank of this node in the test, and the number of nodes.
+        address, port: the address on which the node of rank 0 listens.
+        use_gpu: True if every node of the world has a GPU.
     """
 
     rank: int
@@ -56,12 +56,12 @@ class GroupOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """What one node saw of a group test.
+    """The result of a group test on one node.
 
     Attributes:
-        passed: None where the test could not be made.
-        reason: why the test failed or could not be made.
-        mb_per_s: received from the other nodes, in 10^6 bytes a second.
+        passed: True if the test passed; None if the test could not be made.
+        reason: the reason why the test failed or could not be made.
+        mb_per_s: the speed of receiving from the other nodes, in 10^6 bytes a second.
     """
 
     passed: bool | None
@@ -84,15 +84,15 @@ class GroupResult:
 
 
 def tested(order: GroupOrder) -> GroupResult:
-    """Take part in a test; return what this node saw."""
+    """Take part in a test; return the result on this node."""
     try:
         return GroupResult(passed=True, mb_per_s=_gathered(order))
     except (ImportError, AttributeError, TypeError) as error:
-        # Another torch than this is written for, or none.
+        # torch is missing, or of an unsupported version.
         return GroupResult(passed=None, reason=f"torch cannot do it here: {error}"[:MAX_REASON])
-    except Exception as error:  # of torch, whose errors have no common class
+    except Exception as error:  # errors of torch have no common class
         said = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_REASON]
-        # The port was taken since it was looked for, or the GPU is in use: this says nothing of the nodes.
+        # The port was taken after the search, or the GPU is in use: no sign of a faulty node.
         passed = None if "EADDRINUSE" in str(error) or is_occupied(error) else False
         return GroupResult(passed=passed, reason=said)
 
@@ -134,7 +134,7 @@ def _gathered(order: GroupOrder) -> float:
                 if not torch.equal(part, _pattern(rank, round_, elements, device)):
                     raise ValueError(f"what node {rank} of the test sent arrived changed")
         seconds = time.monotonic() - began_s
-        # A node that leaves at once would cut the connections of the others.
+        # A node that leaves at once would cut the connections of the other nodes.
         dist.barrier()
     finally:
         dist.destroy_process_group()
@@ -143,7 +143,7 @@ def _gathered(order: GroupOrder) -> float:
 
 
 def _pattern(rank: int, round_: int, elements: int, device: Any) -> Any:
-    """Return what a rank sends in a round: int32 of shape `(elements,)`, known to all."""
+    """Return a rank's data in a round: int32 of shape `(elements,)`, computable on all ranks."""
     import torch
 
     # Odd multiples wrap around, so that each bit of an element changes.

@@ -1,4 +1,4 @@
-"""Test the nodes of a run before a launch, where the last failure may be a node's, and cordon what is bad."""
+"""Test the nodes before a launch if a node may have caused the last failure; cordon bad nodes."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -18,43 +18,43 @@ SUSPECT_CATEGORY = "Infrastructure"
 
 
 class Records(Protocol):
-    """Where the findings are recorded; a record that cannot be written is complained about there."""
+    """The recorder of the findings, and of complaints about records that cannot be written."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record something for the incident."""
+        """Record an event for the incident."""
 
     def complain(self, text: str) -> None:
-        """Say what could not be recorded."""
+        """Report a record that could not be written."""
 
 
 class Case(Protocol):
-    """The incident that is being worked on."""
+    """The incident that is being handled."""
 
     @property
     def incident(self) -> Incident | None:
-        """Return the incident, None where there is none."""
+        """Return the incident; None if there is none."""
 
     def add(self, sentences: Sequence[str]) -> None:
-        """Add sentences to its explanation."""
+        """Add sentences to the incident's explanation."""
 
 
 def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, several: bool) -> bool:
-    """Return whether nodes are tested after a failure.
+    """Return True if nodes are tested after a failure.
 
     Args:
         mode: the value of `--test-nodes`.
-        view: what is known of the attempt that failed.
-        incident: its incident; None where it has none.
-        several: whether the run has several nodes.
+        view: the view of the failed attempt.
+        incident: the incident of the attempt; None if there is none.
+        several: True if the run has several nodes.
     """
     if mode != "auto":
         return mode == "always"
     if view.lost_node is not None:
-        return False  # that node is the cause; it is tested before a launch on it
+        return False  # that node is the cause, and is tested before a launch on that node
     if view.frozen is not None and view.frozen.rank is None:
         return several
     diagnosis = {} if incident is None else incident.diagnosis
-    # A signal from outside, as by a person or for want of memory, is no sign of broken hardware.
+    # A signal from outside, as from a person or for lack of memory, is no sign of broken hardware.
     is_killed = tuple(diagnosis.get("decided_by", ())[:1]) in KILLED
     return diagnosis.get("category") == SUSPECT_CATEGORY and not is_killed
 
@@ -83,27 +83,27 @@ class NodeTests:
         self._case: Case | None = None
         self._cordoned: dict[str, NodeRecord] = {}
         self._unwritten: dict[str, NodeRecord] = {}
-        """Nodes that the tests of this run have cordoned while the ledger could not be written."""
+        """The nodes that the tests of this run cordoned while the ledger could not be written."""
         self._readmitted: set[str] = set()
-        """Cordoned nodes that the next launch takes all the same, since there are too few others."""
+        """The cordoned nodes that the next launch uses, since there are too few other nodes."""
         self._lost: set[str] = set()
-        """Names of nodes that were lost, and have not been tested since."""
+        """The names of nodes that were lost, and have not been tested since."""
         self.is_due = mode == "always"
-        """Whether the nodes are tested before the next launch, whatever they are."""
+        """True if any nodes are tested before the next launch."""
 
     def failed(self, view: AttemptView, case: Case) -> None:
-        """Take in that an attempt has failed and was diagnosed."""
+        """Record that an attempt has failed and was diagnosed."""
         self._case = case
         self.is_due = is_due(self._mode, view, case.incident, several=self._several)
         if view.lost_node is not None and self._mode != "never":
             self._lost.add(view.lost_node)
 
     def is_due_for(self, nodes: Sequence[Node]) -> bool:
-        """Return whether nodes are tested before a launch on `nodes`: a lost one among them comes back unproven."""
+        """Return True if nodes are tested before a launch on `nodes`: a lost node is unproven."""
         return self.is_due or any(node.name in self._lost for node in nodes)
 
     def leave_out(self) -> None:
-        """Leave the cordoned nodes out of the launches, as the ledger has them now."""
+        """Leave the cordoned nodes out of the launches, as the ledger holds them now."""
         try:
             known = {one.name: one for one in self._ledger.nodes() if one.is_cordoned}
             self._cordoned = {**self._unwritten, **known}
@@ -112,12 +112,13 @@ class NodeTests:
         self._nodes.cordoned = frozenset(self._cordoned) - self._readmitted
 
     def readmit(self, count: int) -> bool:
-        """Take the least bad cordoned nodes back where `count` are needed and too few others are there.
+        """Use the least bad cordoned nodes if there are fewer than `count` other nodes.
 
-        A node that a person has cordoned, or which failed a check by itself, stays out, unless the run has one node.
+        A node that a person has cordoned or that failed a solo check stays out, unless the run has
+        one node.
 
         Returns:
-            Whether there are enough now.
+            True if there are enough nodes now.
         """
         needed = self._nodes.missing(count)
         there = {node.name for node in self._nodes.connected if node.launched is None}
@@ -145,9 +146,9 @@ class NodeTests:
         return [node.name for node in self._nodes.connected if node.name in self._nodes.cordoned]
 
     async def run(self, given_up: asyncio.Event) -> bool:
-        """Test the nodes that are there; return whether a node is cordoned by that.
+        """Test the present nodes; return True if the tests cordoned a node.
 
-        The tests end at the bound of a session, and when they are given up.
+        The tests end at the time limit of a session, or when the caller sets `given_up`.
         """
         self.is_due = False
         self._lost.clear()
@@ -175,7 +176,7 @@ class NodeTests:
                 return False
             try:
                 report = session.result()
-            except Exception as error:  # a job does not end because its nodes could not be tested
+            except Exception as error:  # a failed test of the nodes must not end the job
                 self._records.event("nodes_not_tested", {"why": f"{error!r}."})
                 self._records.complain(f"The tests of the nodes failed: {error!r}.")
                 return False

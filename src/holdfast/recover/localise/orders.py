@@ -1,4 +1,4 @@
-"""The orders `check` to one node, and their answers."""
+"""Send the orders `check` to one node, and receive the answers."""
 
 import asyncio
 import itertools
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 ANSWER_S = 5.0
-"""So much later than the limit of a test its answer may arrive."""
+"""Seconds after the limit of a test within which the answer may arrive."""
 
 
 class Orders:
     """The orders to one node that wait for an answer."""
 
     def __init__(self) -> None:
-        # A number of its own for each node that is admitted anew: late answers are of no other order.
+        # A new first number for each admitted node, so that a late answer fits no other order.
         self._numbers = itertools.count(secrets.randbelow(2**31))
         self._is_lost = False
         self._waiting: dict[int, asyncio.Future[dict[str, Any] | None]] = {}
@@ -28,13 +28,13 @@ class Orders:
         """Send an order and wait for the answer.
 
         Returns:
-            None where the node's agent ended meanwhile, or the node is lost: the test has no result.
+            None if the node's agent ended meanwhile or the node is lost: the test has no result.
 
         Raises:
             TimeoutError: no answer arrived in time.
         """
         if self._is_lost:
-            return None  # a node that comes back has orders of its own
+            return None  # a node that comes back has new orders
         number = next(self._numbers)
         answer: asyncio.Future[dict[str, Any] | None] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -46,11 +46,11 @@ class Orders:
             self._waiting.pop(number, None)
 
     def answered(self, number: int, answer: dict[str, Any]) -> None:
-        """Take in an answer; one that nobody waits for is passed over."""
+        """Record an answer; ignore an answer for which no order waits."""
         self._finish(number, answer)
 
     def end(self, *, is_lost: bool = False) -> None:
-        """Take in that the agent which was to answer is gone; `is_lost`: with its node, which answers no more."""
+        """End all waits, since the agent is gone; `is_lost`: its node will not answer any more."""
         self._is_lost = is_lost
         for number in list(self._waiting):
             self._finish(number, None)

@@ -1,15 +1,19 @@
-"""Choose which nodes are tested together, and judge the nodes by the results. Pure: no I/O, no time, no randomness.
+"""Choose the nodes to test together, and judge the nodes by the results.
 
-The first two rounds are those of the study (Acme, NSDI 2024, section 6.1): worlds of two, one of three if the number is
-odd; then each suspect with a healthy node. They settle a node that fails every test. A node that fails a test with
-probability p only fails both rounds with p². So the rounds go on, and each result changes what is believed of the
-nodes.
+The module is pure: no I/O, no time, no randomness.
 
-The likelihood model: a node is healthy, or it fails each test that it takes part in with its own unknown rate, one of
-`RATES`, each as likely before the tests. A test of healthy nodes alone fails with `FALSE_FAILURE`, as by a bad link. So
-a test passes with probability (1 - FALSE_FAILURE) · Π (1 - rate of each node). A passed test says the same of each of
-its nodes by itself. A failed test ties the beliefs of its nodes together: that one is at fault excuses the others.
-Failed tests form a graph. Belief propagation on this graph is exact where it has no loop, and approximates elsewhere.
+The first two rounds follow the study (Acme, NSDI 2024, section 6.1): worlds of two nodes, with one
+world of three if the number is odd; then each suspect with a healthy node. The two rounds settle a
+node that fails every test. A node that fails a test only with probability p fails both rounds with
+p². So the rounds go on, and each result changes the beliefs about the nodes.
+
+The likelihood model: a node is healthy, or it fails each test in which it takes part with its own
+unknown rate, one of `RATES`, all equally likely before the tests. A test of healthy nodes alone
+fails with probability `FALSE_FAILURE`, as by a bad link. So a test passes with probability (1 -
+FALSE_FAILURE) · Π (1 - rate of each node). A passed test is independent evidence for each of its
+nodes. A failed test ties the beliefs of its nodes together: a fault of one node excuses the others.
+Failed tests form a graph. Belief propagation is exact if this graph has no loop, and approximate
+otherwise.
 """
 
 import itertools
@@ -20,25 +24,27 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 RATES = (0.25, 0.5, 0.75, 1.0)
-"""With which probability a faulty node may fail a test."""
+"""The probabilities with which a faulty node may fail a test."""
 FALSE_FAILURE = 0.001
 BASE_PRIOR = 0.05
-"""The belief that a node is faulty, where nothing is known but that the job failed."""
+"""The probability that a node is faulty if the failure of the job is the only evidence."""
 MAX_PRIOR = 0.5
-"""Memory alone judges no node."""
+"""The highest prior, so that earlier verdicts alone judge no node."""
 HALF_LIFE_S = 14 * 24 * 3600.0
-"""After so long half of an earlier suspicion is left: hardware is repaired and replaced within weeks."""
+"""Seconds after which half of an earlier suspicion is left: hardware is repaired and replaced
+within weeks."""
 BAD = 0.97
-"""A node above this probability is bad."""
+"""The probability above which a node is bad."""
 GOOD = 0.002
-"""A node below this probability is good: after about seven passed tests, in which a node that fails every second one
-stays unseen in one case of a hundred."""
+"""The probability below which a node is good. A node needs about seven passed tests; a node that
+fails every second test passes these tests in one case of a hundred."""
 MAX_ROUNDS = 10
 CORDON_SHARE = 0.2
-"""At most this share of the nodes is cordoned, or one node. More bad nodes at once have a cause in common, such as a
-switch, which cordoning does not mend; and the job needs the nodes."""
+"""The largest share of the nodes that is cordoned; one node may always be. More bad nodes at once
+have a common cause, such as a switch, which cordoning does not mend; and the job needs the
+nodes."""
 HOPELESS_ROUNDS = 3
-"""After so many rounds without a passed test the cause is none that tests of nodes find."""
+"""The rounds without a passed test after which the tests of nodes cannot find the cause."""
 SWEEPS = 60
 CONVERGED = 1e-6
 DAMPING = 0.3
@@ -46,7 +52,8 @@ MAX_WORLD = 3
 
 _HEALTHY = 0
 _PASSES = (1.0, *(1.0 - rate for rate in RATES))
-"""By state of a node: with which probability the node does not fail a test; the first state is healthy."""
+"""For each state of a node, the probability that the node does not fail a test; the first state is
+healthy."""
 
 
 Outcome = Literal["good", "bad", "suspect"]
@@ -62,14 +69,15 @@ class WorldTest:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a session says of the nodes.
+    """The judgement of a session on the nodes.
 
     Attributes:
-        probabilities: of each node, that it is faulty.
-        outcomes: `bad`, `good`, or `suspect` where the tests did not settle it.
-        can_tell: False where most nodes look bad, or no test passed: then no node is blamed.
-        cordon: the bad nodes to cordon, the worst first; with those that are cordoned already at most `cordon_limit`.
-        rounds: the rounds of group tests.
+        probabilities: for each node, the probability that the node is faulty.
+        outcomes: `bad`, `good`, or `suspect` if the tests did not settle the node.
+        can_tell: False if most nodes look bad, or no test passed: then no node is blamed.
+        cordon: the bad nodes to cordon, the worst first; with the nodes that are cordoned already
+            at most `cordon_limit`.
+        rounds: the number of rounds of group tests.
     """
 
     probabilities: Mapping[str, float]
@@ -86,14 +94,14 @@ class Judgement:
 
 
 def cordon_limit(count: int) -> int:
-    """Return how many of `count` nodes may be cordoned."""
+    """Return the most nodes of `count` that may be cordoned."""
     return max(1, math.floor(CORDON_SHARE * count))
 
 
 def prior_of(probability: float | None, age_s: float) -> float:
-    """Return the prior of a node from an earlier verdict; None: there is none.
+    """Return the prior of a node from an earlier verdict; `probability` is None without a verdict.
 
-    What exceeds `BASE_PRIOR` halves every `HALF_LIFE_S` seconds of the verdict's age.
+    The excess over `BASE_PRIOR` halves every `HALF_LIFE_S` seconds of the verdict's age.
     """
     if probability is None:
         return BASE_PRIOR
@@ -106,10 +114,12 @@ class Pairing:
     """The tests of one session so far. Names are in the order in which ties are settled.
 
     Attributes:
-        priors: of each node to test, the probability that it is faulty.
-        failed_solo: nodes that failed a solo check: they are bad, and take part in no group test.
-        cordoned: nodes that are there and cordoned already, tested or not.
-        gone: nodes that ended during the session: they take part in no further test, and are not judged.
+        priors: for each node to test, the probability that the node is faulty.
+        failed_solo: the nodes that failed a solo check: they are bad, and take part in no group
+            test.
+        cordoned: the present nodes that are already cordoned, tested or not.
+        gone: the nodes that ended during the session: they take part in no further test, and are
+            not judged.
     """
 
     priors: Mapping[str, float]
@@ -121,7 +131,7 @@ class Pairing:
     _beliefs: dict[str, tuple[float, ...]] | None = None
 
     def record(self, results: Sequence[WorldTest]) -> None:
-        """Take in the results of one round."""
+        """Record the results of one round."""
         self.tests.extend(results)
         self.rounds += 1
         self._beliefs = None
@@ -133,16 +143,17 @@ class Pairing:
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """Return the probability of each node that it is faulty, by all results so far."""
+        """Return for each node the probability that the node is faulty, by all results so far."""
         beliefs = self._believed()
         found = {name: 1.0 - beliefs[name][_HEALTHY] for name in self.nodes}
         return {name: found.get(name, 1.0) for name in self.priors}
 
     def next_round(self) -> list[tuple[str, ...]]:
-        """Return the worlds to test next; none where the nodes are judged, or no test would say more.
+        """Return the worlds to test next; none if all nodes are judged or no test would help.
 
-        The worlds are disjoint, so that they are tested at the same time. Only the pairs of three nodes overlap: with
-        one pair of three a round, ten rounds would not settle an intermittent fault.
+        The worlds are disjoint, so that they are tested at the same time. Only the pairs of three
+        nodes overlap: with one of the three pairs a round, ten rounds would not settle an
+        intermittent fault.
         """
         if self.rounds >= MAX_ROUNDS or self._is_hopeless or len(self._there) < 2:
             return []
@@ -153,7 +164,7 @@ class Pairing:
         return self._worlds(probabilities)
 
     def judge(self) -> Judgement:
-        """Return what the results say."""
+        """Return the judgement by the results."""
         probabilities = self.probabilities
         outcomes: dict[str, Outcome] = {
             name: "bad" if value > BAD else "good" if value < GOOD else "suspect"
@@ -164,7 +175,7 @@ class Pairing:
         most = len(self.priors) / 2
         nothing_passed = bool(self.tests) and not any(test.passed for test in self.tests)
         is_hopeless = len(judged) > most or sum(probabilities.values()) > most or nothing_passed
-        # One node by itself, or two of which one failed its own checks: a solo check needs no comparison.
+        # One node alone, or two nodes with one failed solo check: a solo check needs no comparison.
         can_tell = not is_hopeless or (0 < len(self.failed_solo) <= max(1.0, most))
         if is_hopeless:
             outcomes = {
@@ -192,7 +203,7 @@ class Pairing:
 
     @property
     def _is_hopeless(self) -> bool:
-        """Return whether nothing has passed for so long that the tests cannot tell."""
+        """Return True if no test has passed in at least `HOPELESS_ROUNDS` rounds."""
         return self.rounds >= HOPELESS_ROUNDS and not any(test.passed for test in self.tests)
 
     def _worlds(self, probabilities: Mapping[str, float]) -> list[tuple[str, ...]]:
@@ -200,7 +211,7 @@ class Pairing:
             frozenset(pair) for test in self.tests for pair in itertools.combinations(test.nodes, 2)
         )
         blamed = {frozenset(test.nodes) for test in self.tests if not test.passed}
-        # A bad node is tested no more: each world with it would fail.
+        # A bad node is tested no more: each world with that node would fail.
         left = [name for name in self._there if probabilities[name] <= BAD]
         left.sort(key=lambda name: -_entropy(probabilities[name]))  # stable: ties in their order
         if len(left) == MAX_WORLD:
@@ -210,7 +221,7 @@ class Pairing:
         alone: list[str] = []
         while left:
             first = left.pop(0)
-            # Whether two that failed together fail again does not say which of them is at fault.
+            # A second failure of two nodes together would not show the node at fault.
             partners = [one for one in left if frozenset((first, one)) not in blamed]
             if not partners:
                 alone.append(first)
@@ -231,7 +242,7 @@ class Pairing:
     def _join(
         self, name: str, worlds: list[tuple[str, ...]], probabilities: Mapping[str, float]
     ) -> None:
-        """Add a node to the most trusted world; it stays alone where one of them is a suspect."""
+        """Add a node to the most trusted world; it stays alone if one of the nodes is a suspect."""
         trusted = min(
             worlds, key=lambda world: sum(probabilities[one] for one in world), default=None
         )
@@ -240,16 +251,16 @@ class Pairing:
         if max(probabilities[one] for one in (name, *trusted)) <= 2 * BASE_PRIOR:
             worlds[worlds.index(trusted)] = (*trusted, name)
 
-    # What is believed
+    # Beliefs
 
     def _believed(self) -> dict[str, tuple[float, ...]]:
-        """Return the distribution of each node over its states: healthy, or a rate of `RATES`."""
+        """Return the distribution of each node over its states: healthy, or one of `RATES`."""
         if self._beliefs is None:
             self._beliefs = _propagated(self._alone(), self._failures())
         return self._beliefs
 
     def _alone(self) -> dict[str, list[float]]:
-        """Return what the priors and the passed tests say of each node."""
+        """Return the weight of each state of each node by the priors and the passed tests."""
         weights = {}
         for name in self.nodes:
             prior = self.priors[name]
@@ -262,7 +273,7 @@ class Pairing:
         return weights
 
     def _failures(self) -> dict[tuple[str, ...], int]:
-        """Return how often each world failed; equal worlds are one factor, so that they make no loop."""
+        """Return the failures of each world; equal worlds are one factor, so that they make no loop."""
         failures: dict[tuple[str, ...], int] = {}
         for test in self.tests:
             if not test.passed:
@@ -272,7 +283,7 @@ class Pairing:
 
 
 def _entropy(probability: float) -> float:
-    """Return the bits that are not known of a node."""
+    """Return the entropy of a node's probability, in bits."""
     if not 0.0 < probability < 1.0:
         return 0.0
     other = 1.0 - probability
@@ -314,8 +325,8 @@ def _propagated(
 
 
 def _message(others: Sequence[Sequence[float]], count: int) -> list[float]:
-    """Return how likely `count` failures of a world are, by state of one node, given the beliefs of the others."""
-    # The distribution of the product of the others' chances to pass.
+    """Return the likelihood of `count` failures by one node's state, given the others' beliefs."""
+    # The distribution of the product of the other nodes' probabilities to pass.
     products = [(1.0 - FALSE_FAILURE, 1.0)]
     for belief in others:
         products = [

@@ -1,4 +1,4 @@
-"""Test several nodes: solo checks, then rounds of group tests, until all are judged or the time is over."""
+"""Test nodes by solo checks, then group tests, until all are judged or the time is over."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from holdfast.recover.localise.solo import CheckResult
 from holdfast.recover.localise.tester import START_S
 
 SOLO_S = START_S + 2 * solo.LIMIT_S + ANSWER_S
-"""So long a node may take for its solo checks: one that is slow is repeated."""
+"""Seconds that a node may take for its solo checks: a slow check is repeated."""
 LIMIT_S = 90.0
-"""So long a session may take: a job waits for it."""
+"""Seconds that a session may take, since a job waits for the session."""
 
 T = TypeVar("T")
 
@@ -31,12 +31,12 @@ class Hosts(Protocol):
         """Have a node carry out an order; see `Orders.ask`."""
 
     def address_of(self, name: str) -> str:
-        """Return the address of a node for the others."""
+        """Return the address of a node for the other nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """One group test, for the record."""
+    """The record of one group test."""
 
     nodes: tuple[str, ...]
     passed: bool | None
@@ -46,29 +46,29 @@ class Pair:
 
 @dataclass(kw_only=True)
 class Report:
-    """What a session found."""
+    """The findings of a session."""
 
     solo: dict[str, list[CheckResult]] = field(default_factory=dict)
     pairs: list[Pair] = field(default_factory=list)
     unanswered: list[str] = field(default_factory=list)
-    """Nodes whose agents ended meanwhile: nothing is known of them."""
+    """The nodes whose agents ended meanwhile: the session has no result for these nodes."""
     judgement: Judgement
     seconds: float
     is_complete: bool
-    """Whether the time sufficed."""
+    """True if the time was enough."""
 
     @property
     def failed_solo(self) -> dict[str, CheckResult]:
-        """Return a failed solo check of each node that has one, rather one with a wrong result than a slow one."""
+        """Return a failed solo check of each node with one; wrong results precede slow checks."""
         return _failed(self.solo)
 
     @property
     def hard(self) -> list[str]:
-        """Return the nodes of which a solo check gave a wrong result; a slow one may be due to other work."""
+        """Return the nodes with a wrong solo result; other work may cause a slow check."""
         return [name for name, result in self.failed_solo.items() if not result.is_slow]
 
     def passed(self, name: str) -> Literal["", "solo", "all"]:
-        """Return what a node has passed without a failure; see `core.ledger.Verdict`."""
+        """Return the tests that a node passed without a failure; see `core.ledger.Verdict`."""
         checks = self.solo.get(name, [])
         tests = [pair.passed for pair in self.pairs if name in pair.nodes]
         if not checks or any(one.outcome != "passed" for one in checks) or False in tests:
@@ -76,7 +76,7 @@ class Report:
         return "all" if True in tests else "solo"
 
     def evidence(self, name: str) -> str:
-        """Return why a node is judged as it is, a sentence without its subject."""
+        """Return the reason for a node's judgement, as a sentence without its subject."""
         if name in self.failed_solo:
             found = self.failed_solo[name]
             return f"fails its check of {found.name} ({found.evidence})"
@@ -88,7 +88,7 @@ class Report:
         return f"failed {len(failed)} of {len(tests)} tests with other nodes{reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as the ledger and `--json` hold it."""
+        """Return the report in the form for the ledger and `--json`."""
         judgement = self.judgement
         return {
             "can_tell": judgement.can_tell,
@@ -123,11 +123,12 @@ async def localise(
 
     Args:
         hosts: carries the orders to the nodes.
-        priors: of each node to test, the probability that it is faulty.
+        priors: for each node to test, the probability that the node is faulty.
         clock: measures the session.
-        cordoned: names of nodes that are there and cordoned already; they count for how many may be.
-        limit_s: the bound of the whole session; what is known by then is judged.
-        max_rounds: of group tests.
+        cordoned: the names of present nodes that are already cordoned; these nodes count towards
+            the cordon limit.
+        limit_s: seconds that the session may take; the results until then are judged.
+        max_rounds: the most rounds of group tests.
     """
     session = _Session(hosts, priors, cordoned)
     began_s, is_complete = clock.monotonic_s(), False
@@ -181,7 +182,7 @@ class _Session:
             evidence = f"no answer within {timeout_s:g} s"
             self.solo[name] = [_no_answer(evidence)]
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            self.unanswered.append(name)  # of another version of Holdfast
+            self.unanswered.append(name)  # the node runs another version of Holdfast
 
     def begin(self) -> None:
         known = {name: prior for name, prior in self._priors.items() if name not in self.unanswered}
@@ -230,7 +231,7 @@ class _Session:
         failed = [one for one in results if one.passed is False]
         unknown = [one for one in results if one.passed is None]
         speeds = [one.mb_per_s for one in results if one.mb_per_s is not None]
-        # A partner that could not take part is why the others waited in vain.
+        # The others waited in vain for a partner that could not take part.
         if unknown:
             return Pair(nodes=world, passed=None, reason=unknown[0].reason)
         if failed:
@@ -258,9 +259,9 @@ class _Session:
 
 
 async def _beside(work: Callable[[], T]) -> T:
-    """Work in a thread: with a thousand nodes it takes seconds, in which the event loop serves others.
+    """Work in a thread: with a thousand nodes the work takes seconds and would block the event loop.
 
-    A cancellation waits for the end of the work, which nothing else disturbs.
+    A cancellation waits for the end of the work; nothing else interrupts the work.
     """
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,10 +1,11 @@
 """Check one node by itself: a matrix product with a known answer, memory, disk, shared memory.
 
-`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` prints a line, runs one check and prints one JSON
-object. Each check runs in a process of its own, which `tester` kills at a limit: a check that hangs twice has failed.
-`worker` runs the product.
+`python -m holdfast.recover.localise.solo CHECK FOLDER PARENT_PID` prints a line, runs one check and
+prints one JSON object. Each check runs in a process of its own, which `tester` kills at a limit: a
+check that hangs twice has failed. `worker` runs the product.
 
-A full, occupied or missing device is not a broken one: the check then says that it could not look.
+A full, occupied or missing device is not a broken device: the result of the check is then "not
+looked at".
 """
 
 import errno
@@ -22,42 +23,43 @@ from typing import Any, Literal, Self
 
 MIB = 1024 * 1024
 LIMIT_S = 20.0
-"""So long a check may take; on a node at rest each takes a second or two."""
+"""Seconds that a check may take; on a node at rest a check takes a second or two."""
 MEMORY_BYTES = 64 * MIB
 DISK_BYTES = 32 * MIB
 SHARED_BYTES = 16 * MIB
 PERIOD = 31
-"""The matrices of the product repeat after so many rows."""
+"""The number of rows after which the matrices of the product repeat."""
 CPU_REPEATS, GPU_REPEATS = 16, 128
 """The side of the matrices, in periods."""
 PRODUCTS = 8
 MAX_EVIDENCE = 300
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOMEM)
-"""Refusals that say nothing of the hardware."""
+"""Refusals that are no sign of broken hardware."""
 
 OCCUPIED = re.compile(
     r"out of memory|busy or unavailable|no kernel image|driver version is insufficient|CUBLAS_STATUS_ALLOC_FAILED|"
     r"not compiled with CUDA",
     re.IGNORECASE,
 )
-"""Refusals of torch, CUDA and NCCL that say nothing of the hardware: another process has the GPU, or torch is too old
-or too new for the GPU."""
+"""Refusals of torch, CUDA and NCCL that are no sign of broken hardware: another process uses the
+GPU, or torch is too old or too new for the GPU."""
 READY = b"ready\n"
-"""Printed before the first answer: imports are over, and count for no limit."""
+"""The line printed before the first answer, after the imports, which count for no limit."""
 
 Outcome = Literal["passed", "failed", "not looked at"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What one check of a node found.
+    """The result of one check of a node.
 
     Attributes:
-        name: of the check, as in a sentence.
-        outcome: whether the check passed, or could not be made.
+        name: the name of the check, as in a sentence.
+        outcome: `passed`, `failed`, or `not looked at` if the check could not be made.
         evidence: one sentence.
-        seconds: how long the check took.
-        is_slow: whether the check failed by giving no answer in time, which a busy node does too.
+        seconds: the duration of the check.
+        is_slow: True if the check failed because no answer came in time, which also happens on a
+            busy node.
     """
 
     name: str
@@ -67,7 +69,7 @@ class CheckResult:
     is_slow: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as it is sent and printed."""
+        """Return the result in the form for messages and output."""
         return asdict(self)
 
     @classmethod
@@ -96,7 +98,7 @@ class Broken(Exception):
 
 
 class NotLooked(Exception):
-    """The check could not be made; the message says why."""
+    """The check could not be made; the message states the reason."""
 
 
 def main() -> None:
@@ -105,7 +107,7 @@ def main() -> None:
 
     name, folder, parent_pid = sys.argv[1:4]
     die_with_parent(int(parent_pid))
-    import psutil  # noqa: F401 - for the checks, as the next
+    import psutil  # noqa: F401 - for the checks, as the next import
     import xxhash  # noqa: F401
 
     os.write(1, READY)
@@ -127,9 +129,7 @@ def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResul
     except OSError as error:
         outcome = "not looked at" if error.errno in NO_ROOM else "failed"
         evidence = str(error)
-    except (
-        Exception
-    ) as error:  # of torch, whose errors have no common class: a GPU that refuses its work
+    except Exception as error:  # errors of torch have no common class: a GPU refuses its work
         outcome = "not looked at" if is_occupied(error) else "failed"
         evidence = f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - began_s
@@ -138,15 +138,15 @@ def checked(name: str, check: Callable[[Path], str], folder: Path) -> CheckResul
 
 
 def is_occupied(error: Exception) -> bool:
-    """Return whether an error of torch says nothing of the hardware."""
+    """Return True if an error of torch is no sign of broken hardware."""
     return OCCUPIED.search(str(error)) is not None
 
 
 def matrix_product(_folder: Path) -> str:
-    """Multiply matrices of small integers on each visible GPU, else on the CPU, and compare each element.
+    """Multiply matrices of small integers on each visible GPU, else on the CPU; compare each element.
 
-    All sums are integers that float32 and bfloat16 hold exactly, so that the order of summation and TF32 change
-    nothing: each difference is a fault.
+    All sums are integers that float32 and bfloat16 represent exactly. So the order of summation and
+    TF32 change nothing, and each difference is a fault.
     """
     try:
         import torch
@@ -218,7 +218,7 @@ def disk(folder: Path) -> str:
                 written.update(data)
             file.flush()
             os.fsync(file.fileno())
-            if hasattr(os, "posix_fadvise"):  # so that the disk is read, not the page cache
+            if hasattr(os, "posix_fadvise"):  # read from the disk, not from the page cache
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with path.open("rb") as file:
             while chunk := file.read(MIB):
@@ -237,7 +237,7 @@ def shared_memory(_folder: Path) -> str:
         raise NotLooked(f"there is no {folder}")
     space = os.statvfs(folder)
     if space.f_bavail * space.f_frsize < 2 * SHARED_BYTES:
-        raise NotLooked(f"{folder} is full")  # writing through a mapping would end in SIGBUS
+        raise NotLooked(f"{folder} is full")  # a write through a mapping would cause SIGBUS
     path = folder / f"holdfast-check-{os.getpid()}"
     try:
         with path.open("x+b") as file:

@@ -1,4 +1,4 @@
-"""Run the tests of one node in processes that are killed at a limit, and that die with this one."""
+"""Run a node's tests in processes that are killed at a limit and that die with this process."""
 
 import asyncio
 import contextlib
@@ -19,16 +19,17 @@ from holdfast.recover.localise.solo import READY, CheckResult
 from holdfast.recover.localise.worker import PRODUCT
 
 PORTS = 32
-"""Free ports of a node for its group tests: it may need two a round."""
+"""The number of free ports of a node for group tests: a node may need two a round."""
 MAX_ANSWER_BYTES = 64 * 1024
 START_S = 30.0
-"""So long the import of torch may take; on a busy node or from a slow file system it takes many seconds."""
+"""Seconds that the import of torch may take; a busy node or a slow file system needs many
+seconds."""
 MARGIN_S = 2.0
 END_S = 5.0
 
 
 class NodeTester:
-    """The tests of one node. Call all of it from one event loop."""
+    """The tests of one node. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._worker: asyncio.subprocess.Process | None = None
@@ -37,7 +38,7 @@ class NodeTester:
         self._working = asyncio.Lock()
 
     async def carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Carry out an order `check` of the supervisor; return the answer as it is sent.
+        """Carry out an order `check` of the supervisor; return the answer to send.
 
         Raises:
             KeyError, TypeError, ValueError: the order is malformed.
@@ -58,7 +59,7 @@ class NodeTester:
     async def check(
         self, name: str, *, limit_s: float, module: str = "holdfast.recover.localise.solo"
     ) -> CheckResult:
-        """Run one solo check; one that takes longer than `limit_s` twice has failed."""
+        """Run one solo check; a check that takes longer than `limit_s` twice has failed."""
         result = await self._checked(name, limit_s, module)
         return await self._checked(name, limit_s, module) if result.is_slow else result
 
@@ -92,7 +93,7 @@ class NodeTester:
         )
 
     async def product(self, *, limit_s: float) -> CheckResult:
-        """Run the matrix product; an import of torch that takes long fails no node."""
+        """Run the matrix product; a slow import of torch fails no node."""
         result = await self._product(limit_s)
         return await self._product(limit_s) if result.is_slow else result
 
@@ -115,7 +116,7 @@ class NodeTester:
         )
 
     async def group(self, order: GroupOrder, *, limit_s: float = group.LIMIT_S) -> GroupResult:
-        """Take part in a group test; one that takes longer than `limit_s` has failed."""
+        """Take part in a group test; a test that takes longer than `limit_s` has failed."""
         try:
             answer = await self._worked({"what": "group", **vars(order)}, limit_s)
             if "error" not in answer:
@@ -166,7 +167,7 @@ class NodeTester:
         return worker
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kill all processes that still run."""
         worker, self._worker = self._worker, None
         if worker is not None:
             self._ending.append(worker)
@@ -174,7 +175,7 @@ class NodeTester:
             _kill(process)
 
     async def ended(self) -> None:
-        """Kill what still runs and wait for its end."""
+        """Kill all processes that still run, and wait for their ends."""
         self.close()
         for process in [*self._checks, *self._ending]:
             await _end(process)
@@ -186,7 +187,7 @@ class NodeTester:
 
 
 class NotReady(Exception):
-    """The process that runs tests did not start, or gave an answer that says nothing."""
+    """The process that runs tests did not start, or sent a malformed answer."""
 
 
 def _answer(line: bytes) -> dict[str, Any]:
@@ -199,19 +200,19 @@ def _answer(line: bytes) -> dict[str, Any]:
 
 
 async def _is_ready(process: asyncio.subprocess.Process) -> bool:
-    """Wait for a process' imports; return whether they succeeded in time."""
+    """Wait for a process's imports; return True if the imports succeeded in time."""
     assert process.stdout is not None
     with contextlib.suppress(TimeoutError, ValueError):
         async with asyncio.timeout(START_S):
             while line := await process.stdout.readline():
-                if line == READY:  # a library may print as it is imported
+                if line == READY:  # a library may print during its import
                     return True
     return False
 
 
 async def _start(module: str, *arguments: str) -> asyncio.subprocess.Process:
     words, environment = module_command(module)
-    # The launcher's variables would lead torch.distributed to the job's own store.
+    # The launcher's variables would connect torch.distributed to the job's own store.
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
     return await asyncio.create_subprocess_exec(
@@ -235,11 +236,11 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     _kill(process)
     if process.stdin is not None:
         process.stdin.close()
-    with contextlib.suppress(TimeoutError):  # stuck in the kernel: nobody can end it
+    with contextlib.suppress(TimeoutError):  # stuck in the kernel: no signal ends it
         async with asyncio.timeout(END_S):
             await process.wait()
 
 
 def _has_gpu() -> bool:
-    """Return whether the driver of a GPU is there; without torch, whose import takes seconds."""
+    """Return True if a GPU's driver is present; without torch, whose import takes seconds."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

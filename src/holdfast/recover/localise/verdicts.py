@@ -1,4 +1,4 @@
-"""What the ledger keeps of tests, and what a session takes from there."""
+"""Record the results of tests in the ledger, and read the priors of a session from the records."""
 
 from collections.abc import Iterable
 
@@ -8,12 +8,12 @@ from holdfast.recover.localise.session import Report
 
 
 def priors_of(names: Iterable[str], known: Iterable[NodeRecord], now_s: float) -> dict[str, float]:
-    """Return the prior of each node: what earlier tests have found, less with time.
+    """Return the prior of each node from earlier tests, which weigh less with time.
 
     Args:
-        names: of the nodes to test.
-        known: the nodes of the ledger.
-        now_s: Unix seconds.
+        names: the names of the nodes to test.
+        known: the nodes in the ledger.
+        now_s: the present time, in Unix seconds.
     """
     records = {one.name: one for one in known}
     found = {}
@@ -28,14 +28,14 @@ def priors_of(names: Iterable[str], known: Iterable[NodeRecord], now_s: float) -
 def keep_verdicts(
     report: Report, ledger: Ledger, *, by: str, at_s: float, cordons: bool
 ) -> list[str]:
-    """Record a report's verdicts; return the names of the nodes that are cordoned by them.
+    """Record a report's verdicts; return the names of the nodes that the verdicts cordon.
 
     Args:
-        report: of a session.
-        ledger: where to record.
-        by: the run or the user whose session it was.
-        at_s: when, Unix seconds.
-        cordons: whether bad nodes are cordoned.
+        report: the report of a session.
+        ledger: the ledger for the records.
+        by: the run or the user that started the session.
+        at_s: the time of the verdicts, in Unix seconds.
+        cordons: True if bad nodes must be cordoned.
 
     Raises:
         LedgerError: the ledger cannot be written.
