@@ -176,7 +176,7 @@ class NodeTests:
                 return False
             try:
                 report = session.result()
-            except Exception as error:  # a failed test of the nodes must not end the job
+            except Exception as error:  # a job does not end because its nodes could not be tested
                 self._records.event("nodes_not_tested", {"why": f"{error!r}."})
                 self._records.complain(f"The tests of the nodes failed: {error!r}.")
                 return False

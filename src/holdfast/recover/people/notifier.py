@@ -103,8 +103,7 @@ class Notifier:
         self._wake = asyncio.Event()
         self._over = asyncio.Event()
         self._done: set[tuple[str, int]] = set()
-        """The incidents and proposals done by this process, even if the ledger could not record
-        them."""
+        """The incidents and proposals handled here, even if the ledger could not record them."""
         self._about: dict[str, Any] | None = None
         """The incidents and proposals of the message that is being sent."""
         self._why = ""
