@@ -89,7 +89,7 @@ class NodeTests:
         self._lost: set[str] = set()
         """The names of nodes that were lost, and have not been tested since."""
         self.is_due = mode == "always"
-        """True if any nodes are tested before the next launch."""
+        """True if the nodes are tested before the next launch, even without a lost node among them."""
 
     def failed(self, view: AttemptView, case: Case) -> None:
         """Record that an attempt has failed and was diagnosed."""

@@ -9,11 +9,11 @@ p². So the rounds go on, and each result changes the beliefs about the nodes.
 
 The likelihood model: a node is healthy, or it fails each test in which it takes part with its own
 unknown rate, one of `RATES`, all equally likely before the tests. A test of healthy nodes alone
-fails with probability `FALSE_FAILURE`, as by a bad link. So a test passes with probability (1 -
-FALSE_FAILURE) · Π (1 - rate of each node). A passed test is independent evidence for each of its
-nodes. A failed test ties the beliefs of its nodes together: a fault of one node excuses the others.
-Failed tests form a graph. Belief propagation is exact if this graph has no loop, and approximate
-otherwise.
+fails with probability `FALSE_FAILURE`, as by a bad link. So a test passes with probability
+(1 - FALSE_FAILURE) · Π (1 - rate of each node). A passed test is independent evidence for each of
+its nodes. A failed test ties the beliefs of its nodes together: a fault of one node excuses the
+others. Failed tests form a graph. Belief propagation is exact if this graph has no loop, and
+approximate otherwise.
 """
 
 import itertools
