@@ -504,7 +504,6 @@ def test_a_closed_terminal_stops_the_run(place):
     [
         "guard",
         pytest.param("agent", marks=pytest.mark.slow),
-        pytest.param("supervisor_process", marks=pytest.mark.slow),
     ],
 )
 def test_a_frozen_process_does_not_make_a_run_unstoppable(place, frozen):
