@@ -385,9 +385,8 @@ def test_it_opens_in_a_browser(summaries, report, tmp_path):
     ],
 )
 def test_a_fault_without_a_row_in_the_study_is_named_in_plain_words(tmp_path, rule, scope, title):
-    found = sample_runs.diagnosis(
-        "Others", "Unknown", [], decided_by=[rule], scope=scope, summary="rank 1 ended <first>"
-    )
+    root = ("observer.log", 1, "2026-11-27T01:50:55.579Z holdfast: rank 1 ended <first>", "root")
+    found = sample_runs.diagnosis("Others", "Unknown", [root], decided_by=[rule], scope=scope)
     with sample_runs.open_home(tmp_path) as ledger:
         job = sample_runs.Scribe(ledger, tmp_path, "plain")
         job.begin()

@@ -1,5 +1,6 @@
 """An incident's card: what was injected, seen, found, done."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,8 @@ _ENDS = {
 """What happened to a rank, likewise."""
 _LAUNCHERS = {"observer-launcher", "launcher-killed"}
 """The rules that decide where the launcher ended."""
+_OBSERVED = re.compile(r"^\S+Z holdfast: ")
+"""The beginning of a line of the observer's log."""
 OTHERS = "Others"
 """The reason of what Table 3 of the study does not name."""
 
@@ -104,9 +107,10 @@ def _happened(incident: Incident) -> str:
 
 
 def _reason(found: Mapping[str, Any]) -> str:
-    reason, summary = found.get("reason"), found.get("summary")
-    if reason == OTHERS and summary:
-        return f"{str(summary)[:1].upper()}{str(summary)[1:]}"
+    reason, root = found.get("reason"), found.get("root_line")
+    if reason == OTHERS and isinstance(root, Mapping) and root.get("text"):
+        said = _OBSERVED.sub("", str(root["text"]))
+        return f"{said[:1].upper()}{said[1:]}"
     return str(reason or "No diagnosis is recorded.")
 
 
