@@ -14,6 +14,7 @@ lost by that.
 | supervisor | `welcome` | `proof`, `run_id`, `generation`, `seen`: the last `seq` that was received from the agent |
 | agent | `peer` | `seq`, `peer`, `age_s`, `message`, `again`: of a rank or shim; `again` to a new supervisor |
 | supervisor | `ack`, `pong` | `seq` |
+| agent | `steps` | `peers`, `reports`: of each report of a step `seq`, the place of its peer, `age_s`, `message` |
 | agent | `states` | `states`: the kernel's states of the ranks' processes, as far as they have changed |
 | agent | `looked` | `look`, `used`: what the ranks' processes have used |
 | agent | `port` | `port`: free on its node |
@@ -497,6 +498,8 @@ class Nodes:
         match message["kind"]:
             case "peer":
                 self._take_peer(node, message)
+            case "steps":
+                self._take_steps(node, message)
             case "ack":
                 node.acknowledged(int(message["seq"]))
             case "ping" if node.stream is not None:
@@ -529,14 +532,9 @@ class Nodes:
                 self._listener.stop_asked(str(message["by"]), node.node_id, int(message["count"]))
 
     def _take_peer(self, node: Node, envelope: Mapping[str, Any]) -> None:
-        seq, again = int(envelope["seq"]), bool(envelope["again"])
-        if not again:
-            if seq <= node.seen:
-                return  # sent once more after a cut
-            node.seen = seq
-            if not self._acks:
-                asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
-            self._acks.add(node.node_id)
+        again = bool(envelope["again"])
+        if not again and not self._is_new(node, int(envelope["seq"])):
+            return
         peer, message = Peer(**envelope["peer"]), dict(envelope["message"])
         if message["kind"] == "gone":
             node.peers.pop(peer, None)
@@ -546,6 +544,23 @@ class Nodes:
         # What a rank or shim repeats for an agent that is new was received before.
         again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
+
+    def _take_steps(self, node: Node, summed: Mapping[str, Any]) -> None:
+        peers, now_s = [Peer(**peer) for peer in summed["peers"]], self._clock.monotonic_s()
+        for seq, place, age_s, message in summed["reports"]:
+            if self._is_new(node, int(seq)):
+                at_monotonic_s = now_s - max(0.0, float(age_s))
+                self._listener.received(peers[place], message, at_monotonic_s, again=False)
+
+    def _is_new(self, node: Node, seq: int) -> bool:
+        """Take in the number of a message; return whether it was not received before, as after a cut."""
+        if seq <= node.seen:
+            return False
+        node.seen = seq
+        if not self._acks:
+            asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
+        self._acks.add(node.node_id)
+        return True
 
     def _acknowledge(self) -> None:
         for node_id in self._acks:
