@@ -126,6 +126,7 @@ class Agent:
         self._attempt = 0
         self.ranks: range = range(0)
         self.has_stepped = False
+        self._living: set[int] = set()
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._stream is not None:
@@ -183,6 +184,7 @@ class Agent:
         assert self._stream is not None
         self._stream.close()
         self._stream, self.ranks, self.has_stepped = None, range(0), False
+        self._living = set()
 
     async def _ping(self) -> None:
         while True:
@@ -212,7 +214,7 @@ class Agent:
                 if self._launched is not None:
                     attempt, self._launched = self._launched, None
                     self._send({"kind": "launcher_ended", "attempt": attempt, "returncode": -9})
-                    self.ranks, self.has_stepped = range(0), False
+                    self.ranks, self.has_stepped, self._living = range(0), False, set()
             case "look":
                 used = {str(rank): [1.0, 1] for rank in map(int, message["pids"])}
                 self._send({"kind": "looked", "look": message["look"], "used": used})
@@ -233,7 +235,7 @@ class Agent:
             case "kill" | "terminate" if message["attempt"] == self._attempt:
                 self._was_ended()
                 self.has_stepped = False
-                for rank in self.ranks:
+                for rank in sorted(self._living):
                     self.exit(rank, -9)
             case "start":
                 if self._job.started_at_s is None:
@@ -242,6 +244,7 @@ class Agent:
 
     def exit(self, rank: int, returncode: int) -> None:
         """Have the process of a rank end."""
+        self._living.discard(rank)
         pid, at_s = self._peer("rank", rank).pid, time.monotonic()
         attempt = self._attempt
         told = {"pid": pid, "returncode": returncode, "at_monotonic_s": at_s}
@@ -255,7 +258,7 @@ class Agent:
     def _start(self, attempt: int) -> None:
         self._attempt = self._job.attempt = attempt
         self._job.broken, self._job.frozen = None, False
-        self.has_stepped = False
+        self.has_stepped, self._living = False, set(self.ranks)
         for rank in self.ranks:
             pid = self._peer("rank", rank).pid
             self.put("shim", rank, "started", attempt=attempt, pid=pid, starts_again=True)
@@ -264,10 +267,12 @@ class Agent:
 
     def make_step(self, step: int, source: random.Random) -> None:
         """Have the ranks report a step."""
-        if self._launched is None or not self.ranks:
+        if not self._living:
             return
-        self.has_stepped = True
-        for rank in self.ranks:
+        is_first, self.has_stepped = not self.has_stepped, True
+        for rank in sorted(self._living):
+            if is_first:
+                self.put("rank", rank, "imported")
             loss: float | str = 2.0 + source.gauss(0, 0.05)
             if rank == self._job.broken:
                 loss = "nan"
@@ -435,14 +440,15 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     begin = {"kind": "begin", "run_id": "r", "home": str(home), "ledger": url, "token": TOKEN}
     begin |= {"node_id": "n000", "after": None, "is_lost": False, "adopts": False}
     node.send({**begin, "stop": None, "notify": []})
-    reading = asyncio.create_task(_read_all(node))
+    told: list[str] = []
+    reading = asyncio.create_task(_read_all(node, told))
     try:
         job = Job(listening.getsockname()[1], nodes)
         listening.close()
         limit_s = await round_trip_s()
         rows = await measure(psutil.Process(process.pid), job, steady_s=steady_s, rounds=rounds)
     except DoesNotWork as error:
-        said = (home / "supervisor.log").read_text()[-2000:]
+        said = "\n".join([*told[-20:], (home / "supervisor.log").read_text()[-2000:]])
         raise DoesNotWork(f"{error}\n{said}") from error
     finally:
         reading.cancel()
@@ -453,9 +459,10 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     return rows
 
 
-async def _read_all(node: Stream) -> None:
-    while await node.receive() is not None:
-        pass
+async def _read_all(node: Stream, told: list[str]) -> None:
+    while (message := await node.receive()) is not None:
+        if message.get("what") != "step":
+            told.append(str(message)[:300])
 
 
 def main() -> int:

@@ -86,6 +86,8 @@ class Node:
     is_known: bool = False
     """Whether its agent has sent all facts of the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    """Those of which a peer has been there."""
     orders: deque[dict[str, Any]] = field(default_factory=deque)
     """Those that its agent has not acknowledged."""
     away_ticks: int = 0
@@ -218,7 +220,7 @@ class Nodes:
         for node in self._nodes.values():
             meant = [
                 peer
-                for peer in node.peers
+                for peer in (node.peers if rank is None or rank in node.ranks else ())
                 if to in (None, peer.role) and rank in (None, peer.rank) and only in (None, peer)
             ]
             # The peers of an agent that has just been started are about to connect to it.
@@ -540,6 +542,7 @@ class Nodes:
             node.peers.pop(peer, None)
         elif message["kind"] == "hello":
             node.peers[peer] = None
+            node.ranks.add(peer.rank)
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
         # What a rank or shim repeats for an agent that is new was received before.
         again |= message.get("again") is True

@@ -79,29 +79,37 @@ class Recorder:
             if one.attempt == self.attempt:
                 self.checkpoint_step = one.step
 
+        self._waiting: list[Event] = []
+        """The events that are not written yet."""
         self.skipping = Skipping()
         """The batches that the run's attempts leave out from now on."""
         for skip in self._recorded_skips().values():
             self.skipping = self.skipping.with_skip(skip)
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Write what waits, and let go of the journal."""
+        self.flush()
         self._journal.close()
 
-    @_or_complain
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
         """Something for the record."""
+        self.event_soon(kind, data, rank)
+        self.flush()
+
+    def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Something for the record, written by the next `flush`: thousands of ranks may end at once."""
         now_s = self._clock.now_s()
-        self._ledger.add_event(
-            Event(
-                run_id=self._run_id,
-                attempt=self.attempt,
-                at_s=now_s,
-                kind=kind,
-                rank=rank,
-                data=data,
-            )
+        event = Event(
+            run_id=self._run_id, attempt=self.attempt, at_s=now_s, kind=kind, rank=rank, data=data
         )
+        self._waiting.append(event)
+
+    @_or_complain
+    def flush(self) -> None:
+        """Write the events that wait, in one transaction."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._ledger.add_events(waiting)
 
     @property
     def run_id(self) -> str:

@@ -304,7 +304,7 @@ class Supervisor:
                 case "imported":
                     self._warm_later(peer)
                 case "step":
-                    if peer.rank == min(self._view.watched, default=None):
+                    if peer.rank == self._view.lowest_watched:
                         self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
                 case "collectives":
@@ -331,7 +331,7 @@ class Supervisor:
                 if self._decisions.holds_hang:
                     self._view.frozen = None  # nobody was ended for that: the rank ended by itself
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
-                self._recorder.event("rank_exited", how, end.rank)
+                self._recorder.event_soon("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
 
     def states(self, states: Mapping[int, str | None]) -> None:
@@ -434,6 +434,7 @@ class Supervisor:
                     self._tell(policy.RankFailed(others_run=True))
                 self._speed.tick(self._view, now_s)
             await self._nodes.tick()
+            self._recorder.flush()
             self._stopping.look()
             if self._decisions.is_approved():
                 self._tell(modes.Approved())
