@@ -52,8 +52,9 @@ from holdfast.recover.localise.orders import Orders
 
 AWAY_TICKS = 100
 """A node whose agent has hung up is lost after so many ticks …"""
-AWAY_TICKS_WITH_SPARE = 20
-"""… and after so many where a spare can take its place."""
+AWAY_TICKS_WITH_SPARE = 5
+"""… and after so many where a spare can take its place. A node holds its agent's connection open while the node lives
+(`agent.held_connection`): an agent that was killed has not hung up."""
 SILENT_TICKS = 450
 """A node whose agent is silent on an open connection is lost after so many ticks: agents send each second."""
 FAREWELL_S = 2.0

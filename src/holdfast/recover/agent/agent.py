@@ -22,6 +22,7 @@ from typing import Any
 from holdfast.core.channel import is_token
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
+from holdfast.recover.agent.held_connection import send_connection
 from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
 from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream, proof
@@ -44,25 +45,26 @@ REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started"
 
 
 def main() -> None:
-    """`agent CONTROL_FD CHANNEL_FD PARENT_PID`: the node has started this process."""
-    control_fd, channel_fd, parent_pid = map(int, sys.argv[1:4])
+    """`agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`: the node has started this process."""
+    *fds, parent_pid = map(int, sys.argv[1:5])
     die_with_parent(parent_pid)
-    asyncio.run(_run(socket.socket(fileno=control_fd), socket.socket(fileno=channel_fd)))
+    asyncio.run(_run(*(socket.socket(fileno=fd) for fd in fds)))
 
 
-async def _run(control: socket.socket, listening: socket.socket) -> None:
+async def _run(control: socket.socket, listening: socket.socket, holding: socket.socket) -> None:
     node = await Stream.of_socket(control)
     begin = await node.receive()
     if begin is not None:
-        await Agent(begin, node).run(listening)
+        await Agent(begin, node, holding).run(listening)
 
 
 class Agent:
     """The agent of one node."""
 
-    def __init__(self, begin: Mapping[str, Any], node: Stream) -> None:
+    def __init__(self, begin: Mapping[str, Any], node: Stream, holding: socket.socket) -> None:
         self._begin = begin
         self._node = node
+        self._holding = holding
         self._launched: int | None = begin["launched"]
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
@@ -176,6 +178,7 @@ class Agent:
         if generation < self._generation:
             stream.close()
             return None, "an older supervisor answers"
+        send_connection(self._holding, stream.fd)
         self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
         is_new = 0 < self._generation < generation
         if generation > self._generation:
