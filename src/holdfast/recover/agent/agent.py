@@ -61,7 +61,9 @@ async def _run(control: socket.socket, listening: socket.socket, holding: socket
 class Agent:
     """The agent of one node."""
 
-    def __init__(self, begin: Mapping[str, Any], node: Stream, holding: socket.socket) -> None:
+    def __init__(
+        self, begin: Mapping[str, Any], node: Stream, holding: socket.socket | None = None
+    ) -> None:
         self._begin = begin
         self._node = node
         self._holding = holding
@@ -178,7 +180,8 @@ class Agent:
         if generation < self._generation:
             stream.close()
             return None, "an older supervisor answers"
-        send_connection(self._holding, stream.fd)
+        if self._holding is not None:
+            send_connection(self._holding, stream.fd)
         self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
         is_new = 0 < self._generation < generation
         if generation > self._generation:
