@@ -6,8 +6,9 @@ out: a `Placement` that says how its processes, one a node, are.
 
 The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
 `places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
-end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end; `places_ray`)
-and `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone).
+end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
+`places_ray`), `slurm_jobs` (single jobs of Slurm), `slurm_nodes` (the states of its nodes) and `leash` (how each of them
+runs a command so that nothing of it is left when whoever wanted it is gone).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,24 +20,40 @@ from holdfast.cluster.tasks import Finished, Task, Workers
 if TYPE_CHECKING:
     from holdfast.cluster.leash import release, start_on_leash
     from holdfast.cluster.local import core_count
+    from holdfast.cluster.slurm_jobs import EXPEDITE, JobState, SlurmJobs
+    from holdfast.cluster.slurm_nodes import SlurmNode, read_slurm_nodes
 
 __all__ = [
     "ENV_PLACE",
+    "EXPEDITE",
     "WORKER_KINDS",
     "Finished",
+    "JobState",
     "Place",
     "Placement",
     "Places",
+    "SlurmJobs",
+    "SlurmNode",
     "Task",
     "Workers",
     "core_count",
     "places",
+    "read_slurm_nodes",
     "release",
     "start_on_leash",
     "workers",
 ]
 
-_HOMES = {"core_count": "local", "release": "leash", "start_on_leash": "leash"}
+_HOMES = {
+    "EXPEDITE": "slurm_jobs",
+    "JobState": "slurm_jobs",
+    "SlurmJobs": "slurm_jobs",
+    "SlurmNode": "slurm_nodes",
+    "core_count": "local",
+    "read_slurm_nodes": "slurm_nodes",
+    "release": "leash",
+    "start_on_leash": "leash",
+}
 
 
 def __getattr__(name: str) -> Any:
