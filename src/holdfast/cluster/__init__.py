@@ -2,17 +2,20 @@
 
 In: `Task`s, each a command that writes one result file, whole or not at all. Out: a `Finished` for each, as it ends.
 A task whose result exists is not run again, so a run that was cut off goes on where it was. Or in: one command, and
-out: a `Placement` that says how its processes, one a node, are.
+out: a `Placement` that says how its processes, one a node, are. Or in: a faulty node, and out: a mark on the node in
+the scheduler.
 
 The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
 `places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
-end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end; `places_ray`)
-and `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone).
+end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
+`places_ray`), `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone),
+and `cordons` (what a mark in the scheduler is, and which scheduler is here).
 """
 
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.choose import WORKER_KINDS, places, workers
+from holdfast.cluster.cordons import Cordons, NotMarked, mark, unmark
 from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
@@ -23,16 +26,20 @@ if TYPE_CHECKING:
 __all__ = [
     "ENV_PLACE",
     "WORKER_KINDS",
+    "Cordons",
     "Finished",
+    "NotMarked",
     "Place",
     "Placement",
     "Places",
     "Task",
     "Workers",
     "core_count",
+    "mark",
     "places",
     "release",
     "start_on_leash",
+    "unmark",
     "workers",
 ]
 
