@@ -2,18 +2,21 @@
 
 In: `Task`s, each a command that writes one result file, whole or not at all. Out: a `Finished` for each, as it ends.
 A task whose result exists is not run again, so a run that was cut off goes on where it was. Or in: one command, and
-out: a `Placement` that says how its processes, one a node, are.
+out: a `Placement` that says how its processes, one a node, are. Or in: a faulty node, and out: a mark on the node in
+the scheduler.
 
 The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
 `places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
 end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
-`places_ray`), `slurm_jobs` (single jobs of Slurm), `slurm_nodes` (the states of its nodes) and `leash` (how each of them
-runs a command so that nothing of it is left when whoever wanted it is gone).
+`places_ray`), `slurm_jobs` and `slurm_nodes` (single jobs of Slurm, and the states of its nodes), `leash` (how each of
+them runs a command so that nothing of it is left when whoever wanted it is gone), and `cordons` (what a mark in the
+scheduler is, and which scheduler is here; `slurm_cordons`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.choose import WORKER_KINDS, places, workers
+from holdfast.cluster.cordons import Cordons, NotMarked, mark, unmark
 from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
@@ -27,8 +30,10 @@ __all__ = [
     "ENV_PLACE",
     "EXPEDITE",
     "WORKER_KINDS",
+    "Cordons",
     "Finished",
     "JobState",
+    "NotMarked",
     "Place",
     "Placement",
     "Places",
@@ -37,10 +42,12 @@ __all__ = [
     "Task",
     "Workers",
     "core_count",
+    "mark",
     "places",
     "read_slurm_nodes",
     "release",
     "start_on_leash",
+    "unmark",
     "workers",
 ]
 

@@ -25,7 +25,21 @@ RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}
 EXPEDITE = "--requeue=expedite"
 EXPEDITE_SINCE = (25, 11)
 """The version of Slurm that has `EXPEDITE`, according to the release notes of Slurm."""
-RESERVED = frozenset("--nodes -N --ntasks -n --array -a --wrap --output -o --error -e".split())
+RESERVED = frozenset(
+    [
+        "--nodes",
+        "-N",
+        "--ntasks",
+        "-n",
+        "--array",
+        "-a",
+        "--wrap",
+        "--output",
+        "-o",
+        "--error",
+        "-e",
+    ]
+)
 """The options of sbatch that `SlurmJobs.submit` sets."""
 
 

@@ -12,12 +12,21 @@ PREFIX = "holdfast:"
 KUBERNETES = "k8s:"
 """Begins the reason of each drain that follows a cordon in Kubernetes, in clusters that run Slurm in Kubernetes."""
 LOST = frozenset(
-    "DOWN ERROR FAIL FUTURE NOT_RESPONDING POWERED_DOWN POWERING_DOWN REBOOT_ISSUED UNKNOWN".split()
+    [
+        "DOWN",
+        "ERROR",
+        "FAIL",
+        "FUTURE",
+        "NOT_RESPONDING",
+        "POWERED_DOWN",
+        "POWERING_DOWN",
+        "REBOOT_ISSUED",
+        "UNKNOWN",
+    ]
 )
 """The words for a node on which nothing runs."""
-LEAVING = frozenset(
-    "DRAIN DRAINED DRAINING FAILING MAINT MAINTENANCE REBOOT REBOOT_REQUESTED".split()
-)
+DRAINED = frozenset(["DRAIN", "DRAINED", "DRAINING"])
+LEAVING = DRAINED | {"FAILING", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"}
 """The words for a node that takes no new jobs, and is about to be repaired or restarted."""
 _FLAGS = {
     "*": "NOT_RESPONDING",
@@ -58,6 +67,11 @@ class SlurmNode:
     def is_leaving(self) -> bool:
         """Return True if Slurm gives the node to no new job."""
         return bool(self.states & LEAVING)
+
+    @property
+    def is_drained(self) -> bool:
+        """Return True if a person or a program has drained the node; jobs that run there may go on."""
+        return bool(self.states & DRAINED)
 
     @property
     def source(self) -> str:
