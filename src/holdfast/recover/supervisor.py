@@ -106,7 +106,7 @@ class Supervisor:
             paths.run_id, spec, self._nodes, ledger, self._recorder, self._clock, observer
         )
         self._launches = Launches(
-            paths, self._nodes, self._recorder, self._observe, self._tests, nnodes=spec.nnodes
+            paths, self._nodes, self._recorder, self._observe, self._tests, spec, self._clock
         )
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
