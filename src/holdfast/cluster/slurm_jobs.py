@@ -91,7 +91,7 @@ class SlurmJobs:
         script: Path,
         *,
         name: str,
-        nodes: int,
+        nodes: str,
         options: Sequence[str],
         environment: Mapping[str, str],
         working_folder: str,
@@ -104,7 +104,7 @@ class SlurmJobs:
         Args:
             script: the batch script.
             name: the name of the job.
-            nodes: the number of nodes.
+            nodes: the number of nodes, or the least and the most, such as `4-5`.
             options: the user's options for sbatch.
             environment: variables beside those of this process.
             working_folder: the working folder of the script.
@@ -116,7 +116,7 @@ class SlurmJobs:
             BadUse: Slurm refuses the job; the message has Slurm's words.
         """
         argv = ["sbatch", *options, "--parsable", f"--job-name={name}", f"--nodes={nodes}"]
-        argv += [f"--ntasks={nodes}", "--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
+        argv += ["--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
         if not any(option.startswith(("--requeue", "--no-requeue")) for option in options):
             argv.append("--requeue")
         if after is not None:

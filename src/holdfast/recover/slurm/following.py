@@ -91,7 +91,8 @@ class Following:
             self._say_once(f"{str(error).splitlines()[0]} The run is not affected; asking again.")
             return False
         if state.is_waiting:
-            self._say_once(f"Slurm job {self.job_id} waits: {state.reason}")
+            why = "" if state.reason in ("", "None") else f": {state.reason}"
+            self._say_once(f"Slurm job {self.job_id} waits{why}")
         elif state.is_running:
             self.has_begun = True
             self._say_once(f"Slurm job {self.job_id} runs on {', '.join(state.nodes)}")

@@ -17,6 +17,8 @@ from holdfast.recover.slurm.submission import ENV_JOB, Submission, submit
 
 PATIENCE_S = 300.0
 """Seconds for a missing node that Slurm calls healthy to connect: the default after which Slurm gives a node up."""
+RETRY_S = 60.0
+"""Seconds between two submissions that Slurm refuses."""
 QUEUED_AGAIN = "queued_again"
 """The kind of the event that records each next job."""
 
@@ -117,6 +119,7 @@ class Requeue:
         self._jobs = jobs
         self._since_s: float | None = None
         self._complaint = ""
+        self._try_at_s = 0.0
         self.queued: str | None = None
         """The sentence about the next job, once there is one."""
 
@@ -135,6 +138,8 @@ class Requeue:
         """
         now_s = self._clock.monotonic_s()
         self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s < self._try_at_s:
+            return False
         try:
             submission = Submission.read(self._paths)
             if submission is None or not submission.is_own(self._environment):
@@ -153,6 +158,7 @@ class Requeue:
             job_id = await asyncio.to_thread(self._next, submission, excluded)
         # RuntimeError: no thread can be started.
         except (HoldfastError, OSError, RuntimeError) as error:
+            self._try_at_s = now_s + RETRY_S
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 self._observe("trouble", {"text": str(error)})

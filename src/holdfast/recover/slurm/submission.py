@@ -131,11 +131,14 @@ def submit(
     script = paths.root / "slurm-job.sh"
     script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)}\n")
     job_id = lost[0] if lost else None
+    total = submission.nodes + submission.spares
+    # Nodes that were lost may leave too few for all spares.
+    nodes = str(total) if after is None else f"{submission.nodes}-{total}"
     if job_id is None:
         job_id = jobs.submit(
             script,
             name=name,
-            nodes=submission.nodes + submission.spares,
+            nodes=nodes,
             options=submission.options,
             environment={**submission.environment, "HOLDFAST_HOME": str(paths.home)},
             working_folder=cwd,
