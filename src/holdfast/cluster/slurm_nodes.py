@@ -12,19 +12,9 @@ PREFIX = "holdfast:"
 KUBERNETES = "k8s:"
 """Begins the reason of each drain that follows a cordon in Kubernetes, in clusters that run Slurm in Kubernetes."""
 LOST = frozenset(
-    [
-        "DOWN",
-        "ERROR",
-        "FAIL",
-        "FUTURE",
-        "NOT_RESPONDING",
-        "POWERED_DOWN",
-        "POWERING_DOWN",
-        "REBOOT_ISSUED",
-        "UNKNOWN",
-    ]
+    ["DOWN", "ERROR", "FAIL", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"]
 )
-"""The words for a node on which nothing runs."""
+"""The words for a node on which nothing runs; not NOT_RESPONDING, which passes after a start of slurmctld."""
 DRAINED = frozenset(["DRAIN", "DRAINED", "DRAINING"])
 LEAVING = DRAINED | {"FAILING", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"}
 """The words for a node that takes no new jobs, and is about to be repaired or restarted."""
