@@ -189,6 +189,7 @@ RULES: Mapping[str, str] = {
     "exited": "a job that has ended is diagnosed",
     "approved": "a person has approved the proposal",
     "nodes-missing": "a run that has waited too long for nodes ends",
+    "queued-again": "a run that lacks nodes which cannot come back is queued again without them",
     "go-on": "a spike that came again, or without a healthy checkpoint, is lived with",
     "propose": "in the mode propose a running job is touched only after an approval",
     "note": "in the mode observe a running job is not touched",
