@@ -36,6 +36,7 @@ from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.replay.replays import Replays
 from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.speed import Speed
@@ -100,10 +101,15 @@ class Supervisor:
         )
         self._state = policy.State(skipping=self._recorder.skipping)
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
-        self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
         self._logs = self._follower()
         self._tests = NodeTests(
             paths.run_id, spec, self._nodes, ledger, self._recorder, self._clock, observer
+        )
+        self._replays = Replays(
+            self._recorder, paths.steps, observe=observer, suspect=self._tests.suspect
+        )
+        self._losses = Losses(
+            self._recorder, self._clock, self._replays, healthy_after=spec.healthy_after
         )
         self._launches = Launches(
             paths, self._nodes, self._recorder, self._observe, self._tests, nnodes=spec.nnodes
@@ -119,7 +125,7 @@ class Supervisor:
         )
         self._speed = Speed(self._nodes, self._recorder, self._observe)
         self._casework = Casework(
-            paths.run_id, self._recorder, self._losses, self._clock, self._observe
+            paths.run_id, self._recorder, self._losses, self._replays, self._clock, self._observe
         )
         self._decisions = Decisions(spec, self._recorder, paths.approved, self._observe)
         self._tasks = Tasks(self._failed)
@@ -169,6 +175,7 @@ class Supervisor:
                 await self._end_launchers()
             self._tasks.cancel()
             self._losses.close()
+            self._replays.close()
             self._logs.close()
             await self._nodes.close(farewell if leads else None)
             self._recorder.close()
@@ -474,6 +481,7 @@ class Supervisor:
             case policy.Launch():
                 self._kill_asked.clear()
                 in_place = action.in_place and self._view.can_start_again
+                in_place &= not self._launches.move_ranks(moves=action.moves_ranks)
                 self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
                     self._launches.attempt = self._view.number
@@ -491,6 +499,8 @@ class Supervisor:
                 self._stopping.ask_ranks(self._view)
             case Skip():
                 self._recorder.leave_out(action)
+            case policy.Replay():
+                self._casework.replay()
             case policy.Resolve():
                 self._casework.resolve(action)
             case policy.End():
