@@ -7,8 +7,8 @@ replay.
 - The replay passes these steps: the hardware on which the loss broke.
 - The loss broke in the first steps after the restore of a file, and a replay from an older file passes these steps: the
   checkpoint. The other way round, a file that an earlier attempt has trained past with the same numbers is good.
-- The replay gives other numbers from its first step on, before any fault: the training does not repeat itself, and
-  nothing can be told.
+- The first loss of the replay is another one: the training does not repeat itself, and nothing can be told. That loss
+  depends on the weights and the data alone, and on no gradient.
 
 A training repeats itself exactly where the first steps that two attempts have in common agree to the last bit. Else
 numbers are the same within a tolerance.
@@ -26,9 +26,11 @@ AnomalyClass = Literal["data_or_model", "hardware", "checkpoint", "cannot_tell"]
 LEADING: Final = 3
 """The first common steps of two attempts, which show how exactly the training repeats itself."""
 NOISE: Final = 0.01
-"""The largest relative difference of the leading steps in a training that repeats itself."""
+"""The largest relative difference of the first common loss in a training that repeats itself."""
 TOLERANCE: Final = 0.02
 """The least relative difference of two numbers that differ, where the training repeats itself roughly."""
+ANOMALY_TOLERANCE: Final = 0.1
+"""The largest relative difference of the same broken step, where the training repeats itself roughly."""
 SLACK_STEPS: Final = 3
 """Steps by which a loss may break earlier or later, likewise."""
 DIRECT_STEPS: Final = 2
@@ -107,15 +109,14 @@ def of_passed(broken: Trace, now: Trace, earlier: Sequence[Trace]) -> Finding:
     step = broken.anomaly.first_step
     if file is not None and now.start_step < file:
         live = [
-            noise
+            one
             for one in earlier
-            if one.start_step < file
-            and one.left_out == now.left_out
-            and (noise := noise_of(one, now)) is not None
+            if one.start_step < file and one.left_out == now.left_out and _ordinary(one, now)
         ]
-        if live and min(live) > NOISE:
-            return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, min(live)))
-        apart = first_apart(broken, now, exactly=bool(live) and min(live) == 0.0)
+        noise = min((noise_of(one, now) or 0.0 for one in live), default=0.0)
+        if noise > NOISE:
+            return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, noise))
+        apart = first_apart(broken, now, exactly=any(repeats_exactly(one, now) for one in live))
         if apart is not None and apart <= file + DIRECT_STEPS:
             return Finding(kind="checkpoint", evidence=_bad_file(file))
     else:
@@ -134,20 +135,35 @@ def comes_again(before: Trace, now: Trace) -> bool:
     assert two is not None
     steps = range(min(one.first_step, two.first_step), min(one.step, two.step) + 1)
     common = [step for step in steps if step in before.numbers and step in now.numbers]
-    if noise_of(before, now) == 0.0 and common:
-        return all(_difference(before.numbers[step], now.numbers[step]) == 0.0 for step in common)
-    return one.kind == two.kind and abs(one.first_step - two.first_step) <= SLACK_STEPS
+    apart = [_difference(before.numbers[step], now.numbers[step]) for step in common]
+    if repeats_exactly(before, now) and common:
+        return max(apart) == 0.0
+    # Later steps of an anomaly amplify every difference.
+    is_alike = not common or apart[0] <= ANOMALY_TOLERANCE
+    is_near = abs(one.first_step - two.first_step) <= SLACK_STEPS
+    return one.kind == two.kind and is_near and is_alike
 
 
 def noise_of(one: Trace, other: Trace) -> float | None:
-    """Return the largest relative difference of the first ordinary steps that two attempts have in common.
+    """Return the relative difference of the first ordinary losses that two attempts have in common; None without one.
 
-    0.0 means that they agree to the last bit; None means that they have no such step in common.
+    After a restore this loss depends on the weights and the data alone, whatever breaks the gradients.
     """
-    ends = [each.anomaly.first_step for each in (one, other) if each.anomaly is not None]
-    common = [step for step in _common(one, other) if not ends or step < min(ends)]
-    leading = [_difference(one.numbers[step], other.numbers[step]) for step in common[:LEADING]]
-    return max(leading, default=None)
+    return next(
+        (
+            _difference(one.numbers[step][:1], other.numbers[step][:1])
+            for step in _ordinary(one, other)
+        ),
+        None,
+    )
+
+
+def repeats_exactly(one: Trace, other: Trace) -> bool:
+    """Return whether the first ordinary steps that two attempts have in common agree to the last bit."""
+    leading = _ordinary(one, other)[:LEADING]
+    return bool(leading) and all(
+        _difference(one.numbers[step], other.numbers[step]) == 0.0 for step in leading
+    )
 
 
 def first_apart(one: Trace, other: Trace, *, exactly: bool) -> int | None:
@@ -171,7 +187,7 @@ def _first_time(now: Trace, alike: Sequence[Trace]) -> Finding:
     noise = noise_of(clean, now)
     file = now.restored_step
     if file is not None and clean.start_step < file:
-        apart = first_apart(clean, now, exactly=noise == 0.0)
+        apart = first_apart(clean, now, exactly=repeats_exactly(clean, now))
         if apart is not None and apart <= file + DIRECT_STEPS:
             return Finding(before_step=file)
     if noise is None or noise > NOISE:
@@ -207,6 +223,12 @@ def _is_good(file: int, now: Trace, alike: Sequence[Trace]) -> bool:
         and all(_difference(one.numbers[step], now.numbers[step]) <= TOLERANCE for step in after)
         for one in alike
     )
+
+
+def _ordinary(one: Trace, other: Trace) -> list[int]:
+    """Return the steps that two attempts have in common before any of them breaks."""
+    ends = [each.anomaly.first_step for each in (one, other) if each.anomaly is not None]
+    return [step for step in _common(one, other) if not ends or step < min(ends)]
 
 
 def _common(one: Trace, other: Trace) -> list[int]:
@@ -251,6 +273,6 @@ def _bad_file(file: int) -> str:
 def _not_repeatable(before: Trace, now: Trace, noise: float) -> str:
     return (
         f"The training does not repeat itself: attempts {before.attempt} and {now.attempt} differ by {noise:.1%} in "
-        "the first steps that they have in common. Seed all random numbers and restore them and the position in the "
+        "the first loss that they have in common. Seed all random numbers and restore them and the position in the "
         "data (run.batches) to have the cause found."
     )
