@@ -19,7 +19,7 @@ from holdfast.recover.gate import NOT_HEALTHY
 from holdfast.recover.losses import Losses
 from holdfast.recover.recorder import Recorder
 from holdfast.recover.replay.classes import Finding
-from holdfast.recover.replay.replays import Replays, without_an_older_file
+from holdfast.recover.replay.replays import without_an_older_file
 
 
 class Casework:
@@ -30,14 +30,12 @@ class Casework:
         run_id: str,
         recorder: Recorder,
         losses: Losses,
-        replays: Replays,
         clock: Clock,
         observe: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         self._run_id = run_id
         self._recorder = recorder
         self._losses = losses
-        self._replays = replays
         self._anomaly: Anomaly | None = None
         """The broken loss of the incident."""
         self._clock = clock
@@ -87,7 +85,7 @@ class Casework:
         checkpoint_step, mitigation = self._recorder.checkpoint_step, diagnosis.mitigation
         self._anomaly, finding = view.anomaly, None
         if view.anomaly is not None:
-            finding = await self._replays.failed(view.number)
+            finding = await self._losses.replays.failed(view.number)
             checkpoint_step = await self._roll_back(view.anomaly, finding)
             finding = without_an_older_file(finding, checkpoint_step)
             if checkpoint_step is None:
@@ -108,7 +106,7 @@ class Casework:
         if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
             self._summary += f" {diagnosis.mitigation}"
         if finding is not None and finding.kind is not None:
-            self._replays.found(finding, self._incident.incident_id, view.number)
+            self._losses.replays.found(finding, self._incident.incident_id, view.number)
         failure = view.failure(
             diagnosis,
             step=self._failed_after,
@@ -117,10 +115,14 @@ class Casework:
         )
         return failure if finding is None else _with_finding(failure, finding)
 
+    def suspects(self) -> Sequence[str]:
+        """Return the nodes whose hardware may have broken a loss, once."""
+        return self._losses.replays.take_suspects()
+
     def replay(self) -> None:
         """Take in that the next attempt runs the steps of the incident's broken loss again."""
         if self._incident is not None and self._anomaly is not None:
-            self._replays.begin(self._incident.incident_id, self._anomaly)
+            self._losses.replays.begin(self._incident.incident_id, self._anomaly)
 
     async def _roll_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""

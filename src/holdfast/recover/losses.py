@@ -26,7 +26,7 @@ class Losses:
     ) -> None:
         self._recorder = recorder
         self._clock = clock
-        self._replays = replays
+        self.replays = replays
         self._is_watched = healthy_after > 0
         self._anomalies = AnomalyDetector()
         self._trail = Trail()
@@ -60,16 +60,17 @@ class Losses:
         if found is None:
             is_calm = leads and self._anomalies.is_calm and not is_held
             if is_calm:
-                self._replays.passed(step)
+                self.replays.passed(step)
             for path in self._gate.passed(step) if is_calm else ():
                 self._mark(path, functools.partial(mark_healthy, path, step))
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)
         return replace(found, batches=led)
 
-    def accept(self) -> None:
-        """Take the losses as they are now for ordinary ones."""
+    def accept(self, anomaly: Anomaly) -> None:
+        """Take the losses as they are now, with this anomaly, for ordinary ones."""
         self._anomalies.accept()
+        self.replays.accepted(anomaly)
 
     def restarted(self, start_step: int) -> None:
         """Take in the step that an attempt goes on from, with its first step."""
@@ -133,6 +134,7 @@ class Losses:
 
     def close(self) -> None:
         """Change no marks any more."""
+        self.replays.close()
         for task in self._marking:
             task.cancel()
 

@@ -29,7 +29,6 @@ class Replays:
         journal: Path,
         *,
         observe: Callable[[str, Mapping[str, Any]], None] = lambda _kind, _data: None,
-        suspect: Callable[[Sequence[str]], None] = lambda _names: None,
     ) -> None:
         """Go on with the replay of an earlier supervisor, if there is one.
 
@@ -37,12 +36,11 @@ class Replays:
             recorder: the recorder of the run.
             journal: the journal of the run's steps.
             observe: receives the events of the run.
-            suspect: receives the names of nodes whose hardware may have broken a loss.
         """
         self._recorder = recorder
         self._journal = journal
         self._observe = observe
-        self._suspect = suspect
+        self._suspects: dict[str, None] = {}
         self._replayed: tuple[int, int | None, Anomaly] | None = None
         """The attempt and incident of the broken loss that the present replay is about, and the loss."""
         self._deciding: asyncio.Task[None] | None = None
@@ -64,12 +62,17 @@ class Replays:
         """Take in that a replay has completed a step, and that no sign of a broken loss is there."""
         if self._replayed is None or self._deciding is not None:
             return
-        attempt, incident_id, anomaly = self._replayed
+        attempt, _, anomaly = self._replayed
         if step <= anomaly.step or attempt == self._recorder.attempt:
             return
-        self._deciding = asyncio.create_task(
-            self._decide(attempt, self._recorder.attempt, incident_id)
-        )
+        now = self._recorder.attempt
+        self._decide(lambda: self._of_passed(attempt, now))
+
+    def accepted(self, anomaly: Anomaly) -> None:
+        """Take in that a loss has broken in a replay, and that the training goes on from there."""
+        if self._replayed is not None and self._deciding is None:
+            now = self._recorder.attempt
+            self._decide(lambda: self._of_failure(now, anomaly))
 
     def found(self, finding: Finding, incident_id: int | None, attempt: int) -> None:
         """Record the class of the broken loss of an attempt, and of the earlier one that the replay was about."""
@@ -79,17 +82,29 @@ class Replays:
             incidents.insert(0, self._replayed[1])
         self._record(finding, attempts, incidents)
 
+    def take_suspects(self) -> list[str]:
+        """Return the names of the nodes whose hardware may have broken a loss since the last call."""
+        names, self._suspects = list(self._suspects), {}
+        return names
+
     def close(self) -> None:
         """Decide nothing any more."""
         if self._deciding is not None:
             self._deciding.cancel()
 
-    async def _decide(self, attempt: int, now: int, incident_id: int | None) -> None:
-        try:
-            finding = await asyncio.to_thread(self._of_passed, attempt, now)
-            self._record(finding, [attempt], [incident_id])
-        finally:
-            self._deciding = None
+    def _decide(self, find: Callable[[], Finding]) -> None:
+        assert self._replayed is not None
+        attempt, incident_id, _ = self._replayed
+
+        async def decide() -> None:
+            try:
+                finding = await asyncio.to_thread(find)
+                if not finding.replays:
+                    self._record(finding, [attempt], [incident_id])
+            finally:
+                self._deciding = None
+
+        self._deciding = asyncio.create_task(decide())
 
     def _record(
         self, finding: Finding, attempts: Sequence[int], incidents: Sequence[int | None]
@@ -104,18 +119,20 @@ class Replays:
             self._recorder.classified(one, finding.to_json(), said)
         self._observe("anomaly_class", {"text": said, "class": finding.kind})
         if finding.kind == "hardware":
-            self._suspect(finding.suspects)
+            self._suspects |= dict.fromkeys(finding.suspects)
 
-    def _of_failure(self, attempt: int) -> Finding:
+    def _of_failure(self, attempt: int, anomaly: Anomaly | None = None) -> Finding:
+        """Return the finding about an attempt; `anomaly` is one that has not ended it."""
         try:
-            traces = self._traces()
+            traces = {one.attempt: one for one in self._traces()}
+            now = traces[attempt]
         except (HoldfastError, OSError, KeyError, TypeError, ValueError) as error:
             self._recorder.complain(f"{CANNOT_READ} {error}")
             return Finding(kind="cannot_tell", evidence=CANNOT_READ)
-        now = next((one for one in traces if one.attempt == attempt), None)
-        if now is None or now.anomaly is None:
+        now = now if anomaly is None else replace(now, anomaly=anomaly)
+        if now.anomaly is None:
             return Finding(kind="cannot_tell", evidence=CANNOT_READ)
-        return of_failure(now, [one for one in traces if one.attempt < attempt])
+        return of_failure(now, [one for one in traces.values() if one.attempt < attempt])
 
     def _of_passed(self, attempt: int, now: int) -> Finding:
         try:
