@@ -55,6 +55,16 @@ class Launches:
         """What the shims were sent to start the present attempt, where that began in place."""
         self.attempt = 0
         """The attempt for which the launchers were started."""
+        self._moves_ranks = False
+
+    def move_ranks(self, *, moves: bool) -> bool:
+        """Have each rank of the next attempt run on another node, or on another GPU of the only node, if `moves`.
+
+        Returns:
+            True if that needs a launch, since there are several nodes.
+        """
+        self._moves_ranks = moves
+        return moves and len(self._nodes.launched) > 1
 
     def take_over(self, launched: int, number: int) -> None:
         """Go on with the attempt of an earlier supervisor, below launchers that were started for another or for it."""
@@ -107,7 +117,9 @@ class Launches:
                 self._observe("nodes", {"text": f"waiting for nodes: {there} are there{more}"})
             if not await self._gather(given_up):
                 break
-            if (chosen := await self._nodes.choose(self._nnodes)) is not None:
+            if (
+                chosen := await self._nodes.choose(self._nnodes, turn=int(self._moves_ranks))
+            ) is not None:
                 return chosen
         if given_up.is_set():
             return policy.JobExited(-9)
@@ -156,4 +168,6 @@ class Launches:
 
     def _environment(self, number: int) -> dict[str, str]:
         history = self._recorder.failures() or FailureHistory()
-        return attempt_environment(number, history, self._recorder.skipping.left_out)
+        left_out = self._recorder.skipping.left_out
+        turns = self._moves_ranks and self._nnodes == 1
+        return attempt_environment(number, history, left_out, turns_gpus=turns)

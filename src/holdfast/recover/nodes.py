@@ -294,14 +294,14 @@ class Nodes:
         """Return how many nodes are missing for a launch on `count`."""
         return max(0, count - len(self._free()))
 
-    async def choose(self, count: int) -> tuple[list[Node], int] | None:
+    async def choose(self, count: int, *, turn: int = 0) -> tuple[list[Node], int] | None:
         """Return the nodes for a launch, by their rank, and a free port of the first; None where they are not there.
 
-        Those of the last launch keep their places.
+        Those of the last launch keep their places, or move by `turn` places.
         """
         if self.missing(count):
             return None
-        nodes = self._places(count)
+        nodes = (self._places(count) * 2)[turn : turn + count]
         port = 0 if count == 1 else await self._free_port(nodes[0])
         if port is None or any(node.stream is None or node.launched is not None for node in nodes):
             return None

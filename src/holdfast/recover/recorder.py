@@ -269,6 +269,27 @@ class Recorder:
                 self.complain(f"A record of batches to leave out is passed over: {error}.")
         return found
 
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts of the run.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        return self._ledger.attempts(self._run_id)
+
+    @_or_complain
+    def classified(self, incident_id: int, found: Mapping[str, Any], said: str) -> None:
+        """Add the class of a broken loss to its incident."""
+        incident = self._ledger.incident(incident_id)
+        explanation = incident.explanation
+        if said not in explanation:
+            explanation = f"{explanation} {said}".strip()
+        self._ledger.set_incident(
+            incident_id,
+            diagnosis={**incident.diagnosis, "anomaly": dict(found)},
+            explanation=explanation,
+        )
+
     @_or_complain
     def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
         """Why the job is about to be ended: a supervisor that follows on this one goes on with it."""
@@ -288,11 +309,10 @@ class Recorder:
         if not told or any(one.attempt == self.attempt for one in self._incidents()):
             return None, None
         frozen, anomaly = told[-1]["frozen"], told[-1]["anomaly"]
-        if anomaly is not None:
-            led = anomaly.get("batches")
-            led = None if led is None else (int(led[0]), int(led[1]))
-            anomaly = Anomaly(**{**anomaly, "value": float(anomaly["value"]), "batches": led})
-        return None if frozen is None else Frozen(**frozen), anomaly
+        return (
+            None if frozen is None else Frozen(**frozen),
+            None if anomaly is None else Anomaly.of_json(anomaly),
+        )
 
     def recorded_end(self) -> tuple[str, int, str] | None:
         """Return the run's state, exit code and outcome, where an earlier supervisor has recorded its end."""
@@ -356,6 +376,7 @@ class Recorder:
             for event in self._ledger.events(self._run_id, kind="restored")
         }
         skips = self._recorded_skips()
+        replays = {attempt for _, attempt, _ in self.events("replay")}
         state = policy.State()
         for incident in self._incidents():
             at_s, attempt = incident.detected_at_s, attempts.get(incident.attempt)
@@ -380,6 +401,7 @@ class Recorder:
                 failure,
                 at_s - since_epoch_s,
                 skip=skips.get(incident.attempt),
+                replays=incident.attempt in replays,
             )
         in_vain = state.skipping.in_vain
         return replace(state, skipping=replace(self.skipping, in_vain=in_vain))

@@ -28,6 +28,7 @@ from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people import modes
 from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.replay.replays import Replays
 from holdfast.recover.spec import RunSpec
 
 TICK_S = 0.1
@@ -81,7 +82,10 @@ class Supervisor:
             generation=generation,
             own_node=own_node,
         )
-        self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
+        replays = Replays(self._recorder, paths.steps, observe=observer)
+        self._losses = Losses(
+            self._recorder, self._clock, replays, healthy_after=spec.healthy_after
+        )
         self._conduct = Conduct(
             spec,
             paths,
@@ -343,7 +347,7 @@ class Supervisor:
             self._view.anomaly = None
             if self._conduct.decisions.holds_loss:
                 return
-            self._losses.accept()
+            self._losses.accept(found)
             self._recorder.event("loss_accepted", found.to_json(), peer.rank)
             self._observe("trouble", {"text": f"{ACCEPTED} (step {found.step})."})
 

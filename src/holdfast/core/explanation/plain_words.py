@@ -181,6 +181,7 @@ RULES: Mapping[str, str] = {
     "same-root": "the same root at the same place, with nothing gained since, ends the run",
     "budget-spent": "too many restarts in a row that gained nothing end the run",
     "observe": "in the mode observe nothing is restarted",
+    "replay": "the steps of a broken loss run again, to find the cause",
     "restart": "a restart helps, at once after a gain",
     "restart-after-wait": "a restart helps, after a longer wait each time that nothing is gained",
     "await-teardown": "when a rank fails, the others are asked to end",
