@@ -40,13 +40,14 @@ Kind = Literal[
     "supervisor killed",
     "shim killed",
     "launcher killed",
+    "writer killed",
     "disk full",
     "network cut",
     "slow rank",
 ]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 WEIGHTS: Final[Mapping[Kind, int]] = {
-    "rank killed": 25,
+    "rank killed": 22,
     "rank frozen": 8,
     "deadlock": 8,
     "NaN gradients": 8,
@@ -56,7 +57,8 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     "agent killed": 6,
     "supervisor killed": 6,
     "shim killed": 3,
-    "launcher killed": 4,
+    "launcher killed": 3,
+    "writer killed": 4,
     "disk full": 3,
     "network cut": 3,
     "slow rank": 4,
@@ -444,6 +446,8 @@ def _targets(kind: Kind, nodes: Sequence[NodeProcesses]) -> list[_Target]:
                 found += [_Target(node, one) for one in node.shims]
             case "launcher killed":
                 found += [_Target(node, one) for one in node.launchers if trains]
+            case "writer killed":
+                found += [_Target(node, one, rank) for rank, one in sorted(node.writers().items())]
             case "node killed" | "network cut":
                 found += [_Target(node, node.run)] if trains else []
             case _:

@@ -13,7 +13,12 @@ _made = 0
 
 
 class Hosts:
-    """Some hosts, for as long as the `with` block lasts. Needs root and iproute2: see `missing`."""
+    """Some hosts, for as long as the `with` block lasts. Needs root and iproute2: see `missing`.
+
+    Give ranks `GLOO_SOCKET_IFNAME` with `interface`: this machine's name stands for its loopback address there.
+    """
+
+    interface = "c0"
 
     def __init__(self, count: int) -> None:
         """Name the hosts; they are made on entry.
@@ -46,9 +51,9 @@ class Hosts:
         for number, name in enumerate(self.names):
             port = f"p{number}"
             end = ("type", "veth", "peer", port, "netns", self._switch)
-            _ip("link", "add", "c0", "netns", name, *end)
-            _ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", "c0")
-            _ip("-n", name, "link", "set", "c0", "up")
+            _ip("link", "add", self.interface, "netns", name, *end)
+            _ip("-n", name, "address", "add", f"{self.address(number)}/24", "dev", self.interface)
+            _ip("-n", name, "link", "set", self.interface, "up")
             _ip("-n", self._switch, "link", "set", port, "master", "switch", "up")
         return self
 

@@ -15,6 +15,7 @@ and each attempt that takes the batch gets the damaged one.
 import contextlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -83,8 +84,9 @@ class RankFaults:
             self._took_effect(order)
             match order["kind"]:
                 case "deadlock":
+                    lock = threading.Lock()
                     while True:  # the others wait in the collectives of the backward pass
-                        time.sleep(3600)
+                        lock.acquire()
                 case "slow":
                     self._slow_until_s = time.monotonic() + float(order["for_s"])
                     self._slow_by_s = float(order["by_s"])

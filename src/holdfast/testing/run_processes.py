@@ -38,6 +38,16 @@ class NodeProcesses:
     shims: list[psutil.Process] = field(default_factory=list)
     ranks: dict[int, psutil.Process] = field(default_factory=dict)
 
+    def writers(self) -> dict[int, psutil.Process]:
+        """Return the processes that write the ranks' checkpoints, by rank."""
+        found = {}
+        for rank, process in self.ranks.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child, words in _commands(process.children()):
+                    if f"{_WRITER}.process" in words:
+                        found[rank] = child
+        return found
+
     def tree(self) -> list[psutil.Process]:
         """Return all processes of the node, `holdfast run` first."""
         with contextlib.suppress(psutil.NoSuchProcess):
