@@ -34,7 +34,7 @@ def slurm(tmp_path_factory):
 
 
 def environment_of(place, slurm):
-    return {**slurm.environment, **place.environment, "SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    return {**slurm.environment, **place.environment}
 
 
 def ranks(place):
@@ -43,8 +43,14 @@ def ranks(place):
     return [tuple(one.read_text().split()) if one.exists() else None for one in files]
 
 
-def wait_for_ranks(place, *wanted):
-    place.wait_until(lambda: ranks(place) == list(wanted), timeout_s=240)
+def wait_for_ranks(place, terminal, *wanted):
+    """Wait until each rank has a job and a node; fail at once where the command has ended."""
+
+    def are_there():
+        assert terminal.poll() is None, terminal.communicate()
+        return ranks(place) == list(wanted)
+
+    place.wait_until(are_there, timeout_s=240)
 
 
 def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_missing(
@@ -54,15 +60,15 @@ def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_m
     arguments = ["--on", "slurm", "--nodes", "2", "--spares", "1", "--name", "r"]
     environment = environment_of(place, slurm)
     with place.start("run", *arguments, "--", "python", job, environment=environment) as terminal:
-        wait_for_ranks(place, ("1", "n1"), ("1", "n2"))
+        wait_for_ranks(place, terminal, ("1", "n1"), ("1", "n2"))
         place.wait_for_step("r", 1003)
         slurm.kill_node("n2")
-        wait_for_ranks(place, ("1", "n1"), ("1", "n3"))
+        wait_for_ranks(place, terminal, ("1", "n1"), ("1", "n3"))
         place.wait_for_step("r", 2003)
         slurm.kill_node("n3")
         # Slurm itself would notice up to half a minute later.
         slurm.run(["scontrol", "update", "nodename=n2,n3", "state=down", "reason=dead"])
-        wait_for_ranks(place, ("2", "n1"), ("2", "n4"))
+        wait_for_ranks(place, terminal, ("2", "n1"), ("2", "n4"))
         place.wait_for_step("r", 3003)
         (place.folder / "finish").touch()
         out, err = terminal.communicate(timeout=120)

@@ -91,7 +91,7 @@ def test_a_submitted_run_is_queued_and_its_job_resumes_it(world):
     assert world.known().state == "queued"
     assert "exec srun " in world.slurm.script
     assert "--no-kill" in world.slurm.script
-    assert "run --resume r --spares 1 --no-echo" in world.slurm.script
+    assert "run --resume r --no-echo --spares $((SLURM_JOB_NUM_NODES - 2))" in world.slurm.script
     assert "secret" not in world.slurm.script
     mode = (world.paths.root / "slurm.json").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600, "the addresses of messages hold secrets"

@@ -89,7 +89,7 @@ def new_submission(
 ) -> Submission:
     """Return the record of a run that has no job yet."""
     command = [sys.executable, "-m", "holdfast.cli.main", "--ledger", ledger_url, "run"]
-    command += ["--resume", run_id, "--spares", str(spares), *([] if echo else ["--no-echo"])]
+    command += ["--resume", run_id, *([] if echo else ["--no-echo"])]
     return Submission(
         key=secrets.token_hex(4),
         nodes=nodes,
@@ -129,7 +129,9 @@ def submit(
     name = f"holdfast-{paths.run_id}-{submission.key}"
     lost = [job_id for job_id in jobs.named(name) if job_id not in submission.jobs]
     script = paths.root / "slurm-job.sh"
-    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)}\n")
+    # A job that follows another one may have got fewer nodes.
+    spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
+    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)} {spares}\n")
     job_id = lost[0] if lost else None
     total = submission.nodes + submission.spares
     # Nodes that were lost may leave too few for all spares.
