@@ -12,9 +12,9 @@ from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.runs import remove_run
 from holdfast.recover.slurm.submission import (
     Submission,
-    end_allocation,
     is_left,
     new_submission,
+    settle_jobs,
     stop_queued,
     submit_run,
 )
@@ -179,11 +179,25 @@ def test_a_job_of_a_run_that_is_over_starts_nothing(world, state, restarts, left
     assert not is_left(run, world.home, {})
 
 
-def test_only_an_own_job_for_which_the_next_one_waits_is_ended(world):
-    assert not end_allocation(world.paths, {"SLURM_JOB_ID": "17"})
-    Submission(
-        key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=("17",)
-    ).write(world.paths)
-    assert not end_allocation(world.paths, {"SLURM_JOB_ID": "17"}), "Slurm starts it again"
-    assert not end_allocation(world.paths, {"SLURM_JOB_ID": "5"})
-    assert not end_allocation(world.paths, {})
+@pytest.mark.parametrize(
+    ("own", "is_queued", "ended"),
+    [
+        ("16", True, ["16"]),  # the next job waits for that
+        ("16", False, ["17", "18"]),  # the run is over, and needs no next job
+        ("18", True, []),  # Slurm starts this job again
+        ("18", False, []),
+        ("5", True, []),  # a job of the user's own
+        (None, True, []),
+    ],
+)
+def test_only_own_jobs_that_are_not_needed_are_ended(world, own, is_queued, ended):
+    jobs = ("15", "16", "17", "18")
+    Submission(key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=jobs).write(
+        world.paths
+    )
+    world.slurm.state = "RUNNING"
+    inside = {} if own is None else {"SLURM_JOB_ID": own}
+    told = settle_jobs(
+        world.paths, is_queued=is_queued, environment=inside, jobs=SlurmJobs(world.slurm)
+    )
+    assert told == ended == world.slurm.cancelled

@@ -31,7 +31,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the queue of Slurm.
 
     Attributes:
-        key: makes the names of the run's jobs unlike those of other runs.
+        key: makes the names of the run's jobs unlike the names of other runs' jobs.
         nodes: the nodes that train.
         spares: the nodes that wait to replace others.
         options: the user's options for sbatch.
@@ -225,17 +225,30 @@ def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -
     return run.state in ("completed", "failed") or (run.state == "stopped" and not is_again)
 
 
-def end_allocation(paths: RunPaths, environment: Mapping[str, str] = os.environ) -> bool:
-    """End the job in which this process is, where the next job of the run waits for that; return True if so.
+def settle_jobs(
+    paths: RunPaths,
+    *,
+    is_queued: bool,
+    environment: Mapping[str, str] = os.environ,
+    jobs: SlurmJobs | None = None,
+) -> list[str]:
+    """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
+
+    For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
+    a next job that was submitted when nodes were missing for a while.
 
     Raises:
         HoldfastError: Slurm does not answer.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
-        return False
+        return []
     own = environment[ENV_JOB]
-    return submission.jobs[-1] != own and SlurmJobs().end(own)
+    later = submission.jobs[submission.jobs.index(own) + 1 :]
+    if not later:
+        return []
+    jobs = jobs or SlurmJobs()
+    return [job_id for job_id in ([own] if is_queued else later) if jobs.end(job_id)]
 
 
 def _record(paths: RunPaths) -> Path:
