@@ -16,8 +16,8 @@ from holdfast.cli.output import print_json
 from holdfast.cli.run_slurm import (
     Wanted,
     check_slurm_use,
-    end_own_allocation,
     run_on_slurm,
+    settle,
     with_slurm,
 )
 from holdfast.core.errors import BadUse
@@ -309,8 +309,7 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
         outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
         if evaluation is not None:
             evaluation.finish()
-        if outcome.state == "queued":
-            end_own_allocation(paths, narrator.say)
+        settle(paths, outcome, narrator.say)
     finally:
         narrator.finish()
     return outcome
