@@ -113,9 +113,9 @@ def of_passed(broken: Trace, now: Trace, earlier: Sequence[Trace]) -> Finding:
             for one in earlier
             if one.start_step < file and one.left_out == now.left_out and _ordinary(one, now)
         ]
-        noise = min((noise_of(one, now) or 0.0 for one in live), default=0.0)
-        if noise > NOISE:
-            return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, noise))
+        least = min((noise_of(one, now) or 0.0 for one in live), default=0.0)
+        if least > NOISE:
+            return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, least))
         apart = first_apart(broken, now, exactly=any(repeats_exactly(one, now) for one in live))
         if apart is not None and apart <= file + DIRECT_STEPS:
             return Finding(kind="checkpoint", evidence=_bad_file(file))
