@@ -199,7 +199,7 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
 )
 def test_bad_use_is_one_clear_sentence(place, arguments, said):
     place.job("")
-    code, out, err = place.holdfast("run", *arguments)
+    code, out, err = place.look("run", *arguments)
     assert code == 2
     assert said in err
     assert "Traceback" not in err

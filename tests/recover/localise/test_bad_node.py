@@ -153,14 +153,14 @@ def test_nodes_that_meet_are_tested_and_the_bad_one_is_named(place, started, bad
     others = [one for one in told if one["schema"] == "holdfast.nodes_joined"]
     assert [one["outcome"] for one in others] == ["Bad: n2."] * 2
     assert not list((place.home / "rendezvous").glob("*.json"))
-    code, _, err = place.holdfast("nodes", "return", "n2")
+    code, _, err = place.look("nodes", "return", "n2")
     assert code == 2
     assert re.search("has passed no test since it was cordoned", err)
 
 
 def test_nodes_that_do_not_come_are_said(place):
-    code, _, err = place.holdfast("nodes", "check", "--nnodes", "2")
+    code, _, err = place.look("nodes", "check", "--nnodes", "2")
     assert code == 2
     assert "--rendezvous HOST:PORT" in err
-    code, _, err = place.holdfast("nodes", "check", "--nnodes", "0")
+    code, _, err = place.look("nodes", "check", "--nnodes", "0")
     assert (code, "--nnodes is 0. Give the number of nodes, at least 1." in err) == (2, True)
