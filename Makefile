@@ -13,7 +13,7 @@ PYTEST_FLAGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 # Five workers for two cores, since tests wait for more than half of their time. Files come in the order of their
-# folders: by their number of tests, the long end-to-end runs would all come last.
+# folders, the longest first (tests/conftest.py): by their number of tests, the long end-to-end runs would all come last.
 PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 5 / 2))) --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test coverage test-slow test-gpu lint collect format examples bench bench-quick picture ci clean
