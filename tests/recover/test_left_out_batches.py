@@ -152,6 +152,6 @@ def test_what_broke_the_loss_is_left_out_and_nothing_else(place, value, rule, wo
     assert f"batches {first} to {last} of the data are left out" in incident.explanation
     assert f"Batches {first} to {last} were left out" in err
     assert finals(place.folder) == by_hand(place, value, first, last)
-    shown = place.holdfast("incidents", "show", str(incident.incident_id))[1]
+    shown = place.look("incidents", "show", str(incident.incident_id))[1]
     assert f"from the state of step {incident.restored_step}" in shown
     assert f"batches {first} to {last}" in shown

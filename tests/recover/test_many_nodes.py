@@ -109,43 +109,40 @@ def _has_joined(place, count):
     return len(list((place.paths("r").root / "nodes").glob("*.lock"))) >= count - 1
 
 
-def test_without_a_spare_a_lost_node_is_waited_for(place, cluster):
+def test_without_a_spare_a_lost_node_is_waited_for_and_a_later_node_stops_the_run(place, cluster):
     cluster.nodes["n2"].kill()
     cluster.nodes["n2"].communicate()
     place.wait_until(lambda: incidents(place))
     cluster.start("n2")
     place.wait_for_step("r", 2003)
-    ends = cluster.finish()
-    assert [code for code, _ in ends.values()] == [0, 0], ends
-    assert "waiting for nodes: 1 of 2 are there" in ends["n1"][1]
+    cluster.nodes["n2"].send_signal(signal.SIGINT)
+    said = assert_both_stop(cluster)
+    assert "waiting for nodes: 1 of 2 are there" in said["n1"]
 
 
-def test_a_killed_supervisor_or_agent_of_any_node_ends_no_rank(place, cluster):
+def assert_both_stop(cluster):
+    """Return the output of the nodes, which a stop ends."""
+    said = {name: node.communicate(timeout=60)[1] for name, node in cluster.nodes.items()}
+    assert [node.returncode for node in cluster.nodes.values()] == [4, 4], said
+    assert all("Stopped by" in text for text in said.values())
+    return said
+
+
+def test_a_killed_supervisor_or_agent_of_any_node_ends_no_rank_but_a_stop_does(place, cluster):
+    """The stop comes from a command, and reaches both nodes by the processes that have followed."""
     ranks = [cluster.rank(number) for number in range(2)]
     for step, (name, module) in enumerate(
         [("n2", "agent"), ("n1", "supervisor_process"), ("n1", "agent")], 1
     ):
         place.child(cluster.nodes[name], module).kill()
         place.wait_for_step("r", 1003 + 100 * step)
-    ends = cluster.finish()
-    assert [code for code, _ in ends.values()] == [0, 0], ends
+    code, _, err = place.holdfast("runs", "stop", "r")
+    assert code == 0, err
+    assert_both_stop(cluster)
     assert [cluster.rank(number) for number in range(2)] == ranks
     assert incidents(place) == []
     with place.ledger() as ledger:
         assert len(ledger.attempts("r")) == 1
-
-
-@pytest.mark.parametrize("by", ["Ctrl-C on the second node", "holdfast runs stop"])
-def test_a_run_is_stopped_from_any_node(place, cluster, by):
-    if by == "holdfast runs stop":
-        code, _, err = place.holdfast("runs", "stop", "r")
-        assert code == 0, err
-    else:
-        cluster.nodes["n2"].send_signal(signal.SIGINT)
-    ends = {name: node.communicate(timeout=60) for name, node in cluster.nodes.items()}
-    assert [node.returncode for node in cluster.nodes.values()] == [4, 4], ends
-    assert "Stopped by" in ends["n1"][1]
-    assert "Stopped by" in ends["n2"][1]
 
 
 @pytest.mark.slow
