@@ -22,9 +22,10 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.conduct import Conduct
+from holdfast.recover.connected_node import Node
 from holdfast.recover.leadership import BEAT_S, Superseded, leadership_of
 from holdfast.recover.losses import Losses
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people import modes
 from holdfast.recover.recorder import Launch, Recorder

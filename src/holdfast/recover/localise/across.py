@@ -21,9 +21,10 @@ from holdfast.recover.agent.board import board_of
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.channel import Peer
+from holdfast.recover.connected_node import Node
 from holdfast.recover.localise.session import Report, localise
 from holdfast.recover.localise.tester import NodeTester
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 
 MEET_S = 120.0
 """Seconds that the nodes wait for each other."""
