@@ -78,7 +78,8 @@ class Job:
         """When the first order to end ranks or launchers arrived since `watch`."""
         self.started_at_s: float | None = None
         self.attempt = 0
-        self.frozen = False
+        self.frozen = self.paused = False
+        self.steps_made = 0
         self.broken: int | None = None
         """The rank that reports NaN."""
         self.trouble: BaseException | None = None
@@ -104,9 +105,15 @@ class Job:
             at_s = self.began_s + (self.step + 1) * STEP_S
             await asyncio.sleep(max(0.0, at_s - time.monotonic()))
             self.step += 1
-            if not self.frozen:
+            if not self.frozen and not self.paused:
+                self.steps_made += 1
                 for agent in self.agents:
                     agent.make_step(self.step, source)
+
+    async def pause(self) -> None:
+        """Make no steps, and wait until the supervisor has received all messages."""
+        self.paused = True
+        await self.until(lambda: self.is_acknowledged, "all is acknowledged")
 
     @property
     def is_acknowledged(self) -> bool:
@@ -310,11 +317,15 @@ async def measure(process: psutil.Process, job: Job, *, steady_s: float, rounds:
     try:
         await job.until(lambda: job.is_training, "the first step")
         await asyncio.sleep(3 * STEP_S)
-        await job.until(lambda: job.is_acknowledged, "all is acknowledged")
-        before_s, first = cpu_s(process), job.step
-        await asyncio.sleep(steady_s)
-        await job.until(lambda: job.is_acknowledged, "all is acknowledged")
-        share = (cpu_s(process) - before_s) / ((job.step - first) * STEP_S)
+        await job.pause()
+        before_s, first = cpu_s(process), job.steps_made
+        job.paused = False
+        await job.until(
+            lambda: job.steps_made - first >= steady_s / STEP_S, f"steps for {steady_s} s"
+        )
+        await job.pause()
+        share = (cpu_s(process) - before_s) / ((job.steps_made - first) * STEP_S)
+        job.paused = False
         say(f"the supervisor uses {share:.1%} of a core")
         rows = [
             Row(

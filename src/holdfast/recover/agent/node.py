@@ -10,6 +10,7 @@ whatever way, the kernel ends the agent and the supervisor, and the guard ends t
 """
 
 import asyncio
+import contextlib
 import functools
 import math
 import os
@@ -35,7 +36,7 @@ from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.agent.time_limit import stop_in_time
-from holdfast.recover.launch import Job, Place, launch
+from holdfast.recover.launch import Job, Place, launch, stand_by
 from holdfast.recover.leadership import Leadership, Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
@@ -57,6 +58,8 @@ LOCK_S = 5.0
 """How long the processes of a first node that is gone may hold the run's lock."""
 ALONE_S = 600.0
 """A node whose agent has found no supervisor for so long gives up, if its ranks do not train either."""
+READY_AFTER_S = 8.0
+"""So long after a launch the next launcher is made ready, so as not to slow the ranks' start."""
 END_TIMEOUT_S = 60.0
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
@@ -120,6 +123,8 @@ class Node:
         self._locks: list[RunLock] = []
         """Those that this process has taken for itself."""
         self._job: Job | None = None
+        self._standby: Job | None = None
+        """A launcher that waits for the next launch on this node."""
         self._launched: int | None = None
         self._last_end: tuple[int, int] | None = None
         """The attempt and the return code of the launcher that ended last."""
@@ -132,6 +137,8 @@ class Node:
         """Since when the agent has had no supervisor, and why."""
         self._idle_s = 0.0
         """For how long no rank of this node had reported a step, when the agent looked for its supervisor last."""
+        self._launched_s = -math.inf
+        """When the last launch began here."""
         self._has_joined = False
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
@@ -266,6 +273,8 @@ class Node:
         for child in children:
             self._tasks.spawn(self._keep(child))
         self._tasks.spawn(self._watch_for_supervisor())
+        if self._meeting is not None:
+            self._tasks.spawn(self._keep_launcher_ready())
         if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
             grace_s = self._spec.restarts.stop_grace_s
             self._tasks.spawn(
@@ -281,10 +290,12 @@ class Node:
             return await self._ended
         finally:
             await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
-            job, self._job = self._job, None
-            if job is not None:
-                job.kill()
-                await job.wait()
+            jobs = (self._job, self._standby)
+            self._job = self._standby = None
+            for job in jobs:
+                if job is not None:
+                    job.kill()
+                    await job.wait()
             await asyncio.to_thread(end_kept_memory)
             self._channel.close()
             self._held.close()
@@ -539,6 +550,21 @@ class Node:
 
     # The job
 
+    async def _keep_launcher_ready(self) -> None:
+        """Have a launcher wait for the next launch: of several nodes, another one may be lost at any time."""
+        while True:
+            await asyncio.sleep(1.0)
+            is_launching = time.monotonic() - self._launched_s < READY_AFTER_S
+            if self._lock is None or is_launching:
+                continue
+            if self._standby is not None and self._standby.guard.returncode is None:
+                continue
+            async with self._starting:
+                with contextlib.suppress(OSError):  # no process is to be had just now
+                    self._standby = await stand_by(
+                        self._spec, lock_fd=self._lock.fd, echo=self._echo
+                    )
+
     async def _launch(self, message: Mapping[str, Any]) -> None:
         assert self._paths is not None
         assert self._lock is not None
@@ -553,6 +579,8 @@ class Node:
             port=int(message["port"]),
         )
         async with self._starting:
+            standby, self._standby = self._standby, None
+            self._launched_s = time.monotonic()
             self._job = job = await launch(
                 replace(self._spec, nnodes=int(message["nnodes"])),
                 self._paths,
@@ -563,6 +591,7 @@ class Node:
                 echo=self._echo,
                 environment=message["environment"],
                 place=place,
+                standby=standby,
             )
         if self._is_kill_due:
             job.kill()
