@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 from holdfast.core.paths import RunPaths
+from holdfast.recover.agent.rendezvous import loopback_listener
 from holdfast.recover.agent.warm_launcher import launcher_arguments
+from holdfast.recover.channel import ChannelServer
 from holdfast.recover.launch import (
     ATTEMPTS_WITH_LOGS,
     Place,
@@ -40,22 +42,28 @@ def test_the_logs_of_old_attempts_are_deleted(tmp_path):
 def test_a_launcher_that_stands_by_does_what_the_command_would(tmp_path):
     paths = RunPaths(tmp_path, "r")
     script = tmp_path / "rank.py"
-    script.write_text(
-        "import os, sys\nprint(os.environ['RANK'], os.environ['MARK'], sys.argv, os.getppid())\n"
-    )
+    script.write_text("import os, sys\nprint(os.environ['RANK'], os.environ['MARK'], sys.argv)\n")
     spec = RunSpec(command=("python", str(script), "a"), cwd=str(tmp_path))
     lock = RunLock.acquire(paths.lock)
 
     async def start():
+        def received(peer, message):
+            if message["kind"] == "swept":
+                agent.send({"kind": "leave"}, to="shim")
+
+        agent, listening = ChannelServer(received, token="x"), loopback_listener()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        await agent.start(listening)
         standby = await stand_by(spec, lock_fd=lock.fd, echo=False)
-        channel = {"address": "127.0.0.1:1", "token": "x", "place": Place()}
         told = {"lock_fd": lock.fd, "echo": False, "environment": {"MARK": "here"}}
-        job = await launch(spec, paths, 1, **channel, **told, standby=standby)
+        told |= {"address": address, "token": "x", "place": Place()}
+        job = await launch(spec, paths, 1, **told, standby=standby)
         assert job is standby
-        unused = await stand_by(spec, lock_fd=lock.fd, echo=False)
         code = await job.wait()
+        unused = await stand_by(spec, lock_fd=lock.fd, echo=False)
         unused.kill()
         assert await unused.wait() == 0
+        await agent.close()
         return code
 
     assert asyncio.run(start()) == 0, paths.launcher_log(1).read_text()
