@@ -1,5 +1,6 @@
 """Runs of several nodes: an agent a node, here all on one host, which meet at one port."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -7,10 +8,13 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
+from holdfast.core.ledger import Ledger
 from holdfast.core.link import ENV_ATTEMPT
 from holdfast.recover.agent.rendezvous import loopback_listener
+from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 from holdfast.testing.slurm import PrivateSlurm
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
@@ -44,8 +48,8 @@ class Cluster:
         self.command = ["run", "--name", "r", *meeting, *arguments]
         self.nodes = {}
 
-    def start(self, name):
-        environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name}
+    def start(self, name, **variables):
+        environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name, **variables}
         if name in self.nodes:
             self.nodes[name].communicate()
         self.nodes[name] = self.place.start(*self.command, environment=environment)
@@ -194,6 +198,45 @@ def test_another_node_takes_over_when_the_first_one_is_gone(place, cluster):
     assert incident.diagnosis["scope"] == {"node": "n1"}
     with place.ledger() as ledger:
         assert ledger.run("r").state == "completed"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(postgresql_binaries() is None, reason="no PostgreSQL server is installed")
+def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(place):
+    pytest.importorskip("psycopg")
+    with PrivatePostgreSQL() as server:
+        url = server.new_database()
+        cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
+        cluster.command = ["--ledger", url, *cluster.command]
+        try:
+            for name in ("n1", "n2", "n3"):
+                cluster.start(name, HOLDFAST_HOME=str(place.folder / name))
+                with Ledger.open(url) as ledger:
+                    place.wait_until(lambda: any(one.run_id == "r" for one in ledger.runs()))
+            place.wait_until(
+                lambda: all((place.folder / f"rank-{rank}").exists() for rank in (0, 1))
+            )
+            place.wait_until(lambda: "n1" in {cluster.rank(rank)[0] for rank in (0, 1)})
+            with Ledger.open(url) as ledger:
+                place.wait_until(lambda: ledger.lead("r").beats > 1)
+                place.wait_until(lambda: ledger.attempts("r")[-1].first_step_at_s is not None)
+                started = psutil.Process(cluster.nodes["n1"].pid)
+                for process in (started, *started.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                place.wait_until(lambda: {cluster.rank(rank)[0] for rank in (0, 1)} == {"n2", "n3"})
+                assert ledger.lead("r").generation > 1
+            ends = cluster.finish()
+            assert [ends[name][0] for name in ("n2", "n3")] == [0, 0], ends
+            with Ledger.open(url) as ledger:
+                assert ledger.run("r").state == "completed"
+                (incident,) = ledger.incidents("r")
+                assert incident.diagnosis["scope"] == {"node": "n1"}
+            assert not (place.folder / "n1" / "rendezvous").exists()
+        finally:
+            for node in cluster.nodes.values():
+                node.kill()
+                node.communicate()
 
 
 class Namespaces:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.recover.attach import Run, attach
 
 if TYPE_CHECKING:
+    from holdfast.recover.agent.board import Board, board_of
     from holdfast.recover.agent.rendezvous import Meeting, meeting_of
     from holdfast.recover.detectors.hang import HangLimits
     from holdfast.recover.localise.across import Joined, check_nodes, check_this_host
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODES",
+    "Board",
     "Following",
     "HangLimits",
     "Joined",
@@ -66,6 +68,7 @@ __all__ = [
     "approve_run",
     "attach",
     "begin_run",
+    "board_of",
     "change_options",
     "check_nodes",
     "check_this_host",
@@ -96,11 +99,13 @@ _HOMES = {
     "check_this_host": "localise.across",
     "keep_verdicts": "localise.verdicts",
     "priors_of": "localise.verdicts",
+    "Board": "agent.board",
     "Meeting": "agent.rendezvous",
     "Outcome": "outcome",
     "RunSpec": "spec",
     "approve_run": "runs",
     "begin_run": "runs",
+    "board_of": "agent.board",
     "change_options": "runs",
     "check_urls": "people.sender",
     "default_stem": "runs",

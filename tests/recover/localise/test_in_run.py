@@ -10,12 +10,13 @@ from holdfast.core.ledger import Incident, Ledger, Verdict
 from holdfast.core.paths import ledger_url
 from holdfast.recover import launches
 from holdfast.recover.attempt import AttemptView
+from holdfast.recover.connected_node import Node
 from holdfast.recover.detectors.hang import Frozen, HangLimits
 from holdfast.recover.localise.in_run import NodeTests, is_due
 from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
 from holdfast.recover.localise.session import Report
 from holdfast.recover.localise.solo import CheckResult
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 from holdfast.recover.spec import RunSpec
 from holdfast.testing import FakeClock
 
