@@ -3,13 +3,14 @@
 In: `Task`s, each a command that writes one result file, whole or not at all. Out: a `Finished` for each, as it ends.
 A task whose result exists is not run again, so a run that was cut off goes on where it was. Or in: one command, and
 out: a `Placement` that says how its processes, one a node, are. Or in: a faulty node, and out: a mark on the node in
-the scheduler.
+the scheduler. Out besides: what Kubernetes reports of a node and a pod, and the end of a pod, which Jobs act on.
 
 The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
 `places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
 end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
 `places_ray`), `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone),
-and `cordons` (what a mark in the scheduler is, and which scheduler is here).
+`cordons` (what a mark in the scheduler is, and which scheduler is here), and of Kubernetes `kubernetes_api` (requests),
+`kubernetes_cordons` (the marks), `kubernetes_nodes` (conditions and taints) and `kubernetes_pod` (exit codes).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
 if TYPE_CHECKING:
+    from holdfast.cluster.kubernetes_nodes import read_facts
+    from holdfast.cluster.kubernetes_pod import end_of_pod, ends_pod, is_in_pod
     from holdfast.cluster.leash import release, start_on_leash
     from holdfast.cluster.local import core_count
 
@@ -35,15 +38,27 @@ __all__ = [
     "Task",
     "Workers",
     "core_count",
+    "end_of_pod",
+    "ends_pod",
+    "is_in_pod",
     "mark",
     "places",
+    "read_facts",
     "release",
     "start_on_leash",
     "unmark",
     "workers",
 ]
 
-_HOMES = {"core_count": "local", "release": "leash", "start_on_leash": "leash"}
+_HOMES = {
+    "core_count": "local",
+    "end_of_pod": "kubernetes_pod",
+    "ends_pod": "kubernetes_pod",
+    "is_in_pod": "kubernetes_pod",
+    "read_facts": "kubernetes_nodes",
+    "release": "leash",
+    "start_on_leash": "leash",
+}
 
 
 def __getattr__(name: str) -> Any:

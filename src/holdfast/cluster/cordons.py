@@ -47,8 +47,14 @@ class Cordons(Protocol):
 
 
 def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that this process runs under; None if there is no scheduler."""
-    del environment  # each scheduler is recognised here, in its own commit
+    """Return the marks of the scheduler that this process runs under; None if there is no scheduler.
+
+    KUBECONFIG counts as Kubernetes, so that an operator can work from outside of the cluster.
+    """
+    if "KUBERNETES_SERVICE_HOST" in environment or environment.get("KUBECONFIG"):
+        from holdfast.cluster.kubernetes_cordons import KubernetesCordons
+
+        return KubernetesCordons()
     return None
 
 
