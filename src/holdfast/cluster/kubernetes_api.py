@@ -75,12 +75,13 @@ def connect(environment: Mapping[str, str] = os.environ) -> Api:
         raise ApiError(
             "The client of Kubernetes is not installed. Install it: pip install 'holdfast[kubernetes]'"
         ) from error
-    configuration = client.Configuration()
+    configuration: Any = client.Configuration()
+    loading: Any = config  # the package has no types
     try:
         if path := environment.get("KUBECONFIG"):
-            config.load_kube_config(path, client_configuration=configuration)
+            loading.load_kube_config(path, client_configuration=configuration)
         else:
-            config.load_incluster_config(client_configuration=configuration)
+            loading.load_incluster_config(client_configuration=configuration)
     except (config.ConfigException, OSError) as error:
         raise ApiError(
             f"There are no credentials for Kubernetes: {error}. Give the pod a service account, or set KUBECONFIG."

@@ -180,6 +180,6 @@ def _seconds(moment: object) -> float | None:
     if not isinstance(moment, str):
         return None
     try:
-        return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(moment).timestamp()
     except ValueError:
         return None

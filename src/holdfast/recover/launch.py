@@ -119,7 +119,7 @@ async def launch(
     """
     logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
-    own = os.environ
+    own: Mapping[str, str] = os.environ
     if spec.nnodes > 1:  # Kubeflow sets some for its own rendezvous
         own = {name: own[name] for name in own if not name.startswith(PET_MEETING)}
     variables = {

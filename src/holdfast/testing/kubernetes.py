@@ -16,13 +16,14 @@ milliseconds, and does what the scheduler, the kubelets and the controllers of J
 
 Limits: no images, volumes, services or quotas; one container a Pod; all Pods share this host's network and files. The
 server merges objects as plain JSON, and checks neither schemas nor permissions nor `resourceVersion`. It needs
-`kmock` and `kubernetes` (PyPI).
+`kmock` (PyPI) and `setpriv` (util-linux).
 """
 
 import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -34,15 +35,16 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.core.errors import BadUse
-from holdfast.core.processes import die_with_parent, kill_descendants
+from holdfast.core.processes import kill_descendants
 from holdfast.testing import kubernetes_policies as policies
 
-LOOK_S = 0.02
+LOOK_S = 0.05
 GRACE_S = 30
 """The grace period of Kubernetes, where a Pod has none."""
 MESSAGE_BYTES = 4096
 """The kubelet keeps so much of a termination message."""
 END_TIMEOUT_S = 30.0
+STORY_LINES = 10
 KINDS = {
     "nodes": ("", "v1"),
     "pods": ("", "v1"),
@@ -63,7 +65,7 @@ class PrivateKubernetes:
         environment: the variables with which a process finds this API server and no other (KUBECONFIG).
 
     Raises:
-        BadUse: kmock is not installed.
+        BadUse: kmock or setpriv is not installed.
     """
 
     namespace = "default"
@@ -73,6 +75,10 @@ class PrivateKubernetes:
             import kmock
         except ImportError as error:
             raise BadUse("kmock is not installed. Install it: pip install kmock") from error
+        if shutil.which("setpriv") is None:
+            raise BadUse(
+                "setpriv is not installed. Install it (Debian: apt-get install util-linux)."
+            )
         self._kmock = kmock
         self.folder = folder.absolute()
         self.node_names = tuple(f"n{number}" for number in range(1, nodes + 1))
@@ -120,9 +126,10 @@ class PrivateKubernetes:
 
     def objects(self, plural: str) -> list[dict[str, Any]]:
         """Return the objects of one kind: "nodes", "pods", "jobs" or "jobsets"."""
-        return self._call(self._listed(plural))
+        found: list[dict[str, Any]] = self._call(self._listed(plural))
+        return found
 
-    def object(self, plural: str, name: str) -> dict[str, Any]:
+    def get(self, plural: str, name: str) -> dict[str, Any]:
         """Return one object.
 
         Raises:
@@ -135,7 +142,7 @@ class PrivateKubernetes:
 
     def condition(self, plural: str, name: str, kind: str) -> dict[str, Any] | None:
         """Return a condition of an object if its status is True; else None."""
-        conditions = (self.object(plural, name).get("status") or {}).get("conditions", [])
+        conditions = (self.get(plural, name).get("status") or {}).get("conditions", [])
         return next(
             (one for one in conditions if (one["type"], one["status"]) == (kind, "True")), None
         )
@@ -159,6 +166,14 @@ class PrivateKubernetes:
         """Merge a change into an object."""
         self._call(self._patch(plural, name, change))
 
+    def answer(self, request: str, status: int) -> None:
+        """Answer requests such as "patch /api/v1/nodes/n1" with an HTTP status, as a server without permission does."""
+
+        def refuse() -> None:
+            self._server[request] << status
+
+        self._call(self._in_loop(refuse))
+
     def kill_pod(self, hostname: str) -> None:
         """SIGKILL all processes of a running Pod at once, as for lack of memory.
 
@@ -170,7 +185,7 @@ class PrivateKubernetes:
     def evict(self, hostname: str) -> None:
         """End a Pod as a drain or a preemption does: condition DisruptionTarget, then SIGTERM."""
         name = self.pod(hostname)["metadata"]["name"]
-        conditions = self.object("pods", name)["status"]["conditions"]
+        conditions = self.get("pods", name)["status"]["conditions"]
         told = _condition("DisruptionTarget", reason="EvictionByEvictionAPI")
         self.patch("pods", name, {"status": {"conditions": [*conditions, told]}})
         self._call(self._delete("pods", name))
@@ -183,17 +198,28 @@ class PrivateKubernetes:
         """Wait until a condition holds.
 
         Raises:
-            TimeoutError: the condition does not hold in time; the message has the Pods' phases.
+            TimeoutError: the condition does not hold in time; the message has the Pods' phases and output.
         """
         deadline_s = time.monotonic() + timeout_s
         while not holds():
             self._check()
             if time.monotonic() > deadline_s:
-                pods = {
-                    one["metadata"]["name"]: one["status"]["phase"] for one in self.objects("pods")
-                }
-                raise TimeoutError(f"It did not happen within {timeout_s:g} s. The Pods: {pods}")
+                raise TimeoutError(f"It did not happen within {timeout_s:g} s.\n{self._story()}")
             time.sleep(LOOK_S)
+
+    def _story(self) -> str:
+        lines = [
+            f"{one['metadata']['name']}: {one['status'].get('phase', one['status'].get('conditions'))}"
+            for plural in ("jobsets", "jobs", "pods")
+            for one in self.objects(plural)
+            if one.get("status")
+        ]
+        for log in sorted((self.folder / "pods").glob("*.log")):
+            lines += [
+                f"--- {log.name}",
+                *log.read_text(errors="replace").splitlines()[-STORY_LINES:],
+            ]
+        return "\n".join(lines)
 
     # The API server, in a thread of its own
 
@@ -212,9 +238,9 @@ class PrivateKubernetes:
             self._kmock.Server(server) as listening,
         ):
             self._server, self._url = server, str(listening.url).rstrip("/")
-            for plural, (group, version) in KINDS.items():
-                info = {"namespaced": plural != "nodes"}
-                server.resources[self._kmock.resource(group, version, plural)] = info
+            for plural in KINDS:
+                info = self._kmock.ResourceInfo(namespaced=plural != "nodes")
+                server.resources[self._resource(plural)] = info
             for name in self.node_names:
                 node = {
                     "apiVersion": "v1",
@@ -253,8 +279,9 @@ class PrivateKubernetes:
         Path(self.environment["KUBECONFIG"]).write_text(yaml.safe_dump(told))
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise RuntimeError("The private Kubernetes has failed.") from self._error
+        error = self._error
+        if error is not None:
+            raise RuntimeError("The private Kubernetes has failed.") from error
 
     def _call(self, coroutine: Any) -> Any:
         self._check()
@@ -286,8 +313,13 @@ class PrivateKubernetes:
         await self._request("DELETE", self._path(plural, name))
 
     async def _listed(self, plural: str) -> list[dict[str, Any]]:
-        found = await self._request("GET", self._path(plural))
-        return list(found["items"])
+        # From memory: the controllers look many times a second.
+        wanted = self._resource(plural)
+        objects = self._server.objects.items()
+        return [one.raw for (kind, _, _), one in objects if kind == wanted and not one.deleted]
+
+    def _resource(self, plural: str) -> Any:
+        return self._kmock.resource(*KINDS[plural], plural)
 
     # The controllers
 
@@ -297,9 +329,10 @@ class PrivateKubernetes:
             await self._look_at_jobset(jobset, [one for one in jobs if _is_of(one, jobset)])
         for job in jobs:
             await self._look_at_job(job, [one for one in pods if _is_of(one, job)])
+        owners = _uids(await self._listed("jobs"))
         nodes = await self._listed("nodes")
-        for pod in pods:
-            await self._look_at_pod(pod, pods, nodes)
+        for pod in await self._listed("pods"):
+            await self._look_at_pod(pod, owners, nodes)
 
     async def _look_at_jobset(self, jobset: Mapping[str, Any], jobs: list[dict[str, Any]]) -> None:
         name, status = jobset["metadata"]["name"], jobset.get("status") or {}
@@ -369,13 +402,12 @@ class PrivateKubernetes:
     # The scheduler and the kubelets
 
     async def _look_at_pod(
-        self, pod: Mapping[str, Any], pods: list[dict[str, Any]], nodes: list[dict[str, Any]]
+        self, pod: Mapping[str, Any], jobs: set[str], nodes: list[dict[str, Any]]
     ) -> None:
         metadata, status = pod["metadata"], pod["status"]
         name, phase = metadata["name"], status["phase"]
         process = self._processes.get(name)
-        owner = metadata["ownerReferences"][0]["uid"]
-        is_orphan = not any(job["metadata"]["uid"] == owner for job in await self._listed("jobs"))
+        is_orphan = metadata["ownerReferences"][0]["uid"] not in jobs
         is_deleted = "deletionTimestamp" in metadata
         if is_orphan and not is_deleted and phase in ("Pending", "Running"):
             await self._delete("pods", name)
@@ -386,14 +418,13 @@ class PrivateKubernetes:
         elif process is not None and is_deleted:
             process.end(int(pod["spec"].get("terminationGracePeriodSeconds", GRACE_S)))
         elif process is None and phase == "Pending" and not is_deleted:
-            taken = {
-                one["spec"].get("nodeName") for one in pods if one["status"]["phase"] == "Running"
-            }
+            pods = await self._listed("pods")
+            running = [one for one in pods if one["status"]["phase"] == "Running"]
+            taken = {one["spec"]["nodeName"] for one in running}
             free = [one for one in nodes if one["metadata"]["name"] not in taken]
             fit = next((one for one in free if policies.may_run(one, pod)), None)
             if fit is not None:
                 await self._start(pod, fit["metadata"]["name"])
-                pods[:] = await self._listed("pods")
         elif process is None and is_deleted:
             if phase in ("Pending", "Running"):
                 await self._patch("pods", name, {"status": {"phase": "Failed"}})
@@ -452,17 +483,16 @@ class _Process:
     def __init__(
         self, command: list[str], environment: Mapping[str, str], *, folder: Path, log: Path
     ) -> None:
-        parent = os.getpid()
+        # setpriv has the kernel end the Pod with the test.
         with log.open("ab") as out:
             self._first = subprocess.Popen(
-                command,
+                ["setpriv", "--pdeathsig", "KILL", "--", *command],
                 env=dict(environment),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(parent),
             )
         self._killed_at_s: float | None = None
 

@@ -1,8 +1,8 @@
 """Decide as the controllers of Kubernetes and JobSet do: pure functions over their objects.
 
-`kubernetes.PrivateKubernetes` carries the decisions out. Of each API the part is here by which a run's pods are placed,
-started again or given up: completions and `podFailurePolicy` of an indexed Job, `failurePolicy` of a JobSet, cordons and
-taints of a Node.
+`kubernetes.PrivateKubernetes` carries the decisions out. Of each API the part is here by which a run's pods are
+placed, started again or given up: completions and `podFailurePolicy` of an indexed Job, `failurePolicy` of a JobSet,
+cordons and taints of a Node.
 """
 
 import copy
@@ -18,7 +18,8 @@ DEFAULT_BACKOFF_LIMIT = 6
 
 def jobs_of(jobset: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the Jobs of a JobSet, with the labels that JobSet gives Jobs and Pods."""
-    metadata, jobs = jobset["metadata"], []
+    metadata = jobset["metadata"]
+    jobs: list[dict[str, Any]] = []
     restarts = int((jobset.get("status") or {}).get("restarts", 0))
     for replicated in jobset["spec"]["replicatedJobs"]:
         replicas = int(replicated.get("replicas", 1))
@@ -129,7 +130,7 @@ def after_pod_failure(job: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[s
 
 
 def after_job_failure(jobset: Mapping[str, Any], reason: str, message: str) -> str:
-    """Return the action of a JobSet on the failure of one of its Jobs: "FailJobSet", "RestartJobSet" …
+    """Return the action of a JobSet on the failure of one of its Jobs, such as "RestartJobSet".
 
     Args:
         jobset: the JobSet.

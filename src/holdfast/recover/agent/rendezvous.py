@@ -225,13 +225,11 @@ def meeting_of(
     Raises:
         BadUse: the options contradict each other, or something is missing; the message says what.
     """
-    own = _pet_options(environment)
-    if Path(command[0]).name == "torchrun":
-        own |= torchrun_options(command)
-    if spares and nnodes is None and "JOB_COMPLETION_INDEX" in environment:
-        nnodes = _number(own.get("--nnodes", ""), "torchrun --nnodes, or PET_NNODES,") - spares
+    own = _own_words(command, environment)
     if nnodes is None and "--nnodes" in own:
-        nnodes = _number(own["--nnodes"], "torchrun --nnodes")
+        nnodes = _number(own["--nnodes"], "torchrun --nnodes or PET_NNODES")
+        if "JOB_COMPLETION_INDEX" in environment:
+            nnodes -= spares  # what the job has of pods, of which some are to wait
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nnodes is not None and nnodes < 1:
         raise BadUse(f"--nnodes is {nnodes}. Give the number of nodes, at least 1.")
@@ -319,14 +317,12 @@ def _index(environment: Mapping[str, str], variable: str) -> int:
     return int(text)
 
 
-def _pet_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by which torchrun's nodes meet, as far as PET_ variables give them."""
+def _own_words(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by which torchrun's nodes meet, of PET_ variables and of a torchrun command."""
     variables = {name: "PET" + name[1:].replace("-", "_").upper() for name in _WITH_VALUE}
-    return {
-        name: environment[variable]
-        for name, variable in variables.items()
-        if environment.get(variable)
-    }
+    given = {name: environment.get(variable, "") for name, variable in variables.items()}
+    words = torchrun_options(command) if Path(command[0]).name == "torchrun" else {}
+    return {**{name: text for name, text in given.items() if text}, **words}
 
 
 def _number(text: str, name: str) -> int:
