@@ -1,11 +1,16 @@
 """A run in the pods of a JobSet: an API server, and pods that are processes."""
 
+import asyncio
 import sys
 
 import pytest
 import torch.distributed  # noqa: F401 - compiled once here, so that the ranks start sooner
 
+from holdfast.cluster import end_of_pod
 from holdfast.cluster.kubernetes_cordons import TAINT
+from holdfast.recover.agent.node import Node
+from holdfast.recover.agent.rendezvous import Meeting
+from holdfast.recover.spec import RunSpec
 from holdfast.testing.kubernetes import PrivateKubernetes
 
 GLOO = """
@@ -82,6 +87,24 @@ def jobset(folder, home, *options, pods):
 def kubernetes(place):
     with PrivateKubernetes(place.folder / "kubernetes", nodes=3) as kubernetes:
         yield kubernetes
+
+
+def test_an_idle_pod_that_is_drained_leaves_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    (tmp_path / "x.py").touch()
+    spec = RunSpec(command=("python", "x.py"), cwd=str(tmp_path), nnodes=2)
+
+    async def drained():
+        node = Node(spec, tmp_path, meeting=Meeting(nnodes=2, key="k", is_first=False))
+        joining = asyncio.create_task(node.join(ledger_url="sqlite:///none"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        node.stop("SIGTERM")
+        return await asyncio.wait_for(joining, 60)
+
+    outcome = asyncio.run(drained())
+    assert (outcome.exit_code, outcome.sentence) == (4, "Stopped by SIGTERM.")
+    assert end_of_pod(outcome.exit_code, outcome.sentence) == 143
 
 
 def test_a_killed_pod_is_replaced_by_a_spare_and_a_cordoned_node_takes_no_pod(place, kubernetes):
