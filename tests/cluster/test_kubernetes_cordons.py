@@ -1,4 +1,4 @@
-"""Marks on the Nodes of Kubernetes: what is changed, and what is said where nothing may be changed."""
+"""Test the marks on the Nodes of Kubernetes: the changes, and the sentences without a permission."""
 
 import json
 
@@ -41,8 +41,10 @@ class FakeApi:
 
     def __init__(self, found, *, status=None, changed_meanwhile=0):
         self.node, self.status, self.changed_meanwhile = found, status, changed_meanwhile
+        self.asked = 0
 
     def get(self, path):
+        self.asked += 1
         if self.status is not None:
             raise ApiError(f"Kubernetes answered GET {path} with {self.status}.", self.status)
         return self.node
@@ -120,7 +122,7 @@ def test_a_node_that_changes_meanwhile_is_read_again():
             r"kubectl cordon n1 && kubectl taint node n1 holdfast.dev/faulty=bad-fan:NoSchedule$",
         ),
         (404, r"Set HOLDFAST_NODE_NAME to spec.nodeName"),
-        (0, r"As somebody who may: kubectl cordon n1"),
+        (0, r"As an administrator: kubectl cordon n1"),
     ],
 )
 def test_what_cannot_be_marked_is_said_with_the_next_step(status, said):
@@ -131,6 +133,13 @@ def test_what_cannot_be_marked_is_said_with_the_next_step(status, said):
     assert sentence.startswith("n1 is not cordoned in Kubernetes: ")
     (sentence,) = unmark("n1", cordons=cordons)
     assert sentence.startswith("n1 may still be cordoned in Kubernetes: ")
+
+
+def test_a_silent_server_is_waited_for_once():
+    api = FakeApi(node(), status=0)
+    sentences = mark({"n1": "bad", "n2": "bad"}, by="r", cordons=KubernetesCordons(api))
+    assert api.asked == 1
+    assert [text.split()[0] for text in sentences] == ["n1", "n2"]
 
 
 def test_the_scheduler_is_recognised_by_the_environment():

@@ -1,4 +1,4 @@
-"""The manifests of docs/kubernetes.md: their fields exist, and their rules do what the page says."""
+"""Test the manifests of docs/kubernetes.md: the fields exist, and the rules act as described."""
 
 import re
 from pathlib import Path

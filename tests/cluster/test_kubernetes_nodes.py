@@ -1,4 +1,4 @@
-"""What Kubernetes reports of a node and a pod."""
+"""Test the facts that Kubernetes reports of a node and a pod."""
 
 import pytest
 

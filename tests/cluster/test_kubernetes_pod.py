@@ -1,4 +1,4 @@
-"""How a pod ends: exit codes that a Job can act on, and a line of at most 4 KiB."""
+"""Test the end of a pod: exit codes that a Job can act on, and a line of at most 4 KiB."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from holdfast.core.errors import BadUse, HoldfastError, LedgerError
 
 @pytest.fixture
 def message(tmp_path, monkeypatch):
-    """The file for the termination message, in a pod."""
+    """Return the file for the termination message, in a pod."""
     path = tmp_path / "termination-log"
     path.touch()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
@@ -42,6 +42,8 @@ def test_a_long_message_is_cut_and_none_is_written_where_nobody_reads(message):
 
 def test_outside_a_pod_nothing_changes(tmp_path):
     assert end_of_pod(4, "Stopped by SIGTERM.", {"HOLDFAST_TERMINATION_LOG": "/x"}) == 4
+    in_slurm = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "SLURM_JOB_ID": "7"}
+    assert end_of_pod(4, "Stopped by SIGTERM.", in_slurm) == 4
     with pytest.raises(LedgerError, match="locked"):
         _failing(LedgerError("locked"))()
 

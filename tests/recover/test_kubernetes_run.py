@@ -1,4 +1,4 @@
-"""A run in the pods of a JobSet: an API server, and pods that are processes."""
+"""Test a run in the pods of a JobSet: an emulated API server, and pods that are processes."""
 
 import asyncio
 import sys

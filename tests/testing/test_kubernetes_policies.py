@@ -1,4 +1,4 @@
-"""Decisions as the controllers of Kubernetes and JobSet make them."""
+"""Test the decisions of the controllers of Kubernetes and JobSet."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The private Kubernetes itself: pods are processes, and their ends have consequences."""
+"""Test the private Kubernetes itself: pods are processes, and their ends have consequences."""
 
 import sys
 

@@ -2,7 +2,7 @@
 
 The ledger decides where runs launch. The mark in the scheduler keeps other jobs off a faulty node, and tells the
 operators why. A mark is a help, never a condition: where Holdfast lacks the permission, the sentence has the command
-for somebody who has it.
+for an administrator.
 """
 
 import os
@@ -59,7 +59,7 @@ def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
 
 
 def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None) -> list[str]:
-    """Mark nodes in the scheduler; return one sentence a node, of the mark or of what prevented it.
+    """Mark nodes in the scheduler; return one sentence for each node: the mark, or the reason without one.
 
     Args:
         reasons: the reason of each node's cordon.
@@ -80,7 +80,7 @@ def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None)
 
 
 def unmark(node: str, *, cordons: Cordons | None = None) -> list[str]:
-    """Take Holdfast's mark of a node back; return what to say about the mark.
+    """Take back Holdfast's mark on a node; return the sentences for the user.
 
     Args:
         node: the name of the node.

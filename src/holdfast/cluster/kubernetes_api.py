@@ -69,6 +69,8 @@ def connect(environment: Mapping[str, str] = os.environ) -> Api:
     Raises:
         ApiError: the client is not installed, or there are no credentials.
     """
+    import yaml
+
     try:
         from kubernetes import client, config
     except ImportError as error:
@@ -82,9 +84,10 @@ def connect(environment: Mapping[str, str] = os.environ) -> Api:
             loading.load_kube_config(path, client_configuration=configuration)
         else:
             loading.load_incluster_config(client_configuration=configuration)
-    except (config.ConfigException, OSError) as error:
+    except (config.ConfigException, OSError, yaml.YAMLError) as error:
+        why = str(error).rstrip(".")
         raise ApiError(
-            f"There are no credentials for Kubernetes: {error}. Give the pod a service account, or set KUBECONFIG."
+            f"There are no credentials for Kubernetes: {why}. Give the pod a service account, or set KUBECONFIG."
         ) from error
     configuration.retries = 0
     return _Client(client.ApiClient(configuration))

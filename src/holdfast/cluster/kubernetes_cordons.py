@@ -1,9 +1,9 @@
-"""Cordon and taint the Node of Kubernetes that Holdfast has cordoned, and take back what Holdfast has set.
+"""Cordon and taint Nodes of Kubernetes, and take back the own marks alone.
 
 A cordoned Node has
 
 - `spec.unschedulable: true`, as `kubectl cordon` sets it;
-- the taint `holdfast.dev/faulty=CAUSE:NoSchedule`, which shows why, and stays when somebody else uncordons the Node;
+- the taint `holdfast.dev/faulty=CAUSE:NoSchedule`, which shows why, and stays when an operator uncordons the Node;
 - the annotation `holdfast.dev/cordon`: the run or user, the reason, and whether Holdfast set `unschedulable`.
 
 Pods that run on the Node go on. `plan_cordon` and `plan_return` are pure: a Node goes in, and the change comes out.
@@ -34,7 +34,7 @@ def cause_of(reason: str) -> str:
 
 
 def plan_cordon(node: Mapping[str, Any], *, reason: str, by: str, at_s: float) -> dict[str, Any]:
-    """Return the change (RFC 7386) that cordons a Node; a cordon of Holdfast keeps what it has set before.
+    """Return the change (RFC 7386) that cordons a Node; a second cordon of Holdfast replaces the first one.
 
     Args:
         node: the Node, as the API server returns it.
@@ -62,7 +62,7 @@ def plan_cordon(node: Mapping[str, Any], *, reason: str, by: str, at_s: float) -
 def plan_return(node: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the change (RFC 7386) that takes back a cordon of Holdfast; None if the Node has none.
 
-    A Node that somebody else had cordoned before stays cordoned.
+    A Node that was cordoned before Holdfast cordoned it stays cordoned.
 
     Args:
         node: the Node, as the API server returns it.
@@ -86,7 +86,7 @@ def _annotation(node: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         told = json.loads(text)
-    except ValueError:  # somebody has edited the text: the taint alone is surely of Holdfast
+    except ValueError:  # somebody has edited the text: the taint alone is certain
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -110,6 +110,8 @@ class KubernetesCordons:
     def __init__(self, api: Api | None = None, now_s: Callable[[], float] = time.time) -> None:
         self._api = api
         self._now_s = now_s
+        self._silence: ApiError | None = None
+        """Set once the server has not answered: the other nodes need not wait for it as well."""
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
         """Cordon and taint a Node.
@@ -143,6 +145,8 @@ class KubernetesCordons:
         by_hand: str,
     ) -> bool:
         try:
+            if self._silence is not None:
+                raise self._silence
             if self._api is None:
                 self._api = connect()
             for attempt in range(1, ATTEMPTS + 1):
@@ -157,10 +161,11 @@ class KubernetesCordons:
                 else:
                     break
         except ApiError as error:
+            self._silence = None if error.status else error
             step = (
                 "Set HOLDFAST_NODE_NAME to spec.nodeName in the pod's manifest."
                 if error.status == 404
-                else f"As somebody who may: {by_hand}"
+                else f"As an administrator: {by_hand}"
             )
             raise NotMarked(f"{failure}: {str(error).rstrip('.')}. {step}") from error
         return True

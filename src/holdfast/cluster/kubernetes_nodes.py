@@ -1,7 +1,7 @@
-"""Read what Kubernetes knows of a node and a pod: conditions, taints, cordons, and that a pod is to end.
+"""Read the state of a node and a pod from Kubernetes: conditions, taints, cordons, and the coming end of a pod.
 
 `node_facts` and `pod_facts` are pure: an object of the API server goes in, and facts come out. `read_facts` reads the
-objects. A fact says what the cluster reports, never what to do about the report.
+objects. A fact is a report of the cluster, not an advice.
 """
 
 import os
@@ -29,7 +29,7 @@ class Fact:
         subject: "node" or "pod".
         name: the name of the subject.
         kind: the type of the condition, such as "Ready" or "KernelDeadlock"; "cordoned", "taint" or "deleted".
-        is_bad: True if the report is of a problem; None if the cluster does not know.
+        is_bad: True if the report is of a problem; None if the status is Unknown.
         detail: the reason and message of the report.
         since_s: when the report began, in Unix seconds of the cluster's clock; None if unknown.
     """
@@ -51,7 +51,7 @@ class Look:
 
 
 def node_facts(node: Mapping[str, Any]) -> list[Fact]:
-    """Return the conditions of a Node, its taints, and its cordon where that is of somebody else.
+    """Return the conditions of a Node, its taints, and its cordon where Holdfast has not set the cordon.
 
     Args:
         node: the Node, as the API server returns it.
@@ -117,7 +117,7 @@ def pod_facts(pod: Mapping[str, Any]) -> list[Fact]:
 
 
 def read_facts(environment: Mapping[str, str] = os.environ, api: Api | None = None) -> Look:
-    """Return what the cluster reports of this pod and its node; blocks for some seconds at most.
+    """Return the facts of this pod and its node; blocks for some seconds at most.
 
     The names are in HOLDFAST_NODE_NAME (or NODE_NAME) and POD_NAME, from the downward API.
 

@@ -12,8 +12,8 @@ In a pod, `holdfast run` ends with
 | 75 | unavailable | the ledger, the storage or Holdfast itself has failed: start the pod again, within `backoffLimit` |
 | 143 | again | SIGTERM, as for a drain or a preemption: start the pod again, on any node that is free |
 
-A JobSet sees of a pod only what the Job's condition says of the exit code. The line is for people, and for controllers
-that read pods: `holdfast class=again code=143: Stopped by SIGTERM. …`
+Of a pod, a JobSet sees the exit code alone, in the condition of the failed Job. The line is for people, and for
+controllers that read pods: `holdfast class=again code=143: Stopped by SIGTERM. …`
 """
 
 import functools
@@ -50,8 +50,8 @@ class PodUnavailable(HoldfastError):
 
 
 def is_in_pod(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True if this process runs in a pod of Kubernetes."""
-    return "KUBERNETES_SERVICE_HOST" in environment
+    """Return True if Kubernetes has started this process; False in a Slurm job whose nodes are pods."""
+    return "KUBERNETES_SERVICE_HOST" in environment and "SLURM_JOB_ID" not in environment
 
 
 def end_of_pod(exit_code: int, sentence: str, environment: Mapping[str, str] = os.environ) -> int:
@@ -59,7 +59,7 @@ def end_of_pod(exit_code: int, sentence: str, environment: Mapping[str, str] = o
 
     Args:
         exit_code: the exit code of the run.
-        sentence: how the run ended.
+        sentence: the outcome of the run.
         environment: of this process.
     """
     if not is_in_pod(environment):

@@ -289,7 +289,7 @@ def _kubernetes_meeting(nnodes: int, stem: str, environment: Mapping[str, str]) 
     """Return the meeting of the pods of an indexed Job, or of the Jobs of a JobSet.
 
     Kubernetes sets JOB_COMPLETION_INDEX, and the hostname JOB-INDEX. The others come from the manifest: JOBSET_NAME,
-    JOBSET_UID (or JOB_UID) and JOB_INDEX. The uid tells a new Job of the same name from one that was started again.
+    JOBSET_UID (or JOB_UID) and JOB_INDEX. With the uid, a new Job of the same name has a run of its own.
     """
     index = _index(environment, "JOB_COMPLETION_INDEX")
     job_index = _index(environment, "JOB_INDEX")
