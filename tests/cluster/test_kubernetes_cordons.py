@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast.cluster.cordons import NotMarked, cordons_here, mark, unmark
+from holdfast.cluster.cordons import NotMarked, cordons_here, cordons_of_operator, mark, unmark
 from holdfast.cluster.kubernetes_api import ApiError, connect
 from holdfast.cluster.kubernetes_cordons import (
     ANNOTATION,
@@ -146,7 +146,9 @@ def test_the_scheduler_is_recognised_by_the_environment():
     assert cordons_here({}) is None
     assert mark({"n1": "bad"}, by="r") == [], "no scheduler here"
     assert cordons_here({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}).scheduler == "Kubernetes"
-    assert cordons_here({"KUBECONFIG": "/c"}).scheduler == "Kubernetes"
+    assert cordons_here({"KUBECONFIG": "/c"}) is None, "the nodes of a run elsewhere"
+    assert cordons_of_operator({"KUBECONFIG": "/c"}).scheduler == "Kubernetes"
+    assert cordons_of_operator({}) is None
     with pytest.raises(ApiError, match="Give the pod a service account, or set KUBECONFIG"):
         connect({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
 

@@ -16,7 +16,7 @@ end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `sl
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.choose import WORKER_KINDS, places, workers
-from holdfast.cluster.cordons import Cordons, NotMarked, mark, unmark
+from holdfast.cluster.cordons import Cordons, NotMarked, cordons_of_operator, mark, unmark
 from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
@@ -37,6 +37,7 @@ __all__ = [
     "Places",
     "Task",
     "Workers",
+    "cordons_of_operator",
     "core_count",
     "end_of_pod",
     "ends_pod",

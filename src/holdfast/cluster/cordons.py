@@ -47,15 +47,26 @@ class Cordons(Protocol):
 
 
 def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that this process runs under; None if there is no scheduler.
-
-    KUBECONFIG counts as Kubernetes, so that an operator can work from outside of the cluster.
-    """
-    if "KUBERNETES_SERVICE_HOST" in environment or environment.get("KUBECONFIG"):
-        from holdfast.cluster.kubernetes_cordons import KubernetesCordons
-
-        return KubernetesCordons()
+    """Return the marks of the scheduler that has started this process; None if there is no scheduler."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        return _of_kubernetes()
     return None
+
+
+def cordons_of_operator(environment: Mapping[str, str] = os.environ) -> Cordons | None:
+    """Return the marks of the scheduler that an operator's command reaches, also outside of the cluster by KUBECONFIG.
+
+    A run never uses KUBECONFIG alone: its nodes need not be those of that cluster, even with the same names.
+    """
+    if environment.get("KUBECONFIG"):
+        return _of_kubernetes()
+    return cordons_here(environment)
+
+
+def _of_kubernetes() -> Cordons:
+    from holdfast.cluster.kubernetes_cordons import KubernetesCordons
+
+    return KubernetesCordons()
 
 
 def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None) -> list[str]:

@@ -220,6 +220,7 @@ def report_of_bad(name):
 
 def test_a_cordon_of_the_tests_is_marked_in_the_scheduler(make, tmp_path, monkeypatch):
     place = make("n1", "n2", "n3")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert asyncio.run(place.tests._take(report_of_bad("n2")))
     marked, verdict = place.said
