@@ -65,10 +65,13 @@ quick-%: $(VENV)/.dev
 picture: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python docs/images/make_pictures.py
 
+# The longest ones, which come first: at the end nobody waits for one of them alone.
+LONGEST := quick-checkpoint quick-restart quick-evaluate quick-overhead quick-recover example-integrations
+
 # A failed test, example or quick benchmark runs once more, alone; lint does not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python .ci/checks.py --once lint --again $(EXAMPLES) $(QUICK) -- $(PARALLEL) $(PYTEST_FLAGS)
+	$(BIN)/python .ci/checks.py --once lint --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

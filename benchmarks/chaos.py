@@ -1,35 +1,41 @@
-"""Kill the processes of a supervised training again and again, and check that every bit ends as in an undisturbed run.
+"""Break a supervised training again and again, and check that every bit ends as in an undisturbed run.
 
-Each run is `holdfast run` of two gloo ranks (`workers/chaos_training.py`: DDP, BatchNorm, a queue of features and the
-counters of balanced experts written in forward, dropout, AdamW). One process after the other gets SIGKILL: a rank, the
-launcher, or the process that writes a rank's checkpoints. Of four kills, three come at a random moment of a random
-step, training or saving. One kill comes within seconds of such a kill, while the job starts again. No two kills in a
-row meet a start: a supervisor may take that for a job that cannot start.
+Two nodes with one gloo rank each train (`workers/chaos_training.py`: DDP, BatchNorm, a queue of features and the
+counters of balanced experts written in forward, dropout, AdamW); the nodes are network namespaces where these can be
+made, else agents that share this host's address. All faults come from `holdfast.testing.Injector`.
+
+- `instants`: kill -9 of the supervisor, an agent, a shim, the launcher, a writing process, a rank, and the ledger's
+  server (PostgreSQL, which starts again within seconds), each at a random moment of a random step. Every fourth one
+  comes while the job still starts again. Training must go on, no rank may run twice (each rank holds a lock), no rank
+  may end through the death of a process that it does not need, and the final weights must be bit-identical.
+- `storm`: faults of all kinds by their weights (`holdfast.testing.injector.WEIGHTS`), with exponential times between
+  them, on two nodes and two spares. A killed node comes back after a while, as one that was booted again. Printed
+  beside the ETTR of the lost-time account is its bound by the kinds' rates and median costs.
 
 At the end, the weights, optimizer state, schedule and random generators of both ranks are compared bit for bit with a
-run of the same script under plain torchrun, without Holdfast, checkpoints or kills. The buffers of rank 0, which DDP
-gives to all ranks, are compared as well. Where the command gives up, `holdfast run --resume` continues the run, and the
-benchmark counts a person, who would have had to resume the run. There is no peer: torchrun does not survive its own
-death. The exit status is 1 if a must is not met.
+run of the same script under plain torchrun, without Holdfast, checkpoints or faults. That run has the same bad batches,
+and leaves out the batches that the ledger says were left out. There is no peer: torchrun does not survive its own
+death. The exit status is 1 if a must is not met, but for the ETTR, which depends on the machine.
 """
 
+import contextlib
 import json
+import os
 import random
-import signal
+import statistics
+import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from common.jobs import (
-    HOLDFAST,
     POLL_S,
     TORCHRUN,
     WORKERS,
@@ -41,364 +47,502 @@ from common.jobs import (
     wait_until,
 )
 from common.machine import OthersLoad
+from common.nodes import Nodes, Postgres, can_mount, work_folder
 from common.table import Must, Row, parse_arguments, print_table, report
+from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
+from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.paths import ledger_url
+from holdfast.testing.injector import (
+    WEIGHTS,
+    Injector,
+    Kind,
+    Planned,
+    read_log,
+    schedule,
+)
+from holdfast.testing.network import Hosts
+from holdfast.testing.rank_faults import ENV_FOLDER
 
-if TYPE_CHECKING:
-    from subprocess import Popen
-
+PARTS = ("instants", "storm")
 SCRIPT = str(WORKERS / "chaos_training.py")
-WORLD_SIZE = 2
-RUNS, KILLS = 5, 40
-QUICK_RUNS, QUICK_KILLS = 1, 2
-SAVE_EVERY = 5
+RANKS = (0, 1)
+INSTANTS, QUICK_INSTANTS = 200, 8
+STORM_S, QUICK_STORM_S = 1800.0, 40.0
+MTBF_S = 60.0
+STEP_S = 0.1
+SAVE_EVERY = 10
 STEPS_A_KILL = 15
-"""Steps for each kill: a checkpoint comes between two kills, which are at least two thirds of this number apart."""
-LAST_STEPS = 10
+"""Steps for each instant: a checkpoint comes between two of them, which are two thirds of this number apart."""
+LAST_STEPS = 20
 START_S = 3.0
-"""Seconds within which a kill that is to meet a start comes: at most the time from a kill to the first new step."""
-PATIENCE_S = 400.0
-"""Seconds without a new step after which a run is given up. The longest wait before a restart is 300 s."""
-PEOPLE = 20
-"""Limit for the people that a run needs; a run that needs more of them is given up."""
-VICTIMS = {"rank": 5, "launcher": 2, "writing process": 3}
-"""The number of kills of each kind of process, of ten kills."""
-DEADLY = {name: VICTIMS[name] for name in ("rank", "launcher")}
-"""The victims after which the job is restarted; the rank itself restarts a writing process."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Blow:
-    """A kill that is to come: once `at_step` is reached, or at once, and then after `wait_s`."""
-
-    victim: str
-    at_step: int | None
-    wait_s: float
-    draw: float
-    """The choice among several victims, from 0 to 1."""
+"""Seconds within which a fault that is to meet a start comes."""
+PATIENCE_S = 300.0
+"""Seconds without a new step after which a run is given up."""
+BOOT_S = 20.0
+"""A killed node comes back after so long."""
+HEALTHY: tuple[Kind | str, ...] = (
+    "supervisor killed",
+    "agent killed",
+    "writer killed",
+    "ledger killed",
+)
+"""Faults that no rank may end through."""
+DEADLY: tuple[Kind | str, ...] = ("rank killed", "shim killed", "launcher killed")
+QUICK_STORM: tuple[Planned, ...] = (
+    Planned(at_s=4.0, kind="supervisor killed"),
+    Planned(at_s=8.0, kind="rank killed"),
+    Planned(at_s=15.0, kind="NaN gradients"),
+    Planned(at_s=22.0, kind="deadlock"),
+    Planned(at_s=28.0, kind="agent killed"),
+)
 
 
 @dataclass(kw_only=True)
-class FaultedRun:
+class Outcome:
     """The results of one run."""
 
-    seed: int
     steps: int
-    kills: Counter[str] = field(default_factory=Counter)
-    restarts: int = 0
-    people: list[str] = field(default_factory=list)
-    """The reason for each time that the command gave up."""
-    steps_again: int = 0
+    faults: list[tuple[str, float]]
+    """Each fault that took effect: its kind, and its moment in Unix seconds."""
+    people: list[str]
+    """The reason for each time that a person would have been needed."""
+    healthy_killed: list[str]
     differing: list[str] | None = None
-    """The differences from the undisturbed run, by rank and name; None: the run did not come to its end."""
+    """The differences from the undisturbed run; None: the run did not come to its end."""
+    twice: int = 0
+    left_over: list[str]
+    summary: RunSummary | None = None
+    left_out: LeftOut
     wall_s: float = 0.0
 
+
+class Steps:
+    """The steps that the ranks have written: each step's process and number."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read = dict.fromkeys(RANKS, 0)
+        self._rest = dict.fromkeys(RANKS, "")
+        self._lines: dict[int, list[tuple[int, int]]] = {rank: [] for rank in RANKS}
+
+    def of(self, rank: int) -> list[tuple[int, int]]:
+        """Return the process and the step, for each step that a rank has completed."""
+        path = self._folder / f"steps-{rank}.txt"
+        if path.exists():
+            with path.open() as file:
+                file.seek(self._read[rank])
+                text = self._rest[rank] + file.read()
+                self._read[rank] = file.tell()
+            *lines, self._rest[rank] = text.split("\n")
+            # A line that a kill has cut in two is joined with the next.
+            parts = [line.split() for line in lines]
+            self._lines[rank] += [(int(one[0]), int(one[1])) for one in parts if len(one) == 2]
+        return self._lines[rank]
+
     @property
-    def is_identical(self) -> bool:
-        """Return whether the run ended with the same bits."""
-        return self.differing == []
+    def newest(self) -> int:
+        """The highest step that both ranks have completed, in any attempt."""
+        return min(max((step for _, step in self.of(rank)), default=0) for rank in RANKS)
 
+    @property
+    def count(self) -> int:
+        """The number of steps of rank 0, those made again too."""
+        return len(self.of(0))
 
-def plan(kills: int, source: random.Random) -> tuple[list[Blow], int]:
-    """Return the kills of a run, and the number of its steps."""
-    blows: list[Blow] = []
-    at_step = 0
-    for number in range(kills):
-        meets_start = number % 4 == 1
-        precedes_start = number % 4 == 0
-        if not meets_start:
-            at_step += STEPS_A_KILL
-        chances = DEADLY if precedes_start else VICTIMS
-        blows.append(
-            Blow(
-                victim=source.choices([*chances], [*chances.values()])[0],
-                at_step=None if meets_start else at_step - source.randrange(STEPS_A_KILL // 3),
-                wait_s=source.uniform(0.0, START_S if meets_start else 0.2),
-                draw=source.random(),
-            )
-        )
-    return blows, at_step + LAST_STEPS
-
-
-def victims() -> dict[str, list[psutil.Process]]:
-    """Return the living processes of the job, by kind."""
-    found: dict[str, list[psutil.Process]] = {name: [] for name in VICTIMS}
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            words = process.cmdline()
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            if words[1:2] == [SCRIPT]:
-                found["rank"].append(process)
-            elif words[1:3] == [*TORCHRUN[1:]]:
-                found["launcher"].append(process)
-            elif "holdfast.checkpoint.writer.process" in words:
-                found["writing process"].append(process)
-    return found
-
-
-def newest_step(folder: Path) -> int:
-    """Return the highest step that rank 0 has completed, in any attempt."""
-    return max((step for _pid, step in journal(folder)), default=0)
-
-
-def journal(folder: Path) -> list[tuple[int, int]]:
-    """Return the process and the step, for each step that rank 0 has completed."""
-    path = folder / "steps-0.txt"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    # A line that a kill has cut in two is joined with the next.
-    return [(int(words[0]), int(words[1])) for words in map(str.split, lines) if len(words) == 2]
+    def pids(self) -> tuple[int, ...]:
+        """Return the process of each rank's last step."""
+        return tuple(steps[-1][0] for rank in RANKS if (steps := self.of(rank)))
 
 
 class Run:
-    """One run under kills, with a person beside it who only ever resumes the run."""
+    """One run under faults."""
 
-    def __init__(self, folder: Path, faulted: FaultedRun) -> None:
-        self._folder = folder
-        self._faulted = faulted
-        self._process: Popen[bytes] | None = None
+    def __init__(self, folder: Path, nodes: Nodes, outcome: Outcome) -> None:
+        self.steps = Steps(folder)
+        self._folder, self._nodes, self._outcome = folder, nodes, outcome
+        self._down: dict[int, float] = {}
+        self._seen, self._seen_s = 0, time.monotonic()
 
-    def conduct(self, blows: Sequence[Blow]) -> None:
-        """Start the run, strike it, and wait for its end.
-
-        Raises:
-            DoesNotWork: the run does not come to its end.
-        """
-        worker = (sys.executable, SCRIPT, str(self._faulted.steps), "--save-every", str(SAVE_EVERY))
-        start = (
-            *HOLDFAST,
-            "run",
-            "--name",
-            "r",
-            "--no-echo",
-            "--nproc",
-            str(WORLD_SIZE),
-            "--",
-            *worker,
-        )
-        waiting = list(blows)
-        while True:
-            with job(start, self._folder) as self._process:
-                while waiting and self._strike(waiting[0]):
-                    del waiting[0]
-                self._wait(lambda: False)  # until the command ends
-                code = self._process.wait()
-            if code == 0:
-                return
-            self._faulted.people.append(f"exit code {code}: {last_words(self._folder, 1)}")
-            say(
-                f"seed {self._faulted.seed}, at step {newest_step(self._folder)}: {self._faulted.people[-1]}"
-            )
-            if len(self._faulted.people) > PEOPLE:
-                raise DoesNotWork(f"it needed a person more than {PEOPLE} times")
-            start = (*HOLDFAST, "run", "--no-echo", "--resume", "r")
-
-    def _strike(self, blow: Blow) -> bool:
-        """Kill a process; return False if the command has ended before.
+    def is_over(self) -> bool:
+        """Look after the run; return whether it has ended. Nodes that were killed are started again.
 
         Raises:
-            DoesNotWork: there is no step, or no process to kill, for too long.
+            DoesNotWork: no step is completed for too long, or the run has failed.
         """
-        if blow.at_step is not None and not self._wait(
-            lambda: newest_step(self._folder) >= (blow.at_step or 0)
-        ):
-            return False
-        time.sleep(blow.wait_s)
-        until_s = time.monotonic() + PATIENCE_S
-        while self._is_running():
-            if time.monotonic() > until_s:
-                raise DoesNotWork(f"no process of the job for {PATIENCE_S:.0f} s")
-            living = victims()
-            kind = (
-                blow.victim
-                if living[blow.victim]
-                else next((name for name in VICTIMS if living[name]), None)
-            )
-            if kind is None:  # no victim is there yet, or any more
-                time.sleep(0.02)
-                continue
-            victim = living[kind][int(blow.draw * len(living[kind]))]
-            with suppress(psutil.NoSuchProcess):  # the victim has just ended by itself
-                victim.send_signal(signal.SIGKILL)
-                self._faulted.kills[kind] += 1
-                return True
+        ended = self._nodes.ended()
+        codes = {number: self._nodes.processes[number].returncode for number in ended}
+        if any(code == 0 for code in codes.values()):
+            return True
+        for number, code in codes.items():
+            if code > 0:
+                self._outcome.people.append(f"n{number + 1} ended with code {code}")
+                raise DoesNotWork(self._outcome.people[-1])
+            if time.monotonic() > self._down.setdefault(number, time.monotonic() + BOOT_S):
+                del self._down[number]
+                self._nodes.start(number)
+        if (count := self.steps.count) > self._seen:
+            self._seen, self._seen_s = count, time.monotonic()
+        if time.monotonic() - self._seen_s > PATIENCE_S:
+            self._outcome.people.append(f"no step for {PATIENCE_S:.0f} s after {self.steps.newest}")
+            raise DoesNotWork(self._outcome.people[-1])
         return False
 
-    def _wait(self, holds: Callable[[], bool]) -> bool:
-        """Wait until `holds` returns true; return False if the command ends before.
-
-        Raises:
-            DoesNotWork: no step is completed for too long.
-        """
-        done, since_s = 0, time.monotonic()
+    def wait(self, holds: Callable[[], bool]) -> bool:
+        """Wait until `holds` returns true; return False if the run ends before."""
         while not holds():
-            if not self._is_running():
+            if self.is_over():
                 return False
-            if (now_done := len(journal(self._folder))) > done:
-                done, since_s = now_done, time.monotonic()
-            if time.monotonic() - since_s > PATIENCE_S:
-                raise DoesNotWork(
-                    f"no step for {PATIENCE_S:.0f} s; the highest is {newest_step(self._folder)}"
-                )
             time.sleep(POLL_S)
         return True
-
-    def _is_running(self) -> bool:
-        assert self._process is not None
-        return self._process.poll() is None
 
 
 def final_of(folder: Path) -> dict[str, str]:
     """Return the digests of everything that both ranks held in the end, by rank and name."""
     return {
         f"rank {rank}: {name}": digest
-        for rank in range(WORLD_SIZE)
+        for rank in RANKS
         for name, digest in json.loads((folder / f"final-{rank}.json").read_text()).items()
     }
 
 
-def undisturbed(steps: int) -> tuple[dict[str, str], float]:
-    """Return the digests that the script ends with under plain torchrun, and its wall time."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as name:
-        folder = Path(name)
-        command = (
-            *TORCHRUN,
-            "--standalone",
-            f"--nproc-per-node={WORLD_SIZE}",
-            SCRIPT,
-            str(steps),
-            "--bare",
+def undisturbed(steps: int, left_out: LeftOut, orders: Path | None) -> dict[str, str]:
+    """Return the digests that the script ends with under plain torchrun.
+
+    Args:
+        steps: of the run.
+        left_out: the batches that this run leaves out, too.
+        orders: the folder that names the bad batches, which are bad here, too.
+    """
+    with work_folder() as folder:
+        bad = folder / "bad"
+        bad.mkdir()
+        for path in () if orders is None else orders.glob("bad-*-*"):
+            (bad / path.name).touch()
+        options = ("--standalone", f"--nproc-per-node={len(RANKS)}")
+        command = (*TORCHRUN, *options, SCRIPT, str(steps), "--bare", "--step-s", "0")
+        told = {ENV_LEAVE_OUT: left_out.as_text(), ENV_FOLDER: str(bad)}
+        with job(command, folder, environment=told) as process:
+            is_over = wait_until(lambda: process.poll() is not None, timeout_s=60 + steps)
+            if not is_over or process.returncode:
+                raise DoesNotWork(f"the script does not train by itself:\n{last_words(folder)}")
+        return final_of(folder)
+
+
+def left_over(folder: Path, before: set[str]) -> list[str]:
+    """Return what a run has left: processes, shared memory, and sockets that listen."""
+    mark = str(folder)
+
+    def processes() -> list[str]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                is_living = process.status() != psutil.STATUS_ZOMBIE
+                if is_living and process.environ().get("HOLDFAST_HOME", "").startswith(mark):
+                    found.append(f"process {process.pid}: {' '.join(process.cmdline())[:120]}")
+        return found
+
+    wait_until(lambda: not processes(), timeout_s=30.0)
+    shared = {one.name for one in Path("/dev/shm").iterdir()} - before
+    return [*processes(), *(f"/dev/shm/{name}" for name in sorted(shared) if "holdfast" in name)]
+
+
+def conduct(
+    part: str, steps: int, options: Sequence[str], strike: Callable[..., None], *, spares: int
+) -> Outcome:
+    """Make one run under faults, and compare its end with an undisturbed one.
+
+    Args:
+        part: `instants` or `storm`.
+        steps: of the run.
+        options: further ones of the script.
+        strike: called with the run, the injector, the outcome, and the PostgreSQL server or None; injects the faults.
+        spares: nodes beyond the two that train.
+    """
+    outcome = Outcome(
+        steps=steps, faults=[], people=[], healthy_killed=[], left_over=[], left_out=LeftOut()
+    )
+    is_storm = part == "storm"
+    shared = {one.name for one in Path("/dev/shm").iterdir()}
+    with ExitStack() as stack:
+        folder = stack.enter_context(work_folder(on_tmpfs=is_storm and can_mount()))
+        hosts = None
+        if is_storm and Hosts.missing() is None:
+            hosts = stack.enter_context(Hosts(2 + spares))
+        server = None
+        if not is_storm and Postgres.is_installed():
+            server = stack.enter_context(Postgres())
+        home = folder / ".holdfast"
+        injector = Injector(
+            folder / "faults.jsonl",
+            home=home,
+            run_id="r",
+            seed=steps,
+            orders=folder / "orders",
+            checkpoints=folder / "checkpoints",
+            hosts=hosts,
+        )
+        stack.callback(injector.close)
+        words = (SCRIPT, str(steps), "--save-every", str(SAVE_EVERY), *options)
+        nodes = Nodes(
+            folder,
+            (sys.executable, *words),
+            2 + spares,
+            hosts=hosts,
+            options=("--hang-floor-s", "2", "--test-nodes", "never"),
+            ledger=None if server is None else server.url,
+            environment=injector.environment,
         )
         began_s = time.monotonic()
-        with job(command, folder) as process:
-            if (
-                not wait_until(lambda: process.poll() is not None, timeout_s=PATIENCE_S)
-                or process.returncode
-            ):
-                raise DoesNotWork(f"the script does not train by itself:\n{last_words(folder)}")
-        return final_of(folder), time.monotonic() - began_s
-
-
-def strike(seed: int, kills: int, expected: dict[str, str]) -> FaultedRun:
-    """Make one run under kills, and compare its end with `expected`."""
-    blows, steps = plan(kills, random.Random(seed))
-    faulted = FaultedRun(seed=seed, steps=steps)
-    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        began_s = time.monotonic()
         try:
-            Run(folder, faulted).conduct(blows)
+            with nodes:
+                run = Run(folder, nodes, outcome)
+                run.wait(lambda: run.steps.newest > 2)
+                strike(run, injector, outcome, server)
+                run.wait(lambda: False)
+                outcome.wall_s = time.monotonic() - began_s
+                wait_until(lambda: len(nodes.ended()) == nodes.count, timeout_s=60.0)
+                outcome.left_over = left_over(folder, shared)
+                with Ledger.open(nodes.ledger or ledger_url(home)) as ledger:
+                    outcome.summary = summarize(ledger, home, "r")
+                    skips = [one.data for one in ledger.events("r", kinds=["leave_out"])]
+            outcome.left_out = LeftOut.of((one["first"], one["last"]) for one in skips)
             found = final_of(folder)
+            expected = undisturbed(steps, outcome.left_out, folder / "orders")
             names = sorted(expected.keys() | found.keys())
-            faulted.differing = [name for name in names if expected.get(name) != found.get(name)]
+            outcome.differing = [name for name in names if expected.get(name) != found.get(name)]
         except (DoesNotWork, OSError) as error:
-            faulted.people.append(f"given up: {error}")
-            say(f"seed {seed}: {error}:\n{last_words(folder)}")
-        faulted.wall_s = time.monotonic() - began_s
-        steps_done = journal(folder)
-        faulted.steps_again = len(steps_done) - len({step for _pid, step in steps_done})
-        with suppress(Exception), Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
-            faulted.restarts = max(0, len(ledger.attempts("r")) - 1)
-    return faulted
+            say(f"{part}: {error}:\n{last_words(folder, 60)}")
+            keep = os.environ.get("KEEP_FAILED")
+            if keep:
+                subprocess.run(["cp", "-r", str(folder), keep], check=False)
+        outcome.faults += [
+            (one.kind, one.took_effect_at_s)
+            for one in read_log(folder / "faults.jsonl")
+            if one.took_effect_at_s is not None
+        ]
+        twice = folder / "twice.txt"
+        outcome.twice = len(twice.read_text().splitlines()) if twice.exists() else 0
+    return outcome
 
 
-def rows_of(all_struck: Sequence[FaultedRun], *, kills: int, alone_s: float) -> list[Row]:
-    """Return the rows of all runs together, then each run's wall time."""
-    count = len(all_struck)
-    struck_kills = sum((one.kills for one in all_struck), Counter[str]())
-    return [
-        Row(
-            measure=f"runs that end bit-identical, of {count}",
-            ours=sum(one.is_identical for one in all_struck),
-            limit=count,
-            unit="runs",
-            must=Must("=", count),
-        ),
-        Row(
-            measure="times that a person would have been needed",
-            ours=sum(len(one.people) for one in all_struck),
-            limit=0,
-            unit="",
-            must=Must("=", 0),
-        ),
-        Row(
-            measure="kills",
-            ours=struck_kills.total(),
-            limit=count * kills,
-            unit="kills",
-            must=Must("=", count * kills),
-        ),
-        *(
-            Row(measure=f"kills of a {victim}", ours=struck_kills[victim], unit="kills")
-            for victim in VICTIMS
-        ),
-        Row(
-            measure="restarts of the job",
-            ours=sum(one.restarts for one in all_struck),
-            unit="restarts",
-        ),
-        Row(
-            measure=f"steps computed again, of {sum(one.steps for one in all_struck)}",
-            ours=sum(one.steps_again for one in all_struck),
-            unit="steps",
-        ),
-        *(
-            Row(measure=f"seed {one.seed}: wall time", ours=one.wall_s, limit=alone_s, unit="s")
-            for one in all_struck
-        ),
-    ]
+# Instants
 
 
-def _line(one: FaultedRun) -> tuple[object, ...]:
-    ended = "not at its end" if one.differing is None else f"{len(one.differing)} differ"
-    return (
-        one.seed,
-        "identical" if one.is_identical else ended,
-        one.kills.total(),
-        one.restarts,
-        len(one.people),
-        one.steps_again,
-        f"{one.wall_s:.0f}",
+def instants(count: int, source: random.Random) -> Outcome:
+    """Strike at `count` random instants."""
+    chosen: list[str] = []
+    kinds = [*HEALTHY, *DEADLY]
+    while len(chosen) < count:
+        # Each kind as often as any other, in a random order.
+        source.shuffle(kinds)
+        chosen += kinds
+    del chosen[count:]
+
+    def strike(run: Run, injector: Injector, outcome: Outcome, server: Postgres | None) -> None:
+        goal = 0
+        for number, kind in enumerate(chosen):
+            meets_start = number % 4 == 1
+            if not meets_start:
+                goal += STEPS_A_KILL
+                if not run.wait(lambda g=goal: run.steps.newest >= g):  # type: ignore[misc]
+                    return
+                done = run.steps.count
+                run.wait(lambda d=done: run.steps.count > d)  # type: ignore[misc]
+            time.sleep(source.uniform(0.0, START_S if meets_start else 0.5))
+            pids = run.steps.pids()
+            before = len(run.steps.of(0))
+            if kind == "ledger killed":
+                _kill_ledger(server, source, outcome)
+            else:
+                injector.inject(kind)  # type: ignore[arg-type]
+            if kind in HEALTHY and not meets_start and number % 4 != 0:
+                run.wait(lambda b=before: run.steps.count > b + 5)  # type: ignore[misc]
+                if run.steps.pids() != pids:
+                    outcome.healthy_killed.append(f"{kind} (instant {number + 1})")
+                    say(f"ranks {pids} became {run.steps.pids()} through: {kind}")
+            say(f"instant {number + 1} of {count}, step {run.steps.newest}: {kind}")
+
+    steps = STEPS_A_KILL * (count + 1) + LAST_STEPS
+    return conduct("instants", steps, ("--step-s", "0.03"), strike, spares=0)
+
+
+def _kill_ledger(server: Postgres | None, source: random.Random, outcome: Outcome) -> None:
+    if server is None:  # no PostgreSQL is installed; a file has no process
+        return
+    server.kill()
+    outcome.faults.append(("ledger killed", time.time()))
+    timer = threading.Timer(source.uniform(0.0, 4.0), server.start)
+    timer.start()
+    timer.join()  # a second kill of the same server would meet its start
+
+
+# Storm
+
+
+def storm(duration_s: float, seed: int, *, is_quick: bool) -> Outcome:
+    """Let faults of all kinds come for so long."""
+
+    def strike(run: Run, injector: Injector, _outcome: Outcome, _server: object) -> None:
+        planned: Sequence[Planned] = QUICK_STORM
+        if not is_quick:
+            planned = schedule(seed, mtbf_s=MTBF_S, duration_s=duration_s, kinds=injector.kinds)
+        began_s = time.monotonic()
+        for one in planned:
+            if not run.wait(lambda o=one: time.monotonic() > began_s + o.at_s):  # type: ignore[misc]
+                return
+            done = injector.inject(one.kind)
+            say(
+                f"{one.at_s:6.1f} s, step {run.steps.newest}: {done.kind}: {done.node} {done.detail}"
+            )
+
+    steps = int(duration_s / STEP_S)
+    return conduct("storm", steps, ("--step-s", str(STEP_S)), strike, spares=1 if is_quick else 2)
+
+
+def bound(outcome: Outcome) -> tuple[float, list[tuple[object, ...]]]:
+    """Return the ETTR by the kinds' rates and median costs, and a line for each kind.
+
+    An incident belongs to the last fault before its detection.
+    """
+    assert outcome.summary is not None
+    costs: dict[str, list[tuple[float, float]]] = {}
+    faults = sorted(outcome.faults, key=lambda one: one[1])
+    for one in outcome.summary.incidents:
+        before = [kind for kind, at_s in faults if at_s <= one.incident.detected_at_s]
+        at_s = max(
+            (at for _, at in faults if at <= one.incident.detected_at_s), default=one.fault_at_s
+        )
+        detected_s = one.incident.detected_at_s - at_s
+        restart_s = one.seconds_to_restart or 0.0
+        costs.setdefault(before[-1] if before else "no fault", []).append((detected_s, restart_s))
+    lines: list[tuple[object, ...]] = []
+    lost_s = 0.0
+    for kind, count in sorted(Counter(kind for kind, _ in faults).items()):
+        some = costs.pop(kind, [])
+        detect_s = statistics.median(one for one, _ in some) if some else 0.0
+        restart_s = statistics.median(one for _, one in some) if some else 0.0
+        lost_s += len(some) * (detect_s + restart_s)
+        lines.append((kind, count, len(some), f"{detect_s:.1f}", f"{restart_s:.1f}"))
+    for kind, some in costs.items():
+        lines.append((kind, 0, len(some), "", ""))
+    return max(0.0, 1 - lost_s / max(1.0, outcome.summary.wall_s)), lines
+
+
+# Rows
+
+
+def rows_of(part: str, outcome: Outcome, *, at_least: int) -> Iterator[Row]:
+    """Yield the rows of a part."""
+    none = {"limit": 0, "unit": "", "must": Must("=", 0)}
+    is_same = outcome.differing == []
+    if outcome.differing:
+        say(f"{part}: {len(outcome.differing)} differ: {', '.join(outcome.differing[:5])}")
+    for what in (*outcome.people, *outcome.healthy_killed, *outcome.left_over):
+        say(f"{part}: {what}")
+    yield Row(
+        measure=f"{part}: faults that took effect",
+        ours=len(outcome.faults),
+        unit="faults",
+        must=Must(">=", at_least),
+    )
+    yield Row(
+        measure=f"{part}: ends bit-identical",
+        ours=int(is_same),
+        limit=1,
+        unit="",
+        must=Must("=", 1),
+    )
+    yield Row(measure=f"{part}: times that a person was needed", ours=len(outcome.people), **none)  # type: ignore[arg-type]
+    yield Row(measure=f"{part}: ranks that ran twice", ours=outcome.twice, **none)  # type: ignore[arg-type]
+    yield Row(
+        measure=f"{part}: healthy ranks that ended",
+        ours=len(outcome.healthy_killed),
+        **none,  # type: ignore[arg-type]
+    )
+    yield Row(
+        measure=f"{part}: processes and shared memory left over",
+        ours=len(outcome.left_over),
+        **none,  # type: ignore[arg-type]
+    )
+    summary = outcome.summary
+    if summary is None:
+        return
+    yield Row(measure=f"{part}: attempts", ours=len(summary.attempts), unit="attempts")
+    yield Row(
+        measure=f"{part}: steps computed again, of {outcome.steps}",
+        ours=summary.steps_lost,
+        unit="steps",
+    )
+    yield Row(
+        measure=f"{part}: batches left out, as the ledger declares",
+        ours=sum(last - first + 1 for first, last in outcome.left_out.ranges),
+        unit="batches",
+    )
+    yield Row(
+        measure=f"{part}: share of the time that no record explains",
+        ours=summary.lost_time.unexplained_share,
+        unit="ratio",
+        must=Must("<=", 0.01),
+    )
+
+
+def ettr_rows(outcome: Outcome, *, is_quick: bool) -> Iterator[Row]:
+    """Yield the ETTR of a storm."""
+    if outcome.summary is None:
+        return
+    limit, lines = bound(outcome)
+    columns = ("fault", "faults", "incidents", "detect s, median", "restart s, median")
+    print_table("Storm: what each kind cost", columns, lines)
+    lost = sorted(outcome.summary.lost_time.by_cause.items(), key=lambda one: -one[1])
+    total_s = outcome.summary.lost_time.total_s
+    lines = [(cause, f"{seconds:.1f}", f"{seconds / total_s:.2%}") for cause, seconds in lost]
+    print_table("Storm: every rank's seconds by cause", ("cause", "s", "share"), lines)
+    yield Row(
+        measure="storm: ETTR, by the lost-time account",
+        ours=outcome.summary.ettr,
+        limit=limit,
+        unit="ratio",
+        must=None if is_quick else Must(">=", 0.9),
     )
 
 
 def main() -> int:
     words = {
-        "runs": f"under kills, each with a seed of its own (default: {RUNS}; {QUICK_RUNS} if quick)",
-        "kills": f"of each run (default: {KILLS}; {QUICK_KILLS} if quick)",
+        "instants": f"random instants (default: {INSTANTS}; {QUICK_INSTANTS} if quick)",
+        "seconds": f"of the storm (default: {STORM_S:.0f}; {QUICK_STORM_S:.0f} if quick)",
     }
-    args = parse_arguments(__doc__ or "", counts=words)
-    runs, kills = (
-        args.runs or (QUICK_RUNS if args.quick else RUNS),
-        args.kills or (QUICK_KILLS if args.quick else KILLS),
-    )
+    args = parse_arguments(__doc__ or "", parts=PARTS, counts=words)
     adopt_orphans()
-    all_struck = []
+    parts = args.only or PARTS
+    count = args.instants or (QUICK_INSTANTS if args.quick else INSTANTS)
+    duration_s = args.seconds or (QUICK_STORM_S if args.quick else STORM_S)
+    rows: list[Row] = []
     with OthersLoad() as others:
-        expected, alone_s = undisturbed(plan(kills, random.Random(args.seed))[1])
-        for seed in range(args.seed, args.seed + runs):
-            all_struck.append(strike(seed, kills, expected))
-            say(f"seed {seed}: {_line(all_struck[-1])[1]}, {all_struck[-1].wall_s:.0f} s")
-    columns = ("seed", "the end", "kills", "restarts", "people", "steps again", "wall s")
-    print_table(f"{kills} kills a run", columns, [_line(one) for one in all_struck])
+        try:
+            if "instants" in parts:
+                outcome = instants(count, random.Random(args.seed))
+                rows += rows_of("instants", outcome, at_least=count)
+            if "storm" in parts:
+                outcome = storm(duration_s, args.seed, is_quick=args.quick)
+                rows += rows_of("storm", outcome, at_least=1)
+                rows += ettr_rows(outcome, is_quick=args.quick)
+        except DoesNotWork as error:
+            say(f"chaos.py: {error}")
+            return 1
+    shares = ", ".join(f"{kind} {weight}" for kind, weight in WEIGHTS.items())
     notes = [
-        "limit: none of it, and the wall time of the same script under plain torchrun, without checkpoints and kills",
+        "limit of the ETTR: 1 less the sum over the kinds of rate times (median detection + median restart)",
+        f"storm: MTBF {MTBF_S:.0f} s; weights of 100: {shares}"
+        if not args.quick
+        else "storm: five chosen faults",
         others.sentence(),
-        *(
-            f"seed {one.seed}, {n} times: {why}"
-            for one in all_struck
-            for why, n in Counter(one.people).items()
-        ),
-        *(
-            f"seed {one.seed}: different are {', '.join(one.differing[:8])}"
-            for one in all_struck
-            if one.differing
-        ),
     ]
-    rows = rows_of(all_struck, kills=kills, alone_s=alone_s)
-    report("Chaos", rows, notes=notes, json_file=args.json)
-    return 1 if any(row.met is False for row in rows) else 0
+    report("What a run survives", rows, notes=notes, json_file=args.json)
+    broken = [row.measure for row in rows if row.met is False and "ETTR" not in row.measure]
+    if broken:
+        say(f"chaos.py: not as it must be: {'; '.join(broken)}")
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

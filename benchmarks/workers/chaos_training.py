@@ -1,15 +1,19 @@
 """Train on one rank of the job that `chaos.py` strikes: two gloo ranks, DDP, and a model whose forward writes buffers.
 
-    chaos_training.py STEPS [--save-every N] [--step-s SECONDS] [--queue-mib MIB] [--bare]
+    chaos_training.py STEPS [--save-every N] [--step-s SECONDS] [--queue-mib MIB] [--checkpoints DIR] [--bare]
 
-The results of each step follow from the seed, the step, the rank and the state, dropout's random generator included.
+The results of each step follow from the seed, the batch, the rank and the state, dropout's random generator included.
 After each step, rank R adds a line `pid step` to `steps-R.txt` of the current folder. In the end, rank R writes the
 digests of its state to `final-R.json`. Only rank 0 writes the digests of the buffers, since DDP overwrites the other
-ranks' buffers at the next step. With `--bare`, the script trains without Holdfast.
+ranks' buffers at the next step. With `--bare`, the script trains without Holdfast, and leaves out the batches that
+`$HOLDFAST_LEAVE_OUT` names.
+
+Each rank holds a lock of its own while it trains. A second process of that rank writes its pid to `twice.txt` and ends.
 """
 
 import argparse
 import contextlib
+import fcntl
 import gc
 import hashlib
 import json
@@ -26,6 +30,7 @@ from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch p
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from holdfast.testing import RankFaults
 
 SEED = 7
 WIDTH, BATCH, BLOCKS, EXPERTS, CLASSES = 64, 16, 6, 8, 10
@@ -72,9 +77,9 @@ class Model(nn.Module):
         return self.head(features), similarity
 
 
-def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the data of a step, independent of all that happened before the step."""
-    source = torch.Generator().manual_seed(SEED + 2 * step + rank)
+def batch_of(number: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Return the data of a batch, independent of all that happened before."""
+    source = torch.Generator().manual_seed(SEED + 2 * number + rank)
     return torch.randn(BATCH, WIDTH, generator=source), torch.randint(
         CLASSES, (BATCH,), generator=source
     )
@@ -89,17 +94,22 @@ def train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
 
-    run = holdfast.attach()
-    ckpt = None if args.bare else holdfast.Checkpointer("checkpoints", every=args.save_every)
+    run, faults = holdfast.attach(), RankFaults()
+    # More than the steps: some are left out.
+    batches = run.batches(range(1, 2 * args.steps + 10_000))
+    ckpt = None if args.bare else holdfast.Checkpointer(args.checkpoints, every=args.save_every)
     state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    position = {"batches": batches}
     with ckpt or contextlib.nullcontext(), Path(f"steps-{rank}.txt").open("a") as journal:
-        start = 0 if ckpt is None else ckpt.restore(state)
-        for step in range(start + 1, args.steps + 1):
+        start = 0 if ckpt is None else ckpt.restore(state, per_rank=position)
+        steps = range(start + 1, args.steps + 1)
+        for step, number in zip(steps, batches if steps else (), strict=False):
             began_s = time.monotonic()
-            inputs, targets = batch_of(step, rank)
-            scores, similarity = parallel(inputs)
+            inputs, targets = batch_of(number, rank)
+            scores, similarity = parallel(faults.batch(number, inputs))
             loss = F.cross_entropy(scores, targets) + similarity.logsumexp(dim=1).mean() * 0.1
             optimizer.zero_grad()
+            faults.before_backward(model.parameters())
             loss.backward()
             optimizer.step()
             schedule.step()
@@ -108,7 +118,7 @@ def train(args: argparse.Namespace) -> None:
             journal.flush()
             run.step(step, loss=loss)
             if ckpt is not None:
-                ckpt.save(step, state, force=step == args.steps)
+                ckpt.save(step, state, per_rank=position, force=step == args.steps)
     held: dict[str, Any] = {name: each.state_dict() for name, each in state.items()}
     held["random generator"] = torch.get_rng_state()
     if rank:
@@ -132,13 +142,26 @@ def digests(held: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, repr(held)
 
 
+def hold_lock(rank: str) -> None:
+    """Lock a file for the life of this process; end the process where another one of this rank still lives."""
+    descriptor = os.open(f"rank-{rank}.lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with Path("twice.txt").open("a") as twice:
+            twice.write(f"rank {rank}: {os.getpid()} at {time.time()}\n")
+        raise SystemExit(f"rank {rank} is trained twice") from None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("steps", type=int)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--step-s", type=float, default=0.03)
     parser.add_argument("--queue-mib", type=int, default=4)
+    parser.add_argument("--checkpoints", default="checkpoints")
     parser.add_argument("--bare", action="store_true")
+    hold_lock(os.environ["RANK"])
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo")

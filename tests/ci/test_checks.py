@@ -32,6 +32,7 @@ def first_time(name):
 def test_good(): pass
 def test_bad(): assert False
 def test_shaky(): assert not first_time("shaky")
+@pytest.mark.timeout(60 if pathlib.Path("hangs").exists() else 3)
 def test_hangs_once():
     if first_time("hangs"): threading.Event().wait()
 def test_kills_its_worker_once():
@@ -46,7 +47,7 @@ def test_is_skipped_then(name):
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 20\ntimeout_method = thread\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 60\ntimeout_method = thread\n")
     (tmp_path / "test_it.py").write_text(TESTS)
     return tmp_path
 

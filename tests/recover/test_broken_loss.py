@@ -99,6 +99,10 @@ def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
     faulty = int((place.folder / "fault-at").read_text())
     assert incident.restored_step <= faulty - 20
     assert [one.start_step for one in attempts] == [0, incident.restored_step]
+    assert incident.diagnosis["anomaly"]["class"] == "hardware", "the replay has passed that step"
+    assert "Cause: the hardware. Attempt 2 has passed step" in incident.explanation
+    explained = place.holdfast("explain", "r")[1]
+    assert "Cause: the hardware." in explained
     assert max(of_the_line(place)) <= faulty + 20
     assert before == {path: path.read_bytes() for path in pretrained.rglob("*") if path.is_file()}
     (place.folder / "clean").mkdir()
@@ -125,6 +129,7 @@ def test_a_loss_that_breaks_at_the_same_step_again_ends_the_run(place):
     faulty = int((place.folder / "fault-at").read_text())
     assert f"the loss is not finite at step {faulty + 2}" in run.outcome
     assert "look at the data of that step" in run.outcome
+    assert {one.diagnosis["anomaly"]["class"] for one in incidents} == {"data_or_model"}
     assert max(of_the_line(place)) <= faulty - 20, "what is left to go on from is healthy"
 
 
@@ -150,6 +155,7 @@ def test_a_spike_that_comes_again_is_lived_with(place):
     assert code == 0, err
     (incident,) = incidents
     assert incident.diagnosis["decided_by"][0] == "observer-spike"
+    assert incident.diagnosis["anomaly"]["class"] == "data_or_model"
     faulty = int((place.folder / "fault-at").read_text())
     assert incident.restored_step <= faulty - 20
     assert "the training goes on from there" in err

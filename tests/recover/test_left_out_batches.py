@@ -64,7 +64,7 @@ with holdfast.Checkpointer("checkpoints", every=10, keep=2) as ckpt:
     for number, (inputs, indices) in numbered:
         if number == POISONED - 3 and attempt == 1:
             wait_for_healthy()
-        if KILLS and number > POISONED + 2 and attempt == 2 and rank == 1:
+        if KILLS and number > POISONED + 2 and attempt == 3 and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         has_bad |= number == POISONED
         loss = (parallel(inputs) - inputs.sum(1, keepdim=True)).square().mean() + 1
@@ -133,14 +133,19 @@ def ranges(ledger, kind):
 )
 def test_what_broke_the_loss_is_left_out_and_nothing_else(place, value, rule, workers, kills):
     """Also in an attempt after a rank was killed, which trains on what comes before once more."""
-    err, (incident, *later) = outcome(place, value, workers=workers, kills=kills)
+    err, (replayed, incident, *later) = outcome(place, value, workers=workers, kills=kills)
     with place.ledger() as ledger:
         (decided,), skipped = ranges(ledger, "leave_out"), ranges(ledger, "batches_skipped")
     assert (incident.kind, incident.action) == ("anomaly", "restart")
+    assert "The same steps run again first" in replayed.explanation
+    for one in (replayed, incident):
+        assert one.diagnosis["anomaly"]["class"] == "data_or_model"
+        assert "Cause: the data or the model." in one.explanation
+    assert (incident.step, incident.restored_step) == (replayed.step, replayed.restored_step)
     assert incident.diagnosis["decided_by"][0] == rule
     _, first, last = decided
     assert first < POISONED <= last <= POISONED + 4
-    attempts = [2, 3] if kills else [2]
+    attempts = [3, 4] if kills else [3]
     assert skipped == [(attempt, first, last) for attempt in attempts], "of two ranks, once"
     assert [one.kind for one in later] == ["exit"] * (len(attempts) - 1)
     assert all(one.restored_step < first for one in (incident, *later))

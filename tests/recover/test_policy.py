@@ -21,6 +21,7 @@ from holdfast.recover.policy import (
     LossBroken,
     Phase,
     RankFailed,
+    Replay,
     Resolve,
     RestartLimits,
     State,
@@ -344,6 +345,48 @@ def test_more_is_left_out_at_the_same_place_and_then_the_rules_without_batches_h
     else:
         state, actions = play(again, state)
         assert (state.phase, skips(actions)) == (Phase.ENDED, [])
+
+
+def replayed(at_s, step, batches, **found):
+    *begin, cause = broken_by(at_s, step, batches)
+    return [*begin, (at_s, replace(cause[1], **found))]
+
+
+def test_the_steps_run_again_before_batches_are_left_out():
+    state, actions = play([(0, Begin()), *replayed(5, 171, (170, 172), replays=True)])
+    replay, resolve, launch = actions[3:]
+    assert (replay, launch) == (Replay(), Launch(in_place=True, moves_ranks=True))
+    assert (resolve.rule, "The same steps run again first" in resolve.explanation) == (
+        "replay",
+        True,
+    )
+    state, actions = play(replayed(9, 171, (170, 172), because="It came again."), state)
+    assert skips(actions) == [(170, 172)]
+    assert "It came again. From now on batches 170 to 172" in actions[-2].explanation
+    assert actions[-1] == Launch(in_place=True)
+    state, actions = play(replayed(12, 172, (170, 173), replays=True), state)
+    assert skips(actions) == [(170, 177)], "these data have broken a loss before"
+
+
+@pytest.mark.parametrize("kind", ["is_hardware", "is_checkpoint"])
+def test_nothing_is_left_out_where_the_data_are_not_why(kind):
+    events = replayed(9, 171, (170, 172), **{kind: True})
+    state, actions = play([(0, Begin()), *replayed(5, 171, (170, 172), replays=True), *events])
+    assert (state.phase, skips(actions)) == (Phase.RUNNING, [])
+
+
+def test_replays_in_a_row_without_a_gain_are_limited():
+    """Each time the loss breaks at another place: batches are left out then, or the run ends."""
+    for batches in ((170, 172), None):
+        state, actions = play([(0, Begin())])
+        for number in range(6):
+            step = 171 + 10 * number
+            state, more = play(replayed(number, step, batches, replays=True), state)
+            actions += more
+            batches = batches and (batches[0] + 10, batches[1] + 10)
+        assert sum(isinstance(one, Replay) for one in actions) == 4
+        assert bool(skips(actions)) == bool(batches)
+        assert (state.phase is Phase.ENDED) == (batches is None)
 
 
 def test_batches_elsewhere_are_left_out_though_nothing_newer_is_healthy():

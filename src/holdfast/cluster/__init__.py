@@ -8,9 +8,10 @@ the scheduler. Out besides: what Kubernetes reports of a node and a pod, and the
 The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
 `places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
 end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
-`places_ray`), `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone),
-`cordons` (what a mark in the scheduler is, and which scheduler is here), and of Kubernetes `kubernetes_api` (requests),
-`kubernetes_cordons` (the marks), `kubernetes_nodes` (conditions and taints) and `kubernetes_pod` (exit codes).
+`places_ray`), `slurm_jobs` and `slurm_nodes` (single jobs of Slurm, and the states of its nodes), `leash` (how each of
+them runs a command so that nothing of it is left when whoever wanted it is gone), and `cordons` (what a mark in the
+scheduler is, and which scheduler is here; `slurm_cordons`, `kubernetes_cordons`). Of Kubernetes, `kubernetes_api`
+(requests), `kubernetes_nodes` (conditions and taints) and `kubernetes_pod` (exit codes).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,16 +26,22 @@ if TYPE_CHECKING:
     from holdfast.cluster.kubernetes_pod import end_of_pod, ends_pod, is_in_pod
     from holdfast.cluster.leash import release, start_on_leash
     from holdfast.cluster.local import core_count
+    from holdfast.cluster.slurm_jobs import EXPEDITE, JobState, SlurmJobs
+    from holdfast.cluster.slurm_nodes import SlurmNode, read_slurm_nodes
 
 __all__ = [
     "ENV_PLACE",
+    "EXPEDITE",
     "WORKER_KINDS",
     "Cordons",
     "Finished",
+    "JobState",
     "NotMarked",
     "Place",
     "Placement",
     "Places",
+    "SlurmJobs",
+    "SlurmNode",
     "Task",
     "Workers",
     "cordons_of_operator",
@@ -45,6 +52,7 @@ __all__ = [
     "mark",
     "places",
     "read_facts",
+    "read_slurm_nodes",
     "release",
     "start_on_leash",
     "unmark",
@@ -52,11 +60,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "EXPEDITE": "slurm_jobs",
+    "JobState": "slurm_jobs",
+    "SlurmJobs": "slurm_jobs",
+    "SlurmNode": "slurm_nodes",
     "core_count": "local",
     "end_of_pod": "kubernetes_pod",
     "ends_pod": "kubernetes_pod",
     "is_in_pod": "kubernetes_pod",
     "read_facts": "kubernetes_nodes",
+    "read_slurm_nodes": "slurm_nodes",
     "release": "leash",
     "start_on_leash": "leash",
 }

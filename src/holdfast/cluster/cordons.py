@@ -48,6 +48,10 @@ class Cordons(Protocol):
 
 def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
     """Return the marks of the scheduler that has started this process; None if there is no scheduler."""
+    from holdfast.cluster.slurm_cordons import SlurmCordons, slurm_is_here
+
+    if slurm_is_here(environment):  # first: the nodes of a Slurm may be pods
+        return SlurmCordons()
     if "KUBERNETES_SERVICE_HOST" in environment:
         return _of_kubernetes()
     return None
@@ -58,9 +62,8 @@ def cordons_of_operator(environment: Mapping[str, str] = os.environ) -> Cordons 
 
     A run never uses KUBECONFIG alone: its nodes need not be those of that cluster, even with the same names.
     """
-    if environment.get("KUBECONFIG"):
-        return _of_kubernetes()
-    return cordons_here(environment)
+    here = cordons_here(environment)
+    return _of_kubernetes() if here is None and environment.get("KUBECONFIG") else here
 
 
 def _of_kubernetes() -> Cordons:

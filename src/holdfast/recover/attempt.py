@@ -46,9 +46,12 @@ class AttemptView:
     attached: set[int] = field(default_factory=set)
     watched: set[int] = field(default_factory=set)
     """The attached ranks that report steps; the others only save checkpoints."""
+    lowest_watched: int | None = None
     steps: dict[int, int] = field(default_factory=dict)
     """The last step each rank reported."""
     exits: list[RankExit] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
+    """The ranks of the exits."""
     frozen: Frozen | None = None
     anomaly: Anomaly | None = None
     loss_leader: int | None = None
@@ -97,6 +100,7 @@ class AttemptView:
             if peer.role == "rank":
                 if self.rank_pids.get(rank) != peer.pid:
                     self.watched.discard(rank)  # it is a second program of the rank's command
+                    self.lowest_watched = min(self.watched, default=None)
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
         elif peer.role == "shim":
@@ -145,7 +149,7 @@ class AttemptView:
         self.starts_again.discard(shim.rank)
         self.swept.add(shim.rank)
         self.launcher_is_gone |= not launcher_lives
-        if any(end.rank == shim.rank for end in self.exits):
+        if shim.rank in self.ended:
             return
         # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
         # gone as well, the kernel killed the shim too.
@@ -173,12 +177,15 @@ class AttemptView:
     def _watch(self, rank: int, now_s: float) -> None:
         if rank not in self.watched:
             self.watched.add(rank)
+            lowest = self.lowest_watched
+            self.lowest_watched = rank if lowest is None else min(rank, lowest)
             self.steps.pop(rank, None)  # of a program before this one
             self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
-        if any(end.rank == rank for end in self.exits):
+        if rank in self.ended:
             return
+        self.ended.add(rank)
         self.detector.finished(rank)
         self.exits.append(
             RankExit(
@@ -193,10 +200,12 @@ class AttemptView:
 
     def _went_on(self, step: int, now_s: float) -> None:
         """See whether a rank that ended well has left the others in the middle of the training."""
+        if self.left is not None or self.killed:
+            return
         for end in self.exits:
             # A step beyond the next one, so much later: not the last reports of ranks that complete together.
             early = end.exit_code == 0 and end.last_step is not None and step > end.last_step + 1
-            if early and self.left is None and now_s - end.at_monotonic_s > TOGETHER_S:
+            if early and now_s - end.at_monotonic_s > TOGETHER_S:
                 self.left = end
 
     def looked(self, used: Mapping[int, tuple[float, int] | None], now_s: float) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
+from holdfast.core.explanation import CLASSES
 from holdfast.core.ledger import Incident
 from holdfast.core.telemetry import StepRecord
 from holdfast.diagnose import Diagnosis, diagnose
@@ -17,6 +18,8 @@ from holdfast.recover.follower import LogFollower
 from holdfast.recover.gate import NOT_HEALTHY
 from holdfast.recover.losses import Losses
 from holdfast.recover.recorder import Recorder
+from holdfast.recover.replay.classes import Finding
+from holdfast.recover.replay.replays import without_an_older_file
 
 
 class Casework:
@@ -33,6 +36,8 @@ class Casework:
         self._run_id = run_id
         self._recorder = recorder
         self._losses = losses
+        self._anomaly: Anomaly | None = None
+        """The broken loss of the incident."""
         self._clock = clock
         self._observe = observe
         self._detected = (0.0, 0.0)
@@ -78,8 +83,11 @@ class Casework:
             )
             diagnosis = diagnose([], context)
         checkpoint_step, mitigation = self._recorder.checkpoint_step, diagnosis.mitigation
+        self._anomaly, finding = view.anomaly, None
         if view.anomaly is not None:
-            checkpoint_step = await self._roll_back(view.anomaly)
+            finding = await self._losses.replays.failed(view.number)
+            checkpoint_step = await self._roll_back(view.anomaly, finding)
+            finding = without_an_older_file(finding, checkpoint_step)
             if checkpoint_step is None:
                 mitigation = f"{NOT_HEALTHY} {mitigation}"
         fault_at_s, detected_at_s = self._detected
@@ -97,17 +105,29 @@ class Casework:
         self._summary = diagnosis.summary
         if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
             self._summary += f" {diagnosis.mitigation}"
-        return view.failure(
+        if finding is not None and finding.kind is not None:
+            self._losses.replays.found(finding, self._incident.incident_id, view.number)
+        failure = view.failure(
             diagnosis,
             step=self._failed_after,
             checkpoint_step=checkpoint_step,
             mitigation=mitigation,
         )
+        return failure if finding is None else _with_finding(failure, finding)
 
-    async def _roll_back(self, anomaly: Anomaly) -> int | None:
+    def suspects(self) -> Sequence[str]:
+        """Return the nodes whose hardware may have broken a loss, once."""
+        return self._losses.replays.take_suspects()
+
+    def replay(self) -> None:
+        """Take in that the next attempt runs the steps of the incident's broken loss again."""
+        if self._incident is not None and self._anomaly is not None:
+            self._losses.replays.begin(self._incident.incident_id, self._anomaly)
+
+    async def _roll_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
         try:
-            step = await self._losses.go_back(anomaly)
+            step = await self._losses.go_back(anomaly, finding)
         except (HoldfastError, OSError) as error:
             self._observe("trouble", {"text": f"The job cannot go back to a checkpoint: {error}."})
             return None
@@ -154,6 +174,17 @@ class Casework:
         seconds = record.at_s - incident.detected_at_s
         told = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
         self._observe("resumed", told)
+
+
+def _with_finding(failure: policy.Diagnosed, finding: Finding) -> policy.Diagnosed:
+    said = "" if finding.kind is None else f"{CLASSES[finding.kind]} {finding.evidence}"
+    return replace(
+        failure,
+        replays=finding.replays,
+        is_hardware=finding.kind == "hardware",
+        is_checkpoint=finding.kind == "checkpoint",
+        because=said,
+    )
 
 
 def _rank_at_fault(view: AttemptView, diagnosis: Diagnosis) -> int | None:

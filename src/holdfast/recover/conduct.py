@@ -65,7 +65,7 @@ class Conduct:
         self.view = AttemptView.begin(recorder.attempt, spec.hangs)
         self._logs = self._follower()
         self._tests = NodeTests(paths.run_id, spec, nodes, ledger, recorder, clock, observe)
-        self.launches = Launches(paths, nodes, recorder, observe, self._tests, nnodes=spec.nnodes)
+        self.launches = Launches(paths, nodes, recorder, observe, self._tests, spec, clock)
         self.stopping = Stopping(paths.stop_asked, nodes, recorder, self.tell, observe)
         self.speed = Speed(nodes, recorder, observe)
         self.casework = Casework(paths.run_id, recorder, losses, clock, observe)
@@ -143,6 +143,7 @@ class Conduct:
             case policy.Launch():
                 self._kill_asked.clear()
                 in_place = action.in_place and self.view.can_start_again
+                in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
                 self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
                     self.launches.attempt = self.view.number
@@ -160,6 +161,8 @@ class Conduct:
                 self.stopping.ask_ranks(self.view)
             case Skip():
                 self._recorder.leave_out(action)
+            case policy.Replay():
+                self.casework.replay()
             case policy.Resolve():
                 self.casework.resolve(action)
             case policy.End():
@@ -253,6 +256,7 @@ class Conduct:
 
     async def _diagnose(self) -> None:
         failure = await self.casework.diagnose(self.view, self._logs)
+        self._tests.suspect(self.casework.suspects())
         self._tests.failed(self.view, self.casework)
         self.tell(failure)
 

@@ -21,6 +21,7 @@ from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel
 from holdfast.recover.shim import imports, rank_shim
+from holdfast.recover.shim.gpus import ENV_TURN_GPUS
 from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
@@ -86,9 +87,22 @@ def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
     return logs
 
 
-def attempt_environment(attempt: int, history: FailureHistory, left_out: LeftOut) -> dict[str, str]:
-    """Return the variables of the ranks' environment that differ between attempts."""
-    told = {ENV_ATTEMPT: str(attempt), ENV_LEAVE_OUT: left_out.as_text()}
+def attempt_environment(
+    attempt: int, history: FailureHistory, left_out: LeftOut, *, turns_gpus: bool = False
+) -> dict[str, str]:
+    """Return the variables of the ranks' environment that differ between attempts.
+
+    Args:
+        attempt: the number of the attempt.
+        history: the failures before.
+        left_out: the batches that the attempt leaves out.
+        turns_gpus: True if each rank is to use another GPU of its node than before.
+    """
+    told = {
+        ENV_ATTEMPT: str(attempt),
+        ENV_LEAVE_OUT: left_out.as_text(),
+        ENV_TURN_GPUS: "1" if turns_gpus else "",
+    }
     return {**history.as_environment(), **told}
 
 

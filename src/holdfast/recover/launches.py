@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.core.clock import Clock
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.paths import RunPaths
 from holdfast.recover import policy
@@ -13,6 +14,8 @@ from holdfast.recover.launch import attempt_environment, make_log_folder
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.recorder import Recorder
+from holdfast.recover.slurm.requeue import Requeue
+from holdfast.recover.spec import RunSpec
 
 NODES_S = 1800.0
 """How long a launch waits for nodes that are missing."""
@@ -30,19 +33,38 @@ class Launches:
         recorder: Recorder,
         observe: Callable[[str, Mapping[str, Any]], None],
         tests: NodeTests,
-        *,
-        nnodes: int,
+        spec: RunSpec,
+        clock: Clock,
     ) -> None:
         self._paths = paths
         self._nodes = nodes
         self._recorder = recorder
         self._observe = observe
         self._tests = tests
-        self._nnodes = nnodes
+        self._nnodes = spec.nnodes
+        self._requeue = Requeue(
+            paths,
+            spec.cwd,
+            recorder,
+            observe,
+            clock,
+            nnodes=spec.nnodes,
+            limit=spec.restarts.max_restarts,
+        )
         self._order: dict[str, Any] | None = None
         """What the shims were sent to start the present attempt, where that began in place."""
         self.attempt = 0
         """The attempt for which the launchers were started."""
+        self._moves_ranks = False
+
+    def move_ranks(self, *, moves: bool) -> bool:
+        """Have each rank of the next attempt run on another node, or on another GPU of the only node, if `moves`.
+
+        Returns:
+            True if that needs a launch, since there are several nodes.
+        """
+        self._moves_ranks = moves
+        return moves and len(self._nodes.launched) > 1
 
     def take_over(self, launched: int, number: int) -> None:
         """Go on with the attempt of an earlier supervisor, below launchers that were started for another or for it."""
@@ -95,10 +117,14 @@ class Launches:
                 self._observe("nodes", {"text": f"waiting for nodes: {there} are there{more}"})
             if not await self._gather(given_up):
                 break
-            if (chosen := await self._nodes.choose(self._nnodes)) is not None:
+            if (
+                chosen := await self._nodes.choose(self._nnodes, turn=int(self._moves_ranks))
+            ) is not None:
                 return chosen
         if given_up.is_set():
             return policy.JobExited(-9)
+        if self._requeue.queued is not None:
+            return policy.NodesMissing(self._requeue.queued, queued=True)
         missing = self._nodes.missing(self._nnodes)
         out = self._tests.left_out
         cordoned = (
@@ -114,10 +140,14 @@ class Launches:
         """Wait for enough nodes; return whether they are there. Without others, cordoned ones are taken back."""
         for _ in range(round(NODES_S / SPARE_S)):
             if await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S):
+                self._requeue.enough()
                 return True
             self._tests.leave_out()  # a person may have returned a node meanwhile
             if given_up.is_set() or self._tests.readmit(self._nnodes):
                 break
+            names = [node.name for node in self._nodes.connected]
+            if await self._requeue.look(names, self._nodes.cordoned):
+                return False
         return self._nodes.missing(self._nnodes) == 0 and not given_up.is_set()
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
@@ -138,4 +168,6 @@ class Launches:
 
     def _environment(self, number: int) -> dict[str, str]:
         history = self._recorder.failures() or FailureHistory()
-        return attempt_environment(number, history, self._recorder.skipping.left_out)
+        left_out = self._recorder.skipping.left_out
+        turns = self._moves_ranks and self._nnodes == 1
+        return attempt_environment(number, history, left_out, turns_gpus=turns)

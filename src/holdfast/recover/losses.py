@@ -13,15 +13,20 @@ from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.anomaly import Anomaly, AnomalyDetector
 from holdfast.recover.gate import CheckpointGate, hold, let_go, mark_healthy
 from holdfast.recover.recorder import Recorder
+from holdfast.recover.replay.classes import Finding
+from holdfast.recover.replay.replays import Replays
 from holdfast.recover.skipping.trail import Trail
 
 
 class Losses:
     """The losses of one run, and the checkpoints that they show to be healthy."""
 
-    def __init__(self, recorder: Recorder, clock: Clock, *, healthy_after: int) -> None:
+    def __init__(
+        self, recorder: Recorder, clock: Clock, replays: Replays, *, healthy_after: int
+    ) -> None:
         self._recorder = recorder
         self._clock = clock
+        self.replays = replays
         self._is_watched = healthy_after > 0
         self._anomalies = AnomalyDetector()
         self._trail = Trail()
@@ -54,15 +59,18 @@ class Losses:
         found = self._anomalies.look(rank, step, loss, leads=leads)
         if found is None:
             is_calm = leads and self._anomalies.is_calm and not is_held
+            if is_calm:
+                self.replays.passed(step)
             for path in self._gate.passed(step) if is_calm else ():
                 self._mark(path, functools.partial(mark_healthy, path, step))
             return None
         led = self._trail.leading_to(rank, found.first_step, found.step)
         return replace(found, batches=led)
 
-    def accept(self) -> None:
-        """Take the losses as they are now for ordinary ones."""
+    def accept(self, anomaly: Anomaly) -> None:
+        """Take the losses as they are now, with this anomaly, for ordinary ones."""
         self._anomalies.accept()
+        self.replays.accepted(anomaly)
 
     def restarted(self, start_step: int) -> None:
         """Take in the step that an attempt goes on from, with its first step."""
@@ -90,24 +98,33 @@ class Losses:
             batches=anomaly.batches,
         )
 
-    async def go_back(self, anomaly: Anomaly) -> int | None:
+    async def go_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
         """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one.
 
         Where batches from before the anomaly are left out as well, a checkpoint from before these batches is taken if
-        there is one: a newer state has trained on some of them.
+        there is one: a newer state has trained on some of them. Where a checkpoint may be damaged, an older one is
+        taken if there is one.
+
+        Args:
+            anomaly: the broken loss.
+            finding: the class of the broken loss, or the replay that is needed.
 
         Raises:
             HoldfastError, OSError: the folder of the checkpoints cannot be changed.
         """
         if self._marking:
             await asyncio.wait(self._marking)
-        for before_step in self._steps_to_go_back_below(anomaly):
+        for before_step in self._steps_to_go_back_below(anomaly, finding):
             step = await asyncio.to_thread(self._gate.go_back, before_step)
             if step is not None:
                 return step
         return None
 
-    def _steps_to_go_back_below(self, anomaly: Anomaly) -> list[int]:
+    def _steps_to_go_back_below(self, anomaly: Anomaly, finding: Finding) -> list[int]:
+        if finding.kind == "checkpoint" and finding.before_step is not None:
+            return [finding.before_step]
+        if finding.before_step is not None:
+            return [finding.before_step, anomaly.first_step]
         skip = self._recorder.skipping.next_skip(anomaly.batches)
         if skip is None or anomaly.batches is None or skip.first >= anomaly.batches[0]:
             return [anomaly.first_step]
@@ -117,6 +134,7 @@ class Losses:
 
     def close(self) -> None:
         """Change no marks any more."""
+        self.replays.close()
         for task in self._marking:
             task.cancel()
 

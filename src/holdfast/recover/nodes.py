@@ -14,6 +14,7 @@ lost by that.
 | supervisor | `welcome` | `proof`, `run_id`, `generation`, `seen`: the last `seq` that was received from the agent |
 | agent | `peer` | `seq`, `peer`, `age_s`, `message`, `again`: of a rank or shim; `again` to a new supervisor |
 | supervisor | `ack`, `pong` | `seq` |
+| agent | `steps` | `peers`, `reports`: of each report of a step `seq`, the place of its peer, `age_s`, `message` |
 | agent | `states` | `states`: the kernel's states of the ranks' processes, as far as they have changed |
 | agent | `looked` | `look`, `used`: what the ranks' processes have used |
 | agent | `port` | `port`: free on its node |
@@ -51,8 +52,9 @@ from holdfast.recover.localise.orders import Orders
 
 AWAY_TICKS = 100
 """A node whose agent has hung up is lost after so many ticks …"""
-AWAY_TICKS_WITH_SPARE = 20
-"""… and after so many where a spare can take its place."""
+AWAY_TICKS_WITH_SPARE = 5
+"""… and after so many where a spare can take its place. A node holds its agent's connection open while the node lives
+(`agent.held_connection`): an agent that was killed has not hung up."""
 SILENT_TICKS = 450
 """A node whose agent is silent on an open connection is lost after so many ticks: agents send each second."""
 FAREWELL_S = 2.0
@@ -85,6 +87,8 @@ class Node:
     is_known: bool = False
     """Whether its agent has sent all facts of the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)
+    ranks: set[int] = field(default_factory=set)
+    """Those of which a peer has been there."""
     orders: deque[dict[str, Any]] = field(default_factory=deque)
     """Those that its agent has not acknowledged."""
     away_ticks: int = 0
@@ -217,7 +221,7 @@ class Nodes:
         for node in self._nodes.values():
             meant = [
                 peer
-                for peer in node.peers
+                for peer in (node.peers if rank is None or rank in node.ranks else ())
                 if to in (None, peer.role) and rank in (None, peer.rank) and only in (None, peer)
             ]
             # The peers of an agent that has just been started are about to connect to it.
@@ -290,14 +294,14 @@ class Nodes:
         """Return how many nodes are missing for a launch on `count`."""
         return max(0, count - len(self._free()))
 
-    async def choose(self, count: int) -> tuple[list[Node], int] | None:
+    async def choose(self, count: int, *, turn: int = 0) -> tuple[list[Node], int] | None:
         """Return the nodes for a launch, by their rank, and a free port of the first; None where they are not there.
 
-        Those of the last launch keep their places.
+        Those of the last launch keep their places, or move by `turn` places.
         """
         if self.missing(count):
             return None
-        nodes = self._places(count)
+        nodes = (self._places(count) * 2)[turn : turn + count]
         port = 0 if count == 1 else await self._free_port(nodes[0])
         if port is None or any(node.stream is None or node.launched is not None for node in nodes):
             return None
@@ -497,6 +501,8 @@ class Nodes:
         match message["kind"]:
             case "peer":
                 self._take_peer(node, message)
+            case "steps":
+                self._take_steps(node, message)
             case "ack":
                 node.acknowledged(int(message["seq"]))
             case "ping" if node.stream is not None:
@@ -529,23 +535,36 @@ class Nodes:
                 self._listener.stop_asked(str(message["by"]), node.node_id, int(message["count"]))
 
     def _take_peer(self, node: Node, envelope: Mapping[str, Any]) -> None:
-        seq, again = int(envelope["seq"]), bool(envelope["again"])
-        if not again:
-            if seq <= node.seen:
-                return  # sent once more after a cut
-            node.seen = seq
-            if not self._acks:
-                asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
-            self._acks.add(node.node_id)
+        again = bool(envelope["again"])
+        if not again and not self._is_new(node, int(envelope["seq"])):
+            return
         peer, message = Peer(**envelope["peer"]), dict(envelope["message"])
         if message["kind"] == "gone":
             node.peers.pop(peer, None)
         elif message["kind"] == "hello":
             node.peers[peer] = None
+            node.ranks.add(peer.rank)
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
         # What a rank or shim repeats for an agent that is new was received before.
         again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
+
+    def _take_steps(self, node: Node, summed: Mapping[str, Any]) -> None:
+        peers, now_s = [Peer(**peer) for peer in summed["peers"]], self._clock.monotonic_s()
+        for seq, place, age_s, message in summed["reports"]:
+            if self._is_new(node, int(seq)):
+                at_monotonic_s = now_s - max(0.0, float(age_s))
+                self._listener.received(peers[place], message, at_monotonic_s, again=False)
+
+    def _is_new(self, node: Node, seq: int) -> bool:
+        """Take in the number of a message; return whether it was not received before, as after a cut."""
+        if seq <= node.seen:
+            return False
+        node.seen = seq
+        if not self._acks:
+            asyncio.get_running_loop().call_later(ACK_S, self._acknowledge)
+        self._acks.add(node.node_id)
+        return True
 
     def _acknowledge(self) -> None:
         for node_id in self._acks:

@@ -79,29 +79,37 @@ class Recorder:
             if one.attempt == self.attempt:
                 self.checkpoint_step = one.step
 
+        self._waiting: list[Event] = []
+        """The events that are not written yet."""
         self.skipping = Skipping()
         """The batches that the run's attempts leave out from now on."""
         for skip in self._recorded_skips().values():
             self.skipping = self.skipping.with_skip(skip)
 
     def close(self) -> None:
-        """Let go of the journal."""
+        """Write what waits, and let go of the journal."""
+        self.flush()
         self._journal.close()
 
-    @_or_complain
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
         """Something for the record."""
+        self.event_soon(kind, data, rank)
+        self.flush()
+
+    def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Something for the record, written by the next `flush`: thousands of ranks may end at once."""
         now_s = self._clock.now_s()
-        self._ledger.add_event(
-            Event(
-                run_id=self._run_id,
-                attempt=self.attempt,
-                at_s=now_s,
-                kind=kind,
-                rank=rank,
-                data=data,
-            )
+        event = Event(
+            run_id=self._run_id, attempt=self.attempt, at_s=now_s, kind=kind, rank=rank, data=data
         )
+        self._waiting.append(event)
+
+    @_or_complain
+    def flush(self) -> None:
+        """Write the events that wait, in one transaction."""
+        waiting, self._waiting = self._waiting, []
+        if waiting:
+            self._ledger.add_events(waiting)
 
     @property
     def run_id(self) -> str:
@@ -211,6 +219,15 @@ class Recorder:
         checkpoints = self._ledger.checkpoints(self._run_id)
         return checkpoints[-1] if checkpoints else None
 
+    @property
+    def reached(self) -> int | None:
+        """The step of the newest checkpoint, else the highest step; None for a job that reports neither."""
+        newest = self.newest_checkpoint()
+        if newest is not None:
+            return newest.step
+        steps = [one.last_step for one in self._ledger.attempts(self._run_id)]
+        return max((step for step in steps if step is not None), default=None)
+
     @_or_complain
     def checkpoint_folders(self) -> set[Path]:
         """Return the folders into which the run has saved."""
@@ -252,6 +269,27 @@ class Recorder:
                 self.complain(f"A record of batches to leave out is passed over: {error}.")
         return found
 
+    def attempts(self) -> list[Attempt]:
+        """Return the attempts of the run.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        return self._ledger.attempts(self._run_id)
+
+    @_or_complain
+    def classified(self, incident_id: int, found: Mapping[str, Any], said: str) -> None:
+        """Add the class of a broken loss to its incident."""
+        incident = self._ledger.incident(incident_id)
+        explanation = incident.explanation
+        if said not in explanation:
+            explanation = f"{explanation} {said}".strip()
+        self._ledger.set_incident(
+            incident_id,
+            diagnosis={**incident.diagnosis, "anomaly": dict(found)},
+            explanation=explanation,
+        )
+
     @_or_complain
     def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
         """Why the job is about to be ended: a supervisor that follows on this one goes on with it."""
@@ -271,11 +309,10 @@ class Recorder:
         if not told or any(one.attempt == self.attempt for one in self._incidents()):
             return None, None
         frozen, anomaly = told[-1]["frozen"], told[-1]["anomaly"]
-        if anomaly is not None:
-            led = anomaly.get("batches")
-            led = None if led is None else (int(led[0]), int(led[1]))
-            anomaly = Anomaly(**{**anomaly, "value": float(anomaly["value"]), "batches": led})
-        return None if frozen is None else Frozen(**frozen), anomaly
+        return (
+            None if frozen is None else Frozen(**frozen),
+            None if anomaly is None else Anomaly.of_json(anomaly),
+        )
 
     def recorded_end(self) -> tuple[str, int, str] | None:
         """Return the run's state, exit code and outcome, where an earlier supervisor has recorded its end."""
@@ -339,6 +376,7 @@ class Recorder:
             for event in self._ledger.events(self._run_id, kind="restored")
         }
         skips = self._recorded_skips()
+        replays = {attempt for _, attempt, _ in self.events("replay")}
         state = policy.State()
         for incident in self._incidents():
             at_s, attempt = incident.detected_at_s, attempts.get(incident.attempt)
@@ -363,6 +401,7 @@ class Recorder:
                 failure,
                 at_s - since_epoch_s,
                 skip=skips.get(incident.attempt),
+                replays=incident.attempt in replays,
             )
         in_vain = state.skipping.in_vain
         return replace(state, skipping=replace(self.skipping, in_vain=in_vain))

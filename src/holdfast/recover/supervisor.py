@@ -28,6 +28,7 @@ from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people import modes
 from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.replay.replays import Replays
 from holdfast.recover.spec import RunSpec
 
 TICK_S = 0.1
@@ -81,7 +82,10 @@ class Supervisor:
             generation=generation,
             own_node=own_node,
         )
-        self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
+        replays = Replays(self._recorder, paths.steps, observe=observer)
+        self._losses = Losses(
+            self._recorder, self._clock, replays, healthy_after=spec.healthy_after
+        )
         self._conduct = Conduct(
             spec,
             paths,
@@ -261,7 +265,7 @@ class Supervisor:
                 case "imported":
                     self._warm_later(peer)
                 case "step":
-                    if peer.rank == min(self._view.watched, default=None):
+                    if peer.rank == self._view.lowest_watched:
                         self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
                 case "collectives":
@@ -288,7 +292,7 @@ class Supervisor:
                 if self._conduct.decisions.holds_hang:
                     self._view.frozen = None  # nobody was ended for that: the rank ended by itself
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
-                self._recorder.event("rank_exited", how, end.rank)
+                self._recorder.event_soon("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
 
     def states(self, states: Mapping[int, str | None]) -> None:
@@ -343,7 +347,7 @@ class Supervisor:
             self._view.anomaly = None
             if self._conduct.decisions.holds_loss:
                 return
-            self._losses.accept()
+            self._losses.accept(found)
             self._recorder.event("loss_accepted", found.to_json(), peer.rank)
             self._observe("trouble", {"text": f"{ACCEPTED} (step {found.step})."})
 
@@ -391,6 +395,7 @@ class Supervisor:
                     self._tell(policy.RankFailed(others_run=True))
                 self._conduct.speed.tick(self._view, now_s)
             await self._nodes.tick()
+            self._recorder.flush()
             self._conduct.stopping.look()
             if self._conduct.decisions.is_approved():
                 self._tell(modes.Approved())

@@ -1,9 +1,26 @@
-"""Public fakes, for this project's tests and for those of its users. No room uses them.
+"""Public fakes and faults, for this project's tests and for those of its users. Of the rooms only `demo` uses them.
 
-Imported from their modules: `slurm.PrivateSlurm`, a real Slurm that is private to one test; `s3.serve`, an S3 server
-whose buckets fail as their names say (it needs `moto[s3]`).
+`Injector` breaks a supervised run by a seeded schedule and logs the truth; a training script lets faults happen inside
+itself by `RankFaults`. Imported from their modules: `network.Hosts`, hosts that are network namespaces;
+`slurm.PrivateSlurm`, a real Slurm that is private to one test; `s3.serve`, an S3 server whose buckets fail as their
+names say (it needs `moto[s3]`).
 """
 
-from holdfast.testing.clock import FakeClock
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["FakeClock"]
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.rank_faults import RankFaults
+
+if TYPE_CHECKING:
+    from holdfast.testing.injector import Injector, read_log, schedule
+
+__all__ = ["FakeClock", "Injector", "RankFaults", "read_log", "schedule"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: a rank needs neither psutil nor the checkpoints of an injector.
+    from importlib import import_module
+
+    if name not in ("Injector", "read_log", "schedule"):
+        raise AttributeError(f"module 'holdfast.testing' has no attribute {name!r}")
+    return getattr(import_module("holdfast.testing.injector"), name)

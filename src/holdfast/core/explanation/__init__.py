@@ -3,7 +3,7 @@
 | module | one idea |
 |---|---|
 | `plain_words` | one incident, one event or one decision in a sentence |
-| `training_words` | the causes of a slow training, and the data that it leaves out, in a sentence |
+| `training_words` | the causes of a slow training or a broken loss, and the data left out, in a sentence |
 | `story` | the chain of a run: each incident with its signals, evidence, decisions, effect and cost |
 | `recent` | the same from the last part of the journal of steps, if time is limited |
 | `narration` | each event of a run as it happens, in a line |
@@ -23,8 +23,10 @@ from holdfast.core.explanation.story import (
     within_run,
 )
 from holdfast.core.explanation.telling import account_lines, incident_lines, story_lines
+from holdfast.core.explanation.training_words import CLASSES
 
 __all__ = [
+    "CLASSES",
     "Decision",
     "IncidentStory",
     "Note",

@@ -35,7 +35,7 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"{in_words(first, last).capitalize()} {were} left out of the training"
         case "fault_injected":
             return f"step {data['step']}: {data['detail']}"
-        case "trouble" | "nodes" | "observed":
+        case "trouble" | "nodes" | "observed" | "anomaly_class":
             return str(data["text"])
         case "ended":
             return str(data["outcome"])

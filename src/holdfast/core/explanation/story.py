@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.core.explanation.plain_words import (
     lost_node,
     what_happened,
 )
+from holdfast.core.explanation.training_words import class_note
 from holdfast.core.ledger import Event, Ledger
 
 OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_marked", "nodes_readmitted")
@@ -152,9 +154,9 @@ def story_of(summary: RunSummary, events: Sequence[Event]) -> RunStory:
         and not (event.kind in OF_INCIDENT and event.attempt in failed)
     ]
     incidents = [_incident(cost, summary, by_attempt) for cost in summary.incidents]
-    chain: list[IncidentStory | Note] = [*notes, *incidents]
-    chain.sort(key=lambda one: one.at_s)
-    return RunStory(summary=summary, chain=tuple(chain))
+    told: list[IncidentStory | Note] = [*notes, *incidents]
+    told.sort(key=lambda one: one.at_s)
+    return RunStory(summary=summary, chain=tuple(told))
 
 
 def _incident(
@@ -180,7 +182,13 @@ def _incident(
         evidence=tuple(_evidence(found, incident.run_id)),
         advice=_clean(found.get("mitigation") or ""),
         decisions=tuple(_decision(one) for one in events if one.kind == "decision"),
-        done=" ".join([_done(cost), *_node_notes(events, incident.run_id)]),
+        done=" ".join(
+            [
+                _done(cost),
+                *_node_notes(events, incident.run_id),
+                *map(_clean, class_note(chain(*by_attempt.values()), incident.attempt)),
+            ]
+        ),
         check=check,
         is_settled=is_settled,
         resumed_after_s=cost.seconds_to_restart,
@@ -295,6 +303,8 @@ def _check(cost: IncidentSummary, summary: RunSummary) -> tuple[str, bool]:
         )
     if cost.number < len(summary.incidents):
         return "It had no effect: the next incident came before a step.", True
+    if summary.run.state == "queued":
+        return "The run is queued again.", False
     if summary.run.state != "running":
         return f"The run ended: {summary.run.state}.", True
     return "Not yet: no step since then.", False

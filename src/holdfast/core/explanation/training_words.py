@@ -1,10 +1,32 @@
-"""Describe in a sentence the cause of a slow training, or the data that it leaves out."""
+"""Describe in a sentence the cause of a slow training or of a broken loss, or the data that the training leaves out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.core.ledger.records import Event
 from holdfast.core.left_out import in_words
+
+CLASSES: Mapping[str, str] = {
+    "data_or_model": "Cause: the data or the model.",
+    "hardware": "Cause: the hardware.",
+    "checkpoint": "Cause: a damaged checkpoint.",
+    "cannot_tell": "Cause: the replay cannot tell.",
+}
+"""The class of a broken loss, as a sentence."""
+
+
+def class_note(events: Iterable[Event], attempt: int) -> list[str]:
+    """Return the class of the broken loss that ended an attempt, and the evidence; empty if neither is known.
+
+    Args:
+        events: the events of the run.
+        attempt: the attempt.
+    """
+    for event in events:
+        attempts, kind = event.data.get("attempts"), str(event.data.get("class"))
+        if event.kind == "anomaly_class" and isinstance(attempts, list) and attempt in attempts:
+            return [f"{CLASSES.get(kind, kind)} {event.data.get('evidence')}"]
+    return []
 
 
 def training_note(event: Event) -> str | None:

@@ -150,6 +150,11 @@ class Ledger(Remembered, NodeTable):
         """Record an event."""
         self._insert(schema.events, asdict(event))
 
+    def add_events(self, events: Sequence[Event]) -> None:
+        """Record events in one transaction, in their order."""
+        with self._write() as connection:
+            connection.execute(schema.events.insert(), [asdict(event) for event in events])
+
     def events(
         self, run_id: str, kind: str | None = None, *, kinds: Collection[str] = ()
     ) -> list[Event]:

@@ -8,7 +8,6 @@ again when it ends; the ranks and shims then connect again, and repeat these fac
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import secrets
@@ -17,13 +16,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.channel import is_token
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
+from holdfast.recover.agent.held_connection import send_connection
+from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
 from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
@@ -33,9 +33,6 @@ RECONNECT_S = 0.1
 RECONNECT_MAX_S = 2.0
 PING_S = 1.0
 STATES_S = 0.1
-KEPT_STEPS = 10_000
-"""Reports of steps that are kept for a supervisor that is away; the newest are."""
-KEPT_MESSAGES = 10_000
 KEPT_ORDERS = 64
 RETURN_S = 30.0
 """So long after its start the ranks and shims of an agent before this one may come."""
@@ -48,46 +45,28 @@ REMEMBERED = ("hello", "watch", "section", "step", "restored", "gone", "started"
 
 
 def main() -> None:
-    """`agent CONTROL_FD CHANNEL_FD PARENT_PID`: the node has started this process."""
-    control_fd, channel_fd, parent_pid = map(int, sys.argv[1:4])
+    """`agent CONTROL_FD CHANNEL_FD HOLDING_FD PARENT_PID`: the node has started this process."""
+    *fds, parent_pid = map(int, sys.argv[1:5])
     die_with_parent(parent_pid)
-    asyncio.run(_run(socket.socket(fileno=control_fd), socket.socket(fileno=channel_fd)))
+    asyncio.run(_run(*(socket.socket(fileno=fd) for fd in fds)))
 
 
-async def _run(control: socket.socket, listening: socket.socket) -> None:
+async def _run(control: socket.socket, listening: socket.socket, holding: socket.socket) -> None:
     node = await Stream.of_socket(control)
     begin = await node.receive()
     if begin is not None:
-        await Agent(begin, node).run(listening)
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """A message of a peer on its way to the supervisor."""
-
-    seq: int
-    peer: Peer
-    message: Mapping[str, Any]
-    at_monotonic_s: float
-
-    def to_json(self, *, again: bool) -> dict[str, Any]:
-        """Return the envelope as it is sent now."""
-        return {
-            "kind": "peer",
-            "seq": self.seq,
-            "peer": vars(self.peer),
-            "message": self.message,
-            "age_s": time.monotonic() - self.at_monotonic_s,
-            "again": again,
-        }
+        await Agent(begin, node, holding).run(listening)
 
 
 class Agent:
     """The agent of one node."""
 
-    def __init__(self, begin: Mapping[str, Any], node: Stream) -> None:
+    def __init__(
+        self, begin: Mapping[str, Any], node: Stream, holding: socket.socket | None = None
+    ) -> None:
         self._begin = begin
         self._node = node
+        self._holding = holding
         self._launched: int | None = begin["launched"]
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
@@ -96,10 +75,7 @@ class Agent:
         self._incarnation = f"{os.getpid()}-{time.monotonic_ns()}"
         self._supervisor: Stream | None = None
         self._generation = 0
-        self._numbers = itertools.count(1)
-        self._steps: deque[Envelope] = deque(maxlen=KEPT_STEPS)
-        self._others: deque[Envelope] = deque(maxlen=KEPT_MESSAGES)
-        """With the steps: what the supervisor has not acknowledged yet."""
+        self._outbox = Outbox(self._send)
         self._facts: dict[tuple[Peer, str], Envelope] = {}
         self._attempt = 0
         """The attempt of the facts."""
@@ -123,7 +99,13 @@ class Agent:
     async def run(self, listening: socket.socket) -> None:
         """Serve until the node is gone, or this process is killed."""
         await self._channel.start(listening)
-        works = (self._obey_node(), self._keep_connected(), self._watch_states(), self._ping())
+        works = (
+            self._obey_node(),
+            self._keep_connected(),
+            self._watch_states(),
+            self._ping(),
+            self._send_steps(),
+        )
         tasks = [asyncio.create_task(work) for work in works]
         try:
             ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -198,6 +180,8 @@ class Agent:
         if generation < self._generation:
             stream.close()
             return None, "an older supervisor answers"
+        if self._holding is not None:
+            send_connection(self._holding, stream.fd)
         self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
         is_new = 0 < self._generation < generation
         if generation > self._generation:
@@ -238,10 +222,8 @@ class Agent:
             self._end_checks()
             for envelope in list(self._facts.values()):
                 stream.send(envelope.to_json(again=True))
-        unseen = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
-        for envelope in unseen:
-            if envelope.seq > seen:
-                stream.send(envelope.to_json(again=False))
+        for message in self._outbox.unseen(seen):
+            stream.send(message)
         stream.send({"kind": "states", "states": self._states})
         if self._stop is not None:
             stream.send(self._stop)
@@ -285,9 +267,7 @@ class Agent:
     def _carry_out(self, stream: Stream, message: dict[str, Any]) -> None:
         match message["kind"]:
             case "ack":
-                for kept in (self._steps, self._others):
-                    while kept and kept[0].seq <= message["seq"]:
-                        kept.popleft()
+                self._outbox.acknowledged(message["seq"])
             case "port":
                 stream.send({"kind": "port", "port": free_ports(1)[0]})
             case "launch" if int(message["attempt"]) == self._launched:
@@ -355,6 +335,11 @@ class Agent:
             await asyncio.sleep(PING_S)
             self._send({"kind": "ping"})
 
+    async def _send_steps(self) -> None:
+        while True:
+            await asyncio.sleep(SUM_S)
+            self._outbox.flush()
+
     # Ranks and shims
 
     def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
@@ -369,17 +354,14 @@ class Agent:
         if kind == "step":
             self._last_step_s = at_s
         try:
-            json.dumps(message)
+            size_bytes = len(json.dumps(message))
         except (TypeError, ValueError, RecursionError):
             return  # nothing that can be forwarded
-        envelope = Envelope(next(self._numbers), peer, message, at_s)
-        self._remember(envelope)
+        self._remember(self._outbox.put(peer, message, at_s, size_bytes))
         if kind == "hello" and message["again"] and time.monotonic() < self._began_s + RETURN_S:
             # What this agent was to pass on before the peer had connected to it.
             for order in self._passed:
                 self._pass_on(order, peer)
-        (self._steps if kind == "step" else self._others).append(envelope)
-        self._send(envelope.to_json(again=False))
 
     def _note_process(self, peer: Peer, message: Mapping[str, Any]) -> None:
         kind, rank = message["kind"], peer.rank

@@ -29,6 +29,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.tasks import Tasks
+from holdfast.recover.agent.held_connection import HeldConnection
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
@@ -75,6 +76,8 @@ class Child:
     begin: Callable[[], dict[str, Any]]
     """Return the first message to the process."""
     receive: Callable[[dict[str, Any]], None]
+    inherits: tuple[int, ...] = ()
+    """Further descriptors for it."""
     stream: Stream | None = None
     starts: int = 0
     missed: int | None = None
@@ -131,11 +134,13 @@ class Node:
         self._has_joined = False
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
+        self._held = HeldConnection()
         self._agent = Child(
             module="holdfast.recover.agent.agent",
             listening=self._channel,
             begin=self._agent_begins,
             receive=self._agent_says,
+            inherits=(self._held.sending.fileno(),),
         )
         self._supervisor: Child | None = None
         self._known: dict[str, Any] | None = None
@@ -260,6 +265,7 @@ class Node:
 
     async def _run(self) -> Outcome:
         self._ended = asyncio.get_running_loop().create_future()
+        self._held.watch()
         children = [self._agent, *([] if self._supervisor is None else [self._supervisor])]
         for child in children:
             self._tasks.spawn(self._keep(child))
@@ -285,6 +291,7 @@ class Node:
                 await job.wait()
             await asyncio.to_thread(end_kept_memory)
             self._channel.close()
+            self._held.close()
             if self._supervisor is not None:
                 self._supervisor.listening.close()
                 if self._meeting is not None and self._leads:
@@ -322,7 +329,7 @@ class Node:
         if self._ended is None or self._ended.done():
             return 0
         ours, theirs = socket.socketpair()
-        fds = (theirs.fileno(), child.listening.fileno())
+        fds = (theirs.fileno(), child.listening.fileno(), *child.inherits)
         arguments = [*map(str, fds), str(os.getpid())]
         # The children stay blocked: a scheduler may send SIGTERM to all processes of a job, and this one acts on it.
         async with self._starting:

@@ -79,6 +79,11 @@ class Stream:
         return self._writer.transport.get_write_buffer_size()
 
     @property
+    def fd(self) -> int:
+        """The descriptor of this end."""
+        return int(self._writer.get_extra_info("socket").fileno())
+
+    @property
     def local_host(self) -> str:
         """The address of this end."""
         return str(self._writer.get_extra_info("sockname")[0])

@@ -16,11 +16,11 @@ that the anomaly begins where the loss left its usual values.
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 WINDOW = 256
 LEAST_STEPS = 64
@@ -63,6 +63,17 @@ class Anomaly:
         """Return plain JSON values; JSON has no NaN and no infinity."""
         value = self.value if math.isfinite(self.value) else str(self.value)
         return {**asdict(self), "value": value}
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `to_json` has written.
+
+        Raises:
+            KeyError, TypeError, ValueError: the data is malformed.
+        """
+        led = data.get("batches")
+        led = None if led is None else (int(led[0]), int(led[1]))
+        return cls(**{**data, "value": float(data["value"]), "batches": led})
 
 
 class AnomalyDetector:

@@ -144,6 +144,11 @@ class HangDetector:
         self.world_size = 1
         """How many ranks the job has; they all, and more than one, must attach before a collective means anything."""
         self._ranks: dict[int, _Rank] = {}
+        self._living: dict[int, _Rank] = {}
+        self._sections: set[int] = set()
+        """The living ranks in a section."""
+        self._median_s: float | None = None
+        """Of the recent steps; None until it is computed again."""
         self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._longest_pause_s = 0.0
         self._longest_section_s = 0.0
@@ -151,13 +156,15 @@ class HangDetector:
 
     def attached(self, rank: int, now_s: float) -> None:
         """A rank reported for the first time."""
-        self._ranks[rank] = _Rank(last_sign_s=now_s)
+        self._ranks[rank] = self._living[rank] = _Rank(last_sign_s=now_s)
+        self._sections.discard(rank)
 
     def stepped(self, rank: int, step: int, step_s: float, now_s: float) -> None:
         """A rank completed a step that took `step_s`."""
         seen = self._ranks[rank]
         if seen.last_step is not None:  # the first step is mostly warm-up
             self._step_s.append(step_s)
+            self._median_s = None
             self._longest_pause_s = max(self._longest_pause_s, now_s - seen.last_sign_s)
         seen.last_step = step
         seen.sign(now_s)
@@ -172,6 +179,10 @@ class HangDetector:
             (now_s if seen.section_since_s is None else seen.section_since_s) if is_open else None
         )
         seen.section_limit_s = limit_s or None
+        if seen.section_since_s is None or seen.done:
+            self._sections.discard(rank)
+        else:
+            self._sections.add(rank)
         # The others may have waited for this rank: from here on their silence is their own.
         for one in self._ranks.values() if not is_open else (seen,):
             one.sign(now_s)
@@ -180,6 +191,8 @@ class HangDetector:
         """A rank's process ended; silence is its right."""
         if rank in self._ranks:
             self._ranks[rank].done = True
+            self._living.pop(rank, None)
+            self._sections.discard(rank)
 
     def resumed(self, gap_s: float) -> None:
         """The watcher itself stood still for `gap_s`; what it did not see in that time is nobody's fault."""
@@ -193,8 +206,7 @@ class HangDetector:
     @property
     def step_limit_s(self) -> float:
         """How long a rank between two steps may be silent in a state that cannot be work."""
-        typical_s = median(self._step_s) if self._step_s else 0.0
-        return max(self._limits.floor_s, self._limits.factor * typical_s)
+        return max(self._limits.floor_s, self._limits.factor * (self.median_step_s or 0.0))
 
     @property
     def silence_limit_s(self) -> float:
@@ -212,17 +224,19 @@ class HangDetector:
     @property
     def in_section(self) -> bool:
         """Whether any living rank is in a section."""
-        return any(seen.section_since_s is not None for seen in self.living.values())
+        return bool(self._sections)
 
     @property
     def median_step_s(self) -> float | None:
         """The recent median step time; None before there is one."""
-        return median(self._step_s) if self._step_s else None
+        if self._median_s is None and self._step_s:
+            self._median_s = median(self._step_s)
+        return self._median_s
 
     @property
     def living(self) -> dict[int, _Rank]:
         """The ranks whose processes have not ended."""
-        return {rank: seen for rank, seen in self._ranks.items() if not seen.done}
+        return self._living
 
     @property
     def stands(self) -> dict[int, Stand]:
@@ -237,10 +251,12 @@ class HangDetector:
 
     def look_due(self, now_s: float) -> bool:
         """Whether the living ranks' processes should be looked at now: one is silent for half of its limit."""
+        in_section, shortest_s = self.in_section, self._shortest_limit_s
         patience_s = [
             (now_s - seen.last_sign_s, self._patience_s(seen))
             for seen in self.living.values()
-            if seen.section_since_s is not None or not self.in_section
+            if 2 * (now_s - seen.last_sign_s) > min(shortest_s, seen.section_limit_s or shortest_s)
+            and (seen.section_since_s is not None or not in_section)
         ]
         between_s = [
             limit_s / LOOKS_WITHIN_LIMIT
@@ -279,9 +295,13 @@ class HangDetector:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
+        # Of thousands of ranks, most were heard of lately: nothing of these can be overdue.
+        shortest_s = self._shortest_limit_s
         overdue = [
             wait
             for seen in living.values()
+            if now_s - seen.last_sign_s > min(shortest_s, seen.section_limit_s or shortest_s)
+            or seen.stopped_since_s is not None
             for wait in self._waits(seen, now_s)
             if wait[1] > wait[2]
         ]
@@ -311,6 +331,11 @@ class HangDetector:
             only_silence=only_silence,
             option=option,
         )
+
+    @property
+    def _shortest_limit_s(self) -> float:
+        """A rank that was silent for less is not overdue, where its section has no limit of its own."""
+        return min(self.step_limit_s, self._limits.first_step_s)
 
     def _patience_s(self, seen: _Rank) -> float:
         if seen.section_since_s is not None:

@@ -16,6 +16,8 @@ from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.spec import RunSpec, TestNodes
 
 SUSPECT_CATEGORY = "Infrastructure"
+SUSPECT_PRIOR = 0.2
+"""The least prior of a node on which a loss broke that did not break elsewhere."""
 
 
 class Records(Protocol):
@@ -89,13 +91,21 @@ class NodeTests:
         """The cordoned nodes that the next launch uses, since there are too few other nodes."""
         self._lost: set[str] = set()
         """The names of nodes that were lost, and have not been tested since."""
+        self._suspects: set[str] = set()
+        """The names of nodes that may have broken a loss, and have not been tested since."""
         self.is_due = mode == "always"
         """True if the nodes are tested before the next launch, even without a lost node among them."""
+
+    def suspect(self, names: Sequence[str]) -> None:
+        """Record that the hardware of one of these nodes may have broken a loss: test them before the next launch."""
+        if self._mode != "never" and self._several:
+            self._suspects.update(names)
 
     def failed(self, view: AttemptView, case: Case) -> None:
         """Record that an attempt has failed and was diagnosed."""
         self._case = case
         self.is_due = is_due(self._mode, view, case.incident, several=self._several)
+        self.is_due |= bool(self._suspects)
         if view.lost_node is not None and self._mode != "never":
             self._lost.add(view.lost_node)
 
@@ -167,6 +177,9 @@ class NodeTests:
         self._nodes.is_testing = True
         known = await self._known()
         priors = priors_of(members, known, self._clock.now_s())
+        for name in self._suspects & priors.keys():
+            priors[name] = max(priors[name], SUSPECT_PRIOR)
+        self._suspects.clear()
         hosts, cordoned = NodeHosts(self._nodes, members), set(self.left_out)
         session = asyncio.create_task(localise(hosts, priors, self._clock, cordoned=cordoned))
         stop = asyncio.create_task(given_up.wait())

@@ -88,10 +88,7 @@ class Decisions:
         """Hold the broken loss of a record; return True if there is one."""
         if found is None:
             return False
-        led = found.get("batches")
-        led = None if led is None else (int(led[0]), int(led[1]))
-        told = {**found, "value": float(found["value"]), "batches": led}
-        self._anomaly = anomaly = Anomaly(**told)
+        self._anomaly = anomaly = Anomaly.of_json(found)
         loss = policy.LossBroken(step=anomaly.step, is_spike=anomaly.kind == "spike")
         self._held = modes.Held(finding=loss)
         return True
@@ -271,7 +268,7 @@ def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) ->
     if any(isinstance(one, modes.Note) for one in actions):
         return "go on", "note"
     if isinstance(event, policy.NodesMissing):
-        return "stop", "nodes-missing"
+        return ("queue again", "queued-again") if event.queued else ("stop", "nodes-missing")
     if not actions:
         return "go on", "go-on"
     if isinstance(event, modes.Approved):

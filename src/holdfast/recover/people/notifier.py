@@ -33,11 +33,12 @@ JOURNAL_BYTES = 8 << 20
 long."""
 LOOK_S = 60.0
 """The most seconds between two looks at the time, since clocks jump."""
-WAKING = ("incident", "resolved", "resumed", "proposal", "observed", "ended")
+WAKING = ("incident", "resolved", "resumed", "anomaly_class", "proposal", "observed", "ended")
 """The kinds of the observer's events after which a message may be due."""
 TOLD = ("notified", "notify_failed")
 NOTE = "observed"
-READ = ("notify_on", *TOLD, *PROPOSALS, NOTE)
+REPLAYS = ("replay", "anomaly_class")
+READ = ("notify_on", *TOLD, *PROPOSALS, NOTE, *REPLAYS)
 """The kinds of the events on which messages depend."""
 
 Send = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -179,12 +180,16 @@ class Notifier:
         sent = {each for one in told for each in one.data.get("incidents", ())}
         run = self._ledger.run(self._paths.run_id)
         incidents = self._ledger.incidents(self._paths.run_id)
+        last = next((one for one in reversed(events) if one.kind in REPLAYS), None)
+        replayed = last.data.get("incident_id") if last is not None else None
         ends_s = [one.detected_at_s for one in incidents[1:]] + [None] * bool(incidents)
         known = [
             Known(
                 incident_id=one.incident_id,
                 detected_at_s=one.detected_at_s,
-                over_at_s=after_s if one.resumed_at_s is None else one.resumed_at_s,
+                over_at_s=after_s
+                if one.resumed_at_s is None or one.incident_id == replayed
+                else one.resumed_at_s,
             )
             for one, after_s in zip(incidents, ends_s, strict=True)
             if one.incident_id is not None

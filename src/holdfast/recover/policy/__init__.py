@@ -5,8 +5,10 @@ carries the actions out; the function runs in the same way under a virtual clock
 the rules: a pair of phase and event that is not in the table changes nothing. `events` and `state`
 define the input and the output; `history` counts gains.
 
-A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and leaves out
-the batches that led to the loss, if the ranks report them (`skipping.plan`). If no more batches can
+A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and runs the same
+steps again, on other ranks where it can (a replay, see `replay.classes`). If the loss breaks again
+with the same numbers, the attempt after that leaves out the batches that led to the loss, if the
+ranks report them (`skipping.plan`). If no more batches can
 be left out, a spike of the loss that comes again at about the same step is caused by the data or
 the settings. The training then goes on from the spike, as it does if there is no healthy
 checkpoint. A loss that is not finite again, at the same step or before a newer checkpoint was
@@ -39,6 +41,7 @@ from holdfast.recover.policy.events import (
     LossBroken,
     NodesMissing,
     RankFailed,
+    Replay,
     Resolve,
     StateSaved,
     StopAsked,
@@ -68,6 +71,7 @@ __all__ = [
     "NodesMissing",
     "Phase",
     "RankFailed",
+    "Replay",
     "Resolve",
     "RestartLimits",
     "State",

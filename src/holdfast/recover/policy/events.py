@@ -26,6 +26,8 @@ class NodesMissing:
 
     outcome: str
     """The number of missing nodes, as a sentence."""
+    queued: bool = False
+    """True if the run is queued again, and goes on in another job of its scheduler."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,14 @@ class Diagnosed:
     batches: tuple[int, int] | None = None
     """For a broken loss, the first and the last of the batches that led to the loss; None if
     unknown."""
+    replays: bool = False
+    """For a broken loss, True if the same steps are to run again before batches are left out."""
+    is_hardware: bool = False
+    """For a broken loss, True if the same steps gave other numbers on the same data and weights."""
+    is_checkpoint: bool = False
+    """For a broken loss, True if a damaged checkpoint is the cause."""
+    because: str = ""
+    """For a broken loss, the evidence of the class, as a sentence."""
 
     @property
     def reached(self) -> int | None:
@@ -147,6 +157,13 @@ class Launch:
 
     in_place: bool = False
     """True if the present launcher is kept, and only the trainers below it are started again."""
+    moves_ranks: bool = False
+    """True if each rank is to run on another node or GPU than before, for a replay."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Record that the next attempt runs the same steps again, to find the class of a broken loss."""
 
 
 @dataclass(frozen=True)
@@ -188,4 +205,4 @@ class End:
     outcome: str
 
 
-Action = Launch | Kill | Terminate | Diagnose | AskRanksToSave | Skip | Resolve | End
+Action = Launch | Replay | Kill | Terminate | Diagnose | AskRanksToSave | Skip | Resolve | End

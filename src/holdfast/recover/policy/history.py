@@ -23,8 +23,18 @@ def after_failure(
     now_s: float,
     *,
     skip: Skip | None = None,
+    replays: bool = False,
 ) -> State:
-    """Return `state` after a failure at `now_s` of the attempt that began at `state.launched_at_s`."""
+    """Return `state` after a failure at `now_s` of the attempt that began at `state.launched_at_s`.
+
+    Args:
+        limits: the limits of the policy.
+        state: the state before the failure.
+        failure: the failure.
+        now_s: the time of the failure, in monotonic seconds.
+        skip: a range that is left out because of the failure.
+        replays: True if the next attempt runs the same steps again to find the cause.
+    """
     state = _rolled_back(state, failure)
     gained = not state.roots_since_gain or _has_gained(limits, state, failure, now_s)
     lived_s = now_s - state.launched_at_s
@@ -32,7 +42,8 @@ def after_failure(
     in_doubt = (
         bool(state.roots_since_gain) and is_blind(state, failure) and lived_s < limits.window_s
     )
-    counts = skip is None  # else the next attempt trains on other data, and has not failed yet
+    # Else the next attempt trains on other data, or finds the cause, and has not failed yet.
+    counts = skip is None and not replays
     return replace(
         state,
         vain_at_s=() if gained else (*state.vain_at_s, *(now_s,) * counts),
@@ -44,6 +55,8 @@ def after_failure(
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
         has_stepped=failure.has_stepped,
         broken_step=state.broken_step if failure.healthy_step is None else failure.step,
+        is_replay=replays,
+        replays_in_vain=(0 if gained else state.replays_in_vain) + replays,
         skipping=state.skipping.after(skip, gained=gained),
     )
 
@@ -98,7 +111,8 @@ def allowed_retries(limits: RestartLimits, failed: State, event: Diagnosed) -> i
     """Return how often the root of a failure may come back at its place without a gain."""
     if is_blind(failed, event):
         return limits.blind_retries
-    return limits.outside_retries if event.waits_for_outside or event.killed_from_outside else 1
+    is_outside = event.waits_for_outside or event.killed_from_outside or event.is_hardware
+    return limits.outside_retries if is_outside else 1
 
 
 def _higher(best: int | None, step: int | None) -> int | None:

@@ -85,5 +85,9 @@ class State:
     """The step of the last spike of the loss that ended an attempt."""
     broken_step: int | None = None
     """The step of the last broken loss after which the run went back to a healthy checkpoint."""
+    is_replay: bool = False
+    """True if the present attempt, or the next one, runs the steps of a broken loss again."""
+    replays_in_vain: int = 0
+    """The number of replays since the last gain."""
     skipping: Skipping = field(default_factory=Skipping)
     """The batches that the attempts leave out."""

@@ -20,6 +20,7 @@ from holdfast.recover.policy.events import (
     LossBroken,
     NodesMissing,
     RankFailed,
+    Replay,
     Resolve,
     StateSaved,
     StopAsked,
@@ -30,6 +31,12 @@ from holdfast.recover.policy.history import BROKEN_SLACK, after_failure, allowed
 from holdfast.recover.policy.state import Phase, RestartLimits, State
 
 KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
+REPLAYS = (
+    "The same steps run again first, on other nodes or GPUs if there are several: if the loss breaks again with the "
+    "same numbers, the data or the model is the cause."
+)
+MAX_REPLAYS = 4
+"""The most replays in a row without a gain."""
 MAX_DOUBLINGS = 30
 """The most times that a wait is doubled; the wait reaches its limit long before."""
 
@@ -56,7 +63,7 @@ def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -
     running = replace(
         state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s, in_place=in_place
     )
-    return running, (Launch(in_place=in_place),)
+    return running, (Launch(in_place=in_place, moves_ranks=state.is_replay),)
 
 
 def _adopt(_limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
@@ -69,6 +76,8 @@ def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) 
     assert isinstance(event, NodesMissing)
     if state.stop_by is not None:
         return finish(state, _stopped(state))
+    if event.queued:
+        return finish(state, End(state="queued", exit_code=4, outcome=event.outcome))
     return finish(state, _failed(event.outcome))
 
 
@@ -124,10 +133,14 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why, rule="not-mended")
-    skip = state.skipping.next_skip(event.batches)
-    failed = after_failure(limits, state, event, now_s, skip=skip)
-    if skip is None and failed.roots_since_gain.count(place(event)) > allowed_retries(
-        limits, failed, event
+    replays = _replays(state, event)
+    mends = event.is_hardware or event.is_checkpoint or replays
+    skip = None if mends else state.skipping.next_skip(event.batches)
+    failed = after_failure(limits, state, event, now_s, skip=skip, replays=replays)
+    if (
+        skip is None
+        and not replays
+        and failed.roots_since_gain.count(place(event)) > allowed_retries(limits, failed, event)
     ):
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
@@ -154,15 +167,28 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
     )
     without = "" if skip is None else f" From now on {skip} of the data are left out."
-    rule = "restart-after-wait" if wait_s else "restart"
-    helps = f"A restart helps here{counted}{waited}.{without}"
+    if replays:
+        without = f" {REPLAYS}"
+    because = f" {event.because}" if event.because else ""
+    rule = "replay" if replays else "restart-after-wait" if wait_s else "restart"
+    helps = f"A restart helps here{counted}{waited}.{because}{without}"
     resolve = Resolve(action="restart", explanation=helps, rule=rule)
-    resolving = (resolve,) if skip is None else (skip, resolve)
+    first: tuple[Action, ...] = (Replay(),) if replays else () if skip is None else (skip,)
+    resolving = (*first, resolve)
     waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
     if wait_s == 0.0:
         relaunched, actions = _launch(limits, waiting, event, now_s)
         return relaunched, (*resolving, *actions)
     return waiting, resolving
+
+
+def _replays(state: State, event: Diagnosed) -> bool:
+    """Return True if the same steps run again, to find the class of a broken loss.
+
+    Data that have broken a loss before need no replay. Replays in a row without a gain are limited.
+    """
+    is_known = state.skipping.is_near(event.batches)
+    return event.replays and not is_known and state.replays_in_vain < MAX_REPLAYS
 
 
 def _launch_when_due(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:

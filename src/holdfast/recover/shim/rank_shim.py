@@ -40,6 +40,7 @@ from holdfast.core.processes import (
 from holdfast.core.rotating_log import RotatingLog
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 from holdfast.recover.shim import trainer
+from holdfast.recover.shim.gpus import turned
 from holdfast.recover.shim.imports import imports_path
 from holdfast.recover.shim.script import Script
 
@@ -269,6 +270,7 @@ class RankShim:
         assert self._script is not None, "the supervisor starts again what said that it can"
         prefix = f"holdfast/{self._attempt.number}"
         environment = {str(name): str(value) for name, value in order["environment"].items()}
+        environment |= turned({**os.environ, **environment})
         with self._warming:
             warm, self._warm = self._warm, None
             if warm is not None:
@@ -356,7 +358,7 @@ class RankShim:
 
 
 def _rank_environment(base: dict[str, str]) -> dict[str, str]:
-    environment = {**base, "PYTHONUNBUFFERED": "1"}
+    environment = {**base, **turned(base), "PYTHONUNBUFFERED": "1"}
     environment.pop(ENV_PYTHON_EXEC, None)  # a torchrun that the rank itself may start is not ours
     return environment
 

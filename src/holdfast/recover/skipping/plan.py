@@ -66,8 +66,7 @@ class Skipping:
             return None
         first, last = batches
         length = last - first + 1
-        # A loss may break some steps later than before; its batches then begin after that range.
-        near = [one for one in self.skips if first <= one.last + length and last >= one.first]
+        near = self._near(batches)
         if not near:
             fits = length <= MAX_LENGTH and len(self.skips) < MAX_RANGES
             return Skip(first=first, last=last) if fits else None
@@ -81,6 +80,16 @@ class Skipping:
         )
         fits = longer.last - longer.first < MAX_LENGTH and longer.doublings <= MAX_DOUBLINGS
         return longer if fits else None
+
+    def is_near(self, batches: tuple[int, int] | None) -> bool:
+        """Return True if batches at about the same place are left out already."""
+        return batches is not None and bool(self._near(batches))
+
+    def _near(self, batches: tuple[int, int]) -> list[Skip]:
+        first, last = batches
+        # A loss may break some steps later than before; its batches then begin after that range.
+        length = last - first + 1
+        return [one for one in self.skips if first <= one.last + length and last >= one.first]
 
     def after(self, skip: Skip | None, *, gained: bool) -> Self:
         """Return the batches that are left out after a failure.

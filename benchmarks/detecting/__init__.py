@@ -1,0 +1,1 @@
+"""Trainings that are emulated for `detection.py`."""

@@ -1,0 +1,144 @@
+"""Keep what the ranks and shims of one node send until the supervisor has acknowledged it.
+
+Each message has a number. The reports of steps, which are most of all messages, wait for up to `SUM_S` and are sent
+together: the supervisor of a large job receives one message a node and interval, whatever the number of ranks. A report
+that may be news (a rank's first one, or a loss that is not finite) is sent at once, and so is any other message, after
+the reports before it.
+"""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.recover.channel import Peer
+
+SUM_S = 0.2
+"""So long reports of steps wait for others."""
+MOST_REPORTS = 1024
+"""In one message, which is bounded (`stream.MAX_BYTES`)."""
+FULL_BYTES = 2 * 1024 * 1024
+"""A message with so many bytes of reports is full."""
+KEPT_STEPS = 10_000
+"""Reports of steps that are kept for a supervisor that is away; the newest are."""
+KEPT_MESSAGES = 10_000
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """A message of a peer on its way to the supervisor."""
+
+    seq: int
+    peer: Peer
+    message: Mapping[str, Any]
+    at_monotonic_s: float
+    size_bytes: int
+    """Of the message."""
+
+    def to_json(self, *, again: bool) -> dict[str, Any]:
+        """Return the envelope as it is sent now."""
+        return {
+            "kind": "peer",
+            "seq": self.seq,
+            "peer": vars(self.peer),
+            "message": self.message,
+            "age_s": time.monotonic() - self.at_monotonic_s,
+            "again": again,
+        }
+
+
+class Outbox:
+    """The messages of one node to its supervisor. Call all of it from one event loop."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        """Send by `send`, which drops what is sent while there is no supervisor."""
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._steps: deque[Envelope] = deque(maxlen=KEPT_STEPS)
+        self._others: deque[Envelope] = deque(maxlen=KEPT_MESSAGES)
+        self._waiting: list[Envelope] = []
+        """The reports of steps that have not been sent yet."""
+        self._waiting_bytes = 0
+        self._known: set[Peer] = set()
+        """Those of which a report was sent."""
+
+    def put(
+        self, peer: Peer, message: Mapping[str, Any], at_monotonic_s: float, size_bytes: int
+    ) -> Envelope:
+        """Number a message, keep it, and send it: at once, or with other reports of steps."""
+        envelope = Envelope(next(self._numbers), peer, message, at_monotonic_s, size_bytes)
+        if message["kind"] != "step":
+            self._others.append(envelope)
+            if message["kind"] == "gone":
+                self._known.discard(peer)
+            self.flush()
+            self._send(envelope.to_json(again=False))
+            return envelope
+        self._steps.append(envelope)
+        self._waiting.append(envelope)
+        self._waiting_bytes += size_bytes
+        is_full = len(self._waiting) >= MOST_REPORTS or self._waiting_bytes >= FULL_BYTES
+        if is_full or peer not in self._known or not _is_ordinary(message.get("loss")):
+            self._known.add(peer)
+            self.flush()
+        return envelope
+
+    def flush(self) -> None:
+        """Send the reports that wait."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if waiting:
+            self._send(_together(waiting))
+
+    def acknowledged(self, seq: int) -> None:
+        """Drop what the supervisor has received."""
+        for kept in (self._steps, self._others):
+            while kept and kept[0].seq <= seq:
+                kept.popleft()
+
+    def unseen(self, seen: int) -> Iterator[dict[str, Any]]:
+        """Yield, as messages, all that is kept and newer than the number `seen`; nothing waits any more then."""
+        self._waiting, self._waiting_bytes = [], 0
+        left = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
+        left = [envelope for envelope in left if envelope.seq > seen]
+        for is_step, some in itertools.groupby(left, key=lambda one: one.message["kind"] == "step"):
+            if is_step:
+                yield from map(_together, _bounded(some))
+            else:
+                yield from (envelope.to_json(again=False) for envelope in some)
+
+
+def _is_ordinary(loss: object) -> bool:
+    return loss is None or (isinstance(loss, int | float) and math.isfinite(loss))
+
+
+def _bounded(envelopes: Iterable[Envelope]) -> Iterator[list[Envelope]]:
+    """Cut envelopes into parts that fit into a message each."""
+    part: list[Envelope] = []
+    size_bytes = 0
+    for envelope in envelopes:
+        part.append(envelope)
+        size_bytes += envelope.size_bytes
+        if len(part) >= MOST_REPORTS or size_bytes >= FULL_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
+
+
+def _together(envelopes: Sequence[Envelope]) -> dict[str, Any]:
+    """Return one message for reports of steps."""
+    places: dict[Peer, int] = {}
+    now_s = time.monotonic()
+    reports = [
+        [
+            envelope.seq,
+            places.setdefault(envelope.peer, len(places)),
+            round(now_s - envelope.at_monotonic_s, 4),
+            envelope.message,
+        ]
+        for envelope in envelopes
+    ]
+    return {"kind": "steps", "peers": [vars(peer) for peer in places], "reports": reports}

@@ -1,0 +1,27 @@
+"""Give each rank of a node another GPU than before: a rank takes the GPU with its local rank of the visible ones."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+ENV_TURN_GPUS = "HOLDFAST_TURN_GPUS"
+"""Set where the ranks of an attempt use other GPUs than those of the attempt before."""
+ENV_VISIBLE = "CUDA_VISIBLE_DEVICES"
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""The driver has a folder for each GPU there."""
+
+
+def turned(environment: Mapping[str, str], *, driver: Path = DRIVER) -> dict[str, str]:
+    """Return the variable that moves the ranks of a node by one GPU; empty where that is not asked for or possible.
+
+    Args:
+        environment: the environment of a rank.
+        driver: the folder in which the driver lists the GPUs.
+    """
+    if not environment.get(ENV_TURN_GPUS):
+        return {}
+    visible = [one for one in environment.get(ENV_VISIBLE, "").split(",") if one]
+    if not visible and ENV_VISIBLE not in environment and driver.is_dir():
+        visible = [str(number) for number, _ in enumerate(driver.iterdir())]
+    if len(visible) < 2:
+        return {}
+    return {ENV_VISIBLE: ",".join([*visible[1:], visible[0]])}

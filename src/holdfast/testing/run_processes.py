@@ -1,0 +1,150 @@
+"""Find the processes of a supervised run on this host, by node: agent, supervisor, launcher, shims and ranks."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from holdfast.core.link import ENV_RUN
+
+_AGENT = "holdfast.recover.agent.agent"
+_SUPERVISOR = "holdfast.recover.supervisor_process"
+_GUARD = "holdfast.recover.guard"
+_SHIM = "rank_shim"
+_WARM = "holdfast.recover.shim.trainer"
+_WRITER = "holdfast.checkpoint.writer"
+
+
+@dataclass
+class NodeProcesses:
+    """The processes of one node.
+
+    Attributes:
+        name: of the node.
+        run: `holdfast run` itself.
+        agents, supervisors, guards, launchers, shims: the processes of each kind; mostly one, none while it starts.
+        ranks: the process that trains, by rank.
+    """
+
+    name: str
+    run: psutil.Process
+    agents: list[psutil.Process] = field(default_factory=list)
+    supervisors: list[psutil.Process] = field(default_factory=list)
+    guards: list[psutil.Process] = field(default_factory=list)
+    launchers: list[psutil.Process] = field(default_factory=list)
+    shims: list[psutil.Process] = field(default_factory=list)
+    ranks: dict[int, psutil.Process] = field(default_factory=dict)
+
+    def writers(self) -> dict[int, psutil.Process]:
+        """Return the processes that write the ranks' checkpoints, by rank."""
+        found = {}
+        for rank, process in self.ranks.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for child, words in _commands(process.children()):
+                    if f"{_WRITER}.process" in words:
+                        found[rank] = child
+        return found
+
+    def tree(self) -> list[psutil.Process]:
+        """Return all processes of the node, `holdfast run` first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [self.run, *self.run.children(recursive=True)]
+        return []
+
+
+def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
+    """Return the nodes of a run that have processes on this host, spares too, in the order of their start.
+
+    Args:
+        home: the run's `$HOLDFAST_HOME`.
+        run_id: the run.
+    """
+    children: dict[int, list[psutil.Process]] = {}
+    runs = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            children.setdefault(process.ppid(), []).append(process)
+            if _is_run(process.cmdline()) and _home_of(process) == home.absolute():
+                runs.append(process)
+    found = []
+    for run in sorted(runs, key=lambda one: (one.create_time(), one.pid)):
+        with contextlib.suppress(psutil.Error):
+            node = _node(run, children)
+            of_run = {_variable(shim, ENV_RUN) for shim in node.shims}
+            if of_run <= {run_id}:
+                found.append(node)
+    return found
+
+
+def _node(run: psutil.Process, children: dict[int, list[psutil.Process]]) -> NodeProcesses:
+    variables = run.environ()
+    name = variables.get("HOLDFAST_NODE_NAME") or variables.get("SLURMD_NODENAME")
+    node = NodeProcesses(name or os.uname().nodename, run)
+    for process, words in _commands(children.get(run.pid, ())):
+        if _AGENT in words:
+            node.agents.append(process)
+        elif _SUPERVISOR in words:
+            node.supervisors.append(process)
+        elif _GUARD in words:
+            node.guards.append(process)
+            for launcher, _ in _commands(children.get(process.pid, ())):
+                node.launchers.append(launcher)
+                for shim, shim_words in _commands(children.get(launcher.pid, ())):
+                    if any(_SHIM in word for word in shim_words):
+                        node.shims.append(shim)
+    for shim in node.shims:
+        trainer = _trainer(shim, children)
+        rank = _variable(shim, "RANK")
+        if trainer is not None and rank is not None:
+            node.ranks[int(rank)] = trainer
+    return node
+
+
+def _trainer(
+    shim: psutil.Process, children: dict[int, list[psutil.Process]]
+) -> psutil.Process | None:
+    """Return the process that trains: the shim's child, or the fork of the warm process."""
+    waiting = None
+    for process, words in _commands(children.get(shim.pid, ())):
+        if _WARM in words:
+            imports = words[words.index(_WARM) + 2 : words.index(_WARM) + 3]
+            if imports == [""]:  # no warm process: it began as the trainer
+                return process
+            forks = [one for one, its in _commands(children.get(process.pid, ())) if its == words]
+            if forks:
+                return forks[0]
+            waiting = process
+        elif not any(_WRITER in word for word in words):
+            return process
+    return waiting
+
+
+def _commands(processes: Sequence[psutil.Process]) -> Iterator[tuple[psutil.Process, list[str]]]:
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and (words := process.cmdline()):
+                yield process, words
+
+
+def _is_run(words: Sequence[str]) -> bool:
+    """Return whether a command line is that of `holdfast run`, however the command was found."""
+    for place, word in enumerate(words):
+        if word == "holdfast.cli.main" or Path(word).name == "holdfast":
+            return "run" in words[place + 1 :]
+        if word == "--":
+            break
+    return False
+
+
+def _home_of(process: psutil.Process) -> Path:
+    home = process.environ().get("HOLDFAST_HOME") or ".holdfast"
+    return (Path(process.cwd()) / home).absolute()
+
+
+def _variable(process: psutil.Process, name: str) -> str | None:
+    with contextlib.suppress(psutil.Error):
+        return process.environ().get(name)
+    return None
