@@ -24,6 +24,10 @@ if importlib.util.find_spec("hypothesis"):
     )
     settings.load_profile("holdfast")
 
+# Tests may run in a pod, or beside a person's cluster: none of them may change anything there.
+for variable in ("KUBERNETES_SERVICE_HOST", "KUBECONFIG", "JOB_COMPLETION_INDEX"):
+    os.environ.pop(variable, None)
+
 # A shell starts what goes on in the background, and nohup its command, with Ctrl-C ignored, and children inherit that:
 # tests that press it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
-from holdfast.cluster import mark, unmark
+from holdfast.cluster import cordons_of_operator, mark, unmark
 from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import Ledger, NodeRecord
 from holdfast.core.processes import whoami
@@ -78,7 +78,7 @@ def check(
                 f"{str(error).rstrip('.')}: {lost}. Mend the ledger and check again."
             ) from error
         reasons = {name: report.evidence(name) for name in cordoned}
-        _say(mark(reasons, by=whoami()))
+        _say(mark(reasons, by=whoami(), cordons=cordons_of_operator()))
         return Joined(_exit_code(report, missing), _sentence(report, missing))
 
     if meeting is None:
@@ -224,7 +224,7 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
     name, why = _one_line(name, "NODE"), _one_line(why, "--why")
     with Ledger.open(place.ledger) as ledger:
         ledger.cordon(name, at_s=time.time(), by=whoami(), why=why)
-    scheduler = mark({name: why}, by=whoami())
+    scheduler = mark({name: why}, by=whoami(), cordons=cordons_of_operator())
     if as_json:
         print_json("nodes_cordon", {"node": name, "why": why, "scheduler": scheduler})
     else:
@@ -242,7 +242,7 @@ def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
     name = _one_line(name, "NODE")
     with Ledger.open(place.ledger) as ledger:
         ledger.return_node(name, force=force)
-    scheduler = unmark(name)
+    scheduler = unmark(name, cordons=cordons_of_operator())
     if as_json:
         print_json("nodes_return", {"node": name, "scheduler": scheduler})
     else:

@@ -20,12 +20,14 @@ from holdfast.cli.run_slurm import (
     settle,
     with_slurm,
 )
+from holdfast.cluster import end_of_pod, ends_pod
 from holdfast.core.errors import BadUse
 from holdfast.core.explanation.narration import narrate
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
 from holdfast.recover import (
     MODES,
+    Outcome,
     RunSpec,
     begin_run,
     board_of,
@@ -41,7 +43,7 @@ from holdfast.recover import (
 
 if TYPE_CHECKING:
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
-    from holdfast.recover import Board, Meeting, Outcome
+    from holdfast.recover import Board, Meeting
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
@@ -113,7 +115,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.option(
     "--rendezvous",
     metavar="HOST:PORT",
-    help="Where the nodes meet: one of them, and a free port.  [default: of torchrun or Slurm]",
+    help="Where the nodes meet: one of them, and a free port.  [default: of torchrun, Slurm or Kubernetes]",
 )
 @with_slurm
 @click.option(
@@ -121,7 +123,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     type=int,
     default=0,
     metavar="N",
-    help="Nodes of a Slurm job that wait to replace others.",
+    help="Nodes of a Slurm job, or of a TrainJob, that wait to replace others.",
 )
 @click.option(
     "--test-nodes",
@@ -181,6 +183,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 )
 @click.argument("job", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
+@ends_pod
 def command(
     place: Place,
     /,
@@ -269,6 +272,10 @@ def command(
             raise BadUse(
                 "--detach is for one node. Of several, start each one's command in the background."
             )
+        if run is None and (done := _completed(ledger, meeting)) is not None:
+            ended = Outcome(done.state, 0, done.outcome)
+            click.echo(f"holdfast: run {done.run_id} has ended: {done.outcome}", err=True)
+            return _print_outcome(done.run_id, ended, as_json=as_json)
         board = None if meeting is None else board_of(place.home, meeting.key, place.ledger)
         is_led = meeting is not None and board is not None and meeting.is_led(board)
         listening = None if meeting is None or is_led else meeting.listen()
@@ -295,6 +302,14 @@ def command(
             notify=urls,
         )
     return _print_outcome(run_id, outcome, as_json=as_json)
+
+
+def _completed(ledger: Ledger, meeting: "Meeting | None") -> Run | None:
+    """Return the run of a job that its scheduler has started once more after the run had completed."""
+    name = None if meeting is None else meeting.run_name
+    return next(
+        (run for run in ledger.runs() if run.run_id == name and run.state == "completed"), None
+    )
 
 
 def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Outcome":
@@ -357,15 +372,12 @@ def _led_before(ledger: Ledger, board: "Board", name: str | None, meeting: "Meet
     return runs.get(name or "") if name == meeting.run_name else None
 
 
-def _print_outcome(run_id: str, outcome: "Outcome", *, as_json: bool) -> int:
+def _print_outcome(run_id: str, outcome: Outcome, *, as_json: bool) -> int:
+    exit_code = end_of_pod(outcome.exit_code, outcome.sentence)
     if as_json:
-        fields = {
-            "state": outcome.state,
-            "exit_code": outcome.exit_code,
-            "outcome": outcome.sentence,
-        }
+        fields = {"state": outcome.state, "exit_code": exit_code, "outcome": outcome.sentence}
         print_json("run", {"run": run_id, **fields})
-    return outcome.exit_code
+    return exit_code
 
 
 def _join(

@@ -19,7 +19,7 @@ from holdfast.core.explanation.plain_words import (
 from holdfast.core.explanation.training_words import class_note
 from holdfast.core.ledger import Event, Ledger
 
-OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_readmitted")
+OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_marked", "nodes_readmitted")
 """Kinds of events that belong to the actions after an incident, if there is an incident."""
 
 
