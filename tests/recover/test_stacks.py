@@ -20,6 +20,14 @@ held.acquire()
 
 exec("def wait_in_holdfast(): held.acquire()", holdfast := {"__name__": "holdfast.checkpoint.save", "held": held})
 
+def deadlock():
+    import tempfile
+    from pathlib import Path
+    from holdfast.testing.rank_faults import RankFaults, order
+    folder = Path(tempfile.mkdtemp())
+    order(folder, 0, 1, "deadlock")
+    RankFaults(folder, 0).before_backward([])
+
 def enter_lock():
     with held:
         pass
@@ -60,6 +68,7 @@ def read(block: str, call: str, others: str = "") -> list[dict]:
         ("Queue().get()", "acquire", Place.LOCK),
         ("Future().result()", "acquire", Place.LOCK),
         ("holdfast['wait_in_holdfast']()", "acquire", Place.OTHER),
+        ("deadlock()", "acquire", Place.LOCK),
         ("held.acquire(timeout=1000)", "acquire", Place.OTHER),
         ("threading.Event().wait(1000)", "acquire", Place.OTHER),
         ("time.sleep(1000)", "sleep", Place.OTHER),

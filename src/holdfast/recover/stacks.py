@@ -98,9 +98,10 @@ def thread_stacks() -> list[dict[str, Any]]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether Holdfast's own code is among the callers."""
+    """Return whether Holdfast's own code is among the callers; its faults for tests stand for the user's code."""
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("holdfast."):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith("holdfast.") and not name.startswith("holdfast.testing."):
             return True
         frame = frame.f_back
     return False
