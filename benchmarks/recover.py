@@ -87,8 +87,8 @@ def main() -> int:
     )
     notes = [
         (
-            f"{world_size} gloo ranks, steps of {STEP_S:g} s, a checkpoint every 5 steps; hang limit {HANG_FLOOR_S:g} s; "
-            "the order is random"
+            f"{world_size} gloo ranks, steps of {STEP_S:g} s, a checkpoint every 5 steps; "
+            f"hang limit {HANG_FLOOR_S:g} s; the order is random"
         ),
         "nodes: 2 of one gloo rank on one host, and a spare; steps of 0.06 s",
         f"not recovered: no new step within {bounds}. torchrun has no detector of hangs",
