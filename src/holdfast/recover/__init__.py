@@ -11,7 +11,8 @@ In order, a module each:
 5. `policy`: what to do next, a pure function
 6. `people`: which decisions wait for a person, what was decided, and the messages about incidents
 7. `localise`: which node is faulty
-8. `supervisor`: carries it out and writes it down, in a process of its own (`supervisor_process`)
+8. `conduct`: carries out what is decided; `supervisor`: receives what happens, in a process of its own
+   (`supervisor_process`)
 """
 
 from typing import TYPE_CHECKING, Any
