@@ -289,7 +289,7 @@ def conduct(
             (sys.executable, *words),
             2 + spares,
             hosts=hosts,
-            options=("--hang-floor-s", "2", "--test-nodes", "never"),
+            options=("--hang-floor-s", "2"),
             ledger=None if server is None else server.url,
             environment=injector.environment,
         )
