@@ -2,7 +2,7 @@
 
 Each seed strikes a training run with a rank killed, a rank frozen and the newest checkpoint damaged, at steps of its
 own, and compares the final weights with those of a run left alone. No peer: torchrun neither sees a frozen rank nor
-a damaged checkpoint (`restart.py` measures what it does see). The limit is the same seed's run without any fault.
+a damaged checkpoint (`recover.py` measures what it does see). The limit is the same seed's run without any fault.
 Leaves with 1 if any seed fails.
 """
 

@@ -2,7 +2,8 @@
 
     step_calls.py CALLS RESULT
 
-Writes `{"supervised": …, "step_us": […], "no_op_us": […]}`, the microseconds of each call, to the file RESULT.
+Writes `{"supervised": …, "step_us": […], "no_op_us": […], "cpu_us": …}`, the microseconds of each call, to the file
+RESULT. `cpu_us` is the CPU time that a call of `run.step` takes, in all threads of this process.
 """
 
 import json
@@ -33,7 +34,17 @@ def main() -> None:
             began_ns = time.perf_counter_ns()
             call(step, loss=loss)
             times_us.append((time.perf_counter_ns() - began_ns) / 1000)
+    cpu_us = []
+    for call in (nothing, run.step):
+        time.sleep(0.5)  # for what is still being sent
+        began_ns = time.process_time_ns()
+        for step in range(calls + WARM_UP + 1, 2 * calls + WARM_UP + 1):
+            time.sleep(PAUSE_S)
+            call(step, loss=loss)
+        time.sleep(0.5)
+        cpu_us.append((time.process_time_ns() - began_ns) / 1000 / calls)
     answer = {
+        "cpu_us": cpu_us[1] - cpu_us[0],
         "supervised": run.supervised,
         "step_us": step_us[WARM_UP:],
         "no_op_us": no_op_us[WARM_UP:],

@@ -1,8 +1,9 @@
-"""A rank of a small training job: the same script for every launcher that `restart.py` compares.
+"""A rank of a small training job: the same script for every launcher that `recover.py` compares.
 
 Predicts the next byte of a module of the standard library, data-parallel over gloo, and stretches each step to
 `--step-s`. After each step a line `time pid step` is added to `steps-RANK.txt` of the current folder.
-`--bare`: without Holdfast and without checkpoints, for the least that a start can cost.
+`--bare`: without Holdfast and without checkpoints, for the least that a start can cost. Under ft_launcher, each step
+sends a heartbeat, by which that finds hangs.
 """
 
 import argparse
@@ -52,6 +53,13 @@ def main() -> None:
         ckpt = holdfast.Checkpointer("checkpoints", every=args.save_every)
         start = ckpt.restore(state)
 
+    monitor = None
+    if "FT_RANK_MONITOR_IPC_SOCKET" in os.environ:
+        from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
+
+        monitor = RankMonitorClient()
+        monitor.init_workload_monitoring()
+
     with Path(f"steps-{rank}.txt").open("a") as journal:
         for step in range(start + 1, args.steps + 1):
             began_s = time.monotonic()
@@ -64,6 +72,8 @@ def main() -> None:
             time.sleep(max(0.0, args.step_s - (time.monotonic() - began_s)))
             journal.write(f"{time.time()} {os.getpid()} {step}\n")
             journal.flush()
+            if monitor is not None:
+                monitor.send_heartbeat()
             if run is not None and ckpt is not None:
                 run.step(step, loss=loss)
                 ckpt.save(step, state)

@@ -72,6 +72,25 @@ def test_a_second_program_of_a_rank_is_watched_anew(view):
     assert (view.steps[0], list(view.detector.living)) == (1, [0])
 
 
+def test_a_rank_that_is_stopped_before_it_reports_anything_is_frozen():
+    view = AttemptView.begin(1, HangLimits(floor_s=2.0))
+    for shim in SHIMS:
+        view.heard(shim, {"kind": "hello"}, 0.0)
+        view.heard(shim, started(30 + shim.rank), 0.0)
+    view.states |= {0: "sleeping", 1: "stopped"}
+    assert view.check(5.0) is None
+    view.states |= {1: "running"}
+    assert view.check(6.0) is None, "it went on"
+    view.states |= {1: "stopped"}
+    assert view.check(7.0) is None
+    assert view.check(8.9) is None
+    frozen = view.check(9.1)
+    assert (frozen.rank, frozen.state, frozen.limit_s) == (1, "T", 2.0)
+    assert view.blamed_rank == 1
+    view.heard(SHIMS[1], exited(-9, 9.2), 9.2)
+    assert view.check(20.0) is None
+
+
 def test_the_rank_that_died_first_is_blamed_whoever_is_heard_first(view):
     view.heard(SHIMS[0], exited(-15, 5.2), 5.3)
     view.heard(SHIMS[1], exited(-9, 5.0), 5.4)

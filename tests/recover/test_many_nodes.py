@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 from holdfast.core.ledger import Ledger
 from holdfast.core.link import ENV_ATTEMPT
 from holdfast.recover.agent.rendezvous import loopback_listener
+from holdfast.testing.network import Hosts
 from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 from holdfast.testing.slurm import PrivateSlurm
 
@@ -239,63 +239,27 @@ def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(pl
                 node.communicate()
 
 
-class Namespaces:
-    """Two hosts with addresses of their own, on one cable."""
-
-    def __init__(self):
-        self.names = [f"hf{os.getpid()}-{number}" for number in (1, 2)]
-
-    def __enter__(self):
-        for name in self.names:
-            _ip("netns", "add", name)
-            _ip("-n", name, "link", "set", "lo", "up")
-        first, second = self.names
-        _ip("link", "add", "c0", "netns", first, "type", "veth", "peer", "c0", "netns", second)
-        for number, name in enumerate(self.names, 1):
-            _ip("-n", name, "address", "add", f"10.99.0.{number}/24", "dev", "c0")
-            _ip("-n", name, "link", "set", "c0", "up")
-        return self
-
-    def __exit__(self, *_):
-        for name in self.names:
-            _ip("netns", "delete", name)
-
-    def cut(self, state):
-        _ip("-n", self.names[1], "link", "set", "c0", state)
-
-
-def _ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-def _no_namespaces():
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return "network namespaces need root and iproute2"
-    probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
-    return "no network namespaces here" if probe.returncode != 0 else None
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(_no_namespaces() is not None, reason=str(_no_namespaces()))
+@pytest.mark.skipif(Hosts.missing() is not None, reason=str(Hosts.missing()))
 def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
     """Ranks that do not need each other go on; what they report arrives once the cable is back."""
-    meeting = ["--nnodes", "2", "--rendezvous", "10.99.0.1:29500"]
-    command = [*HOLDFAST, "run", "--name", "r", *meeting, "--", "python", place.job(UNTIL_FINISHED)]
     options = {"cwd": place.folder, "stderr": subprocess.PIPE, "text": True}
-    with Namespaces() as hosts:
+    with Hosts(2) as hosts:
+        meeting = ["--nnodes", "2", "--rendezvous", f"{hosts.address(0)}:29500"]
+        run = [*HOLDFAST, "run", "--name", "r", *meeting, "--", "python", place.job(UNTIL_FINISHED)]
         nodes = []
-        for number, name in enumerate(hosts.names, 1):
-            environment = {**place.environment, "HOLDFAST_NODE_NAME": f"n{number}"}
-            inside = ["ip", "netns", "exec", name, *command]
-            nodes.append(subprocess.Popen(inside, env=environment, **options))
+        for number in range(2):
+            environment = {**place.environment, "HOLDFAST_NODE_NAME": f"n{number + 1}"}
+            command = hosts.command(number, run)
+            nodes.append(subprocess.Popen(command, env=environment, **options))
         try:
             place.wait_for_step("r", 1003)
             place.wait_until(
                 lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2))
             )
-            hosts.cut("down")
+            hosts.cut(1)
             time.sleep(20.0)
-            hosts.cut("up")
+            hosts.mend(1)
             (place.folder / "finish").touch()
             ends = [node.communicate(timeout=90)[1] for node in nodes]
         finally:

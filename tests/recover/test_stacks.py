@@ -19,6 +19,15 @@ held = threading.Lock()
 held.acquire()
 
 exec("def wait_in_holdfast(): held.acquire()", holdfast := {"__name__": "holdfast.checkpoint.save", "held": held})
+exec("def run(script): script()", shim := {"__name__": "holdfast.recover.shim.script"})
+
+def deadlock():
+    import tempfile
+    from pathlib import Path
+    from holdfast.testing.rank_faults import RankFaults, order
+    folder = Path(tempfile.mkdtemp())
+    order(folder, 0, 1, "deadlock")
+    RankFaults(folder, 0).before_backward([])
 
 def enter_lock():
     with held:
@@ -60,6 +69,9 @@ def read(block: str, call: str, others: str = "") -> list[dict]:
         ("Queue().get()", "acquire", Place.LOCK),
         ("Future().result()", "acquire", Place.LOCK),
         ("holdfast['wait_in_holdfast']()", "acquire", Place.OTHER),
+        ("deadlock()", "acquire", Place.LOCK),
+        ("shim['run'](lambda: held.acquire())", "acquire", Place.LOCK),
+        ("shim['run'](holdfast['wait_in_holdfast'])", "acquire", Place.OTHER),
         ("held.acquire(timeout=1000)", "acquire", Place.OTHER),
         ("threading.Event().wait(1000)", "acquire", Place.OTHER),
         ("time.sleep(1000)", "sleep", Place.OTHER),

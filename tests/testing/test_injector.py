@@ -2,10 +2,13 @@
 
 import collections
 import contextlib
+import dataclasses
+import os
 import random
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -79,7 +82,8 @@ def test_a_killed_rank_is_killed_and_logged(victims, made, tmp_path):
 
 def test_a_frozen_rank_is_stopped(victims, made):
     made.inject("rank frozen", node="n1")
-    assert psutil.Process(victims[0].pid).status() == psutil.STATUS_STOPPED
+    _, status = os.waitpid(victims[0].pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
 
 
 def test_the_targets_follow_from_the_seed(victims, tmp_path):
@@ -107,7 +111,7 @@ def test_a_target_that_is_not_there_is_logged_as_no_effect(victims, made, monkey
 
 def test_kinds_that_need_more_are_refused(victims, made):
     assert {"network cut", "disk full", "damaged checkpoint"}.isdisjoint(made.kinds)
-    with pytest.raises(BadUse, match="'network cut' is not possible with this injector. Choose"):
+    with pytest.raises(BadUse, match="'network cut' is not possible with this injector"):
         made.inject("network cut")
 
 
@@ -123,6 +127,32 @@ def test_a_schedule_is_followed_until_the_run_is_over(victims, made):
     planned = [injector.Planned(at_s=at_s, kind="rank frozen") for at_s in (0.0, 0.0, 3600.0)]
     looks = iter([False] * 5 + [True] * 10)
     assert len(made.follow(planned, is_over=lambda: next(looks))) == 2
+
+
+@dataclasses.dataclass
+class Saved:
+    """A checkpoint."""
+
+    step: int
+    path: Path
+
+
+def test_one_whole_checkpoint_is_left(victims, tmp_path, monkeypatch):
+    saved = []
+    for step in (10, 20):
+        saved.append(Saved(step, tmp_path / f"step-{step}"))
+        saved[-1].path.mkdir()
+        (saved[-1].path / "__0_0.distcp").write_bytes(bytes(100))
+    monkeypatch.setattr(injector, "scan", lambda _folder: saved)
+    one = Injector(tmp_path / "log.jsonl", home=tmp_path, run_id="r", checkpoints=tmp_path / "c")
+    first = one.inject("damaged checkpoint", rank=0)
+    assert "step-20" in first.detail
+    assert victims[0].wait(60) == -signal.SIGKILL
+    assert (tmp_path / "step-10" / "__0_0.distcp").read_bytes() == bytes(100)
+    second = one.inject("damaged checkpoint", rank=1)
+    assert second.took_effect_at_s is None
+    assert victims[1].poll() is None
+    assert [path.read_bytes() for path in saved[0].path.iterdir()] == [bytes(100)]
 
 
 def test_a_file_is_cut_off(tmp_path):

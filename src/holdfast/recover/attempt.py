@@ -12,7 +12,13 @@ from holdfast.recover import policy
 from holdfast.recover.channel import Peer
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.collectives import Begun, collectives_of
-from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
+from holdfast.recover.detectors.hang import (
+    STOPPED_STATES,
+    Frozen,
+    HangDetector,
+    HangLimits,
+    Look,
+)
 from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.stacks import Stand, stand_of
 
@@ -60,6 +66,8 @@ class AttemptView:
     """The rank that ended with code 0 while the others went on, once that is sure."""
     states: dict[int, str | None] = field(default_factory=dict)
     """The kernel's state of each rank's process, as its agent sent it last."""
+    stopped_since_s: dict[int, float] = field(default_factory=dict)
+    """Since when the processes of ranks that do not report yet have been stopped."""
     launcher_is_gone: bool = False
     """Whether a launcher has ended, or a node is lost."""
     lost_node: str | None = None
@@ -234,8 +242,21 @@ class AttemptView:
             LEFT_S, self.detector.step_limit_s
         ):
             self.left = min(ended, key=lambda end: end.at_monotonic_s)
-        self.frozen = self.detector.check(now_s, self.states)
+        self.frozen = self.detector.check(now_s, self.states) or self._stopped_at_start(now_s)
         return self.frozen
+
+    def _stopped_at_start(self, now_s: float) -> Frozen | None:
+        """Return a rank that does not report yet, and whose process has been stopped for too long."""
+        ended = {end.rank for end in self.exits}
+        limit_s = self.detector.step_limit_s
+        for rank in self.rank_pids:
+            state = self.states.get(rank)
+            if state not in STOPPED_STATES or rank in self.watched or rank in ended:
+                self.stopped_since_s.pop(rank, None)
+            elif (waited_s := now_s - self.stopped_since_s.setdefault(rank, now_s)) > limit_s:
+                letter = STOPPED_STATES[state]
+                return Frozen(waited_s=waited_s, limit_s=limit_s, rank=rank, state=letter)
+        return None
 
     def is_first_to_skip(self, data: Mapping[str, Any]) -> bool:
         """Take in that a rank has left out a range of batches; return whether no other one was before it.

@@ -35,6 +35,8 @@ _COLLECTIVES = frozenset(
 _DEVICE_CALLS = frozenset({"item", "cpu", "tolist", "numpy", "to", "synchronize", "wait"})
 """Native calls that wait for a GPU or for a collective started before."""
 _THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_USERS = ("holdfast.recover.shim.", "holdfast.testing.")
+"""Modules that stand below the user's script, in a trainer that was started again, or for the user's code, in tests."""
 _MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
 """Modules of threads that release nothing for the user's code: each wait for these threads has a timeout."""
 
@@ -98,9 +100,10 @@ def thread_stacks() -> list[dict[str, Any]]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether Holdfast's own code is among the callers."""
+    """Return whether Holdfast's own code is among the callers, up to the call that runs the user's script."""
     while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("holdfast."):
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.startswith("holdfast.") and not name.startswith(_USERS):
             return True
         frame = frame.f_back
     return False

@@ -179,6 +179,8 @@ class Injector:
         self._checkpoints = None if checkpoints is None else Path(checkpoints).absolute()
         self._hosts = hosts
         self._source = random.Random(seed)
+        self._damaged: set[tuple[Path, int]] = set()
+        """Damaged checkpoints: their folders, and these folders' inodes, since a step may be saved again."""
         self._writing = threading.Lock()
         self._ending: dict[int, tuple[threading.Timer, Callable[[], None]]] = {}
         self._number = max((one.number for one in read_log(self._log)), default=0)
@@ -288,7 +290,14 @@ class Injector:
             self._cut(struck, target)
             return
         if struck.kind == "damaged checkpoint":
-            struck.detail = self._damage()
+            detail = self._damage()
+            struck.detail = (
+                detail or "there were fewer than two whole checkpoints: nothing was done"
+            )
+            if detail is None:
+                self._write(struck, "injected")
+                self._write(struck, "no_effect")
+                return
         self._write(struck, "injected")
         try:
             match struck.kind:
@@ -337,12 +346,18 @@ class Injector:
             struck.parameters["batches"] = effect["batches"]
         self._write(struck, "took_effect")
 
-    def _damage(self) -> str:
+    def _damage(self) -> str | None:
+        """Damage the newest checkpoint; return None where no other whole one would be left."""
         assert self._checkpoints is not None
-        found = scan(self._checkpoints)
-        shards = sorted(max(found, key=lambda one: one.step).path.glob("*.distcp")) if found else []
+        found = {}
+        for one in sorted(scan(self._checkpoints), key=lambda one: one.step):
+            with contextlib.suppress(OSError):  # deleted by retention meanwhile
+                found[one.path, one.path.stat().st_ino] = one
+        whole = [key for key in found if key not in self._damaged]
+        shards = sorted(whole[-1][0].glob("*.distcp")) if len(whole) > 1 else []
         if not shards:
-            return "there was no checkpoint to damage"
+            return None
+        self._damaged.add(whole[-1])
         path = self._source.choice(shards)
         name = f"{path.parent.name}/{path.name}"
         # A checkpoint may be deleted by retention meanwhile.

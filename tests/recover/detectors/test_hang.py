@@ -89,6 +89,7 @@ def test_a_longer_pause_that_ended_is_learnt():
 def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
     detector, now_s = trained()
     frozen, after_s = first_alarm(detector, now_s, now_s + 60, standing(IN_REDUCE, IN_LOCK))
+    assert (frozen.is_locked, frozen.is_of_software) == (True, True)
     assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
     assert (frozen.rank, frozen.only_silence, frozen.limit_s) == (1, False, LIMITS.floor_s)
     detector, now_s = trained()

@@ -38,11 +38,13 @@ def incident(diagnosis):
     )
 
 
-def view(*, lost=None, hang_of=()):
+def view(*, lost=None, hang_of=(), state=None, is_locked=False):
     seen = AttemptView.begin(1, HangLimits())
     seen.lost_node = lost
     if hang_of != ():
-        seen.frozen = Frozen(rank=hang_of, state="sleeping", waited_s=1.0, limit_s=1.0)
+        seen.frozen = Frozen(
+            rank=hang_of, state=state, waited_s=1.0, limit_s=1.0, is_locked=is_locked
+        )
     return seen
 
 
@@ -57,6 +59,9 @@ def view(*, lost=None, hang_of=()):
         ("auto", view(hang_of=None), SCRIPT, True, True),
         ("auto", view(hang_of=None), SCRIPT, False, False),
         ("auto", view(hang_of=1), SCRIPT, True, False),
+        ("auto", view(hang_of=1, state="D"), ECC, True, True),
+        ("auto", view(hang_of=1, state="T"), ECC, True, False),
+        ("auto", view(hang_of=1, is_locked=True), ECC, True, False),
         ("always", view(), SCRIPT, True, True),
         ("never", view(), ECC, True, False),
     ],

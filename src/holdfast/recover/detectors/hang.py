@@ -87,6 +87,13 @@ class Frozen:
 
     A section's own limit takes its place.
     """
+    is_locked: bool = False
+    """The rank to blame waits for a lock that no thread of it can release."""
+
+    @property
+    def is_of_software(self) -> bool:
+        """Whether no hardware can be the cause: a signal has stopped the process, or its own lock holds it."""
+        return self.is_locked or self.state in STOPPED_STATES.values()
 
 
 @dataclass(kw_only=True)
@@ -330,6 +337,7 @@ class HangDetector:
             why=why,
             only_silence=only_silence,
             option=option,
+            is_locked=blamed is not None and living[blamed].locked_since_s is not None,
         )
 
     @property

@@ -57,6 +57,8 @@ def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, sev
         return False  # that node is the cause, and is tested before a launch on that node
     if view.frozen is not None and view.frozen.rank is None:
         return several
+    if view.frozen is not None and view.frozen.is_of_software:
+        return False
     diagnosis = {} if incident is None else incident.diagnosis
     # A signal from outside, as from a person or for lack of memory, is no sign of broken hardware.
     is_killed = tuple(diagnosis.get("decided_by", ())[:1]) in KILLED

@@ -1,0 +1,152 @@
+"""Seconds from the death of a node to the first new step of every rank, while a spare waits.
+
+The nodes are agents on this host, with one gloo rank each (`workers/training.py`, the same script for all). Struck are
+the node that is not the first, beside torchrun with `--rdzv-backend=c10d --nnodes=2 --max-restarts=3` and a third agent
+that waits, and the node that leads the run. torchrun's store ends with that one, so there is no peer.
+"""
+
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from common.jobs import HOLDFAST, TORCHRUN, DoesNotWork, job, last_words, say, wait_until
+from common.machine import Quiet
+from common.table import Must, Row
+from holdfast.core.sockets import free_ports
+from recovering.jobs import SCRIPT, START_TIMEOUT_S, read_steps
+
+FIRST_STEPS = 15
+"""Steps before a node is struck."""
+BOUND_S = 120.0
+"""How long a round waits for a new step; then it counts as not recovered."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Several agents on this host, and the folder in which their ranks write."""
+
+    folder: Path
+    processes: dict[str, psutil.Process]
+
+    def pids(self) -> set[int]:
+        """Return the processes that have written a step."""
+        return {step.pid for rank in (0, 1) for step in read_steps(self.folder, rank)}
+
+    def last_step(self) -> int:
+        """Return the last step that both ranks have made."""
+        return min(max((one.step for one in read_steps(self.folder, r)), default=0) for r in (0, 1))
+
+    def new_step_at_s(self, old: set[int]) -> float | None:
+        """Return when both ranks had made a step in processes other than the `old` ones."""
+        found = [[s for s in read_steps(self.folder, rank) if s.pid not in old] for rank in (0, 1)]
+        return max(steps[0].at_s for steps in found) if all(found) else None
+
+
+@contextmanager
+def nodes(commands: dict[str, Sequence[str]]) -> Iterator[Nodes]:
+    """Start a node after the other, and wait until two ranks train."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-recover-") as name, ExitStack() as stack:
+        folder = Path(name)
+        found = Nodes(folder, {})
+        for node, command in commands.items():
+            environment = {"HOLDFAST_NODE_NAME": node}
+            process = stack.enter_context(job(command, folder, environment=environment))
+            found.processes[node] = psutil.Process(process.pid)
+            time.sleep(1.0)  # so that the first one is first
+        if not wait_until(lambda: found.last_step() >= FIRST_STEPS, timeout_s=START_TIMEOUT_S):
+            raise DoesNotWork(f"the ranks do not train:\n{last_words(folder)}")
+        yield found
+
+
+def ours(count: int) -> dict[str, Sequence[str]]:
+    """Return the commands of `count` nodes of Holdfast, of which two train."""
+    meeting = ("--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_ports(1)[0]}")
+    command = (*HOLDFAST, "run", "--name", "r", *meeting, "--", sys.executable, SCRIPT)
+    return {f"n{number}": command for number in range(1, count + 1)}
+
+
+def torchruns(count: int) -> dict[str, Sequence[str]]:
+    """Return the commands of `count` elastic agents of torchrun, of which two train."""
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d")
+    command = (*TORCHRUN, *options, f"--rdzv-endpoint={endpoint}", "--rdzv-id=r", SCRIPT)
+    return {f"n{number}": command for number in range(1, count + 1)}
+
+
+def strike(commands: dict[str, Sequence[str]], victim: str) -> float | None:
+    """Kill a node with all its processes; return the seconds to the first new step of every rank."""
+    with nodes(commands) as found:
+        time.sleep(2.0)  # the spare is there as well
+        old, at_s = found.pids(), time.time()
+        struck = found.processes[victim]
+        below = struck.children(recursive=True)
+        struck.kill()
+        for one in below:
+            try:
+                one.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        wait_until(lambda: found.new_step_at_s(old) is not None, timeout_s=BOUND_S)
+        new_s = found.new_step_at_s(old)
+        if new_s is None:
+            say(f"not recovered:\n{last_words(found.folder, 30)}")
+        return None if new_s is None else new_s - at_s
+
+
+def node_rows(
+    what: str,
+    victim: str,
+    quiet: Quiet,
+    source: random.Random,
+    *,
+    rounds: int,
+    limit_s: float,
+    must_s: float,
+    has_peer: bool,
+) -> list[Row]:
+    """Strike a node of ours, and of torchrun's agents, in a random order."""
+    found: dict[str, list[float | None]] = {"ours": [], "peer": []}
+    contenders: list[tuple[str, Callable[[int], dict[str, Sequence[str]]]]] = [("ours", ours)]
+    if has_peer:
+        contenders.append(("peer", torchruns))
+    for number in range(rounds):
+        source.shuffle(contenders)
+        for name, commands in contenders:
+            quiet.wait()
+            seconds = strike(commands(3), victim)
+            found[name].append(seconds)
+            said = "not recovered" if seconds is None else f"first new step after {seconds:.2f} s"
+            say(f"{what}, round {number + 1} of {rounds}, {name}: {said}")
+    times_s = {name: [one for one in some if one is not None] for name, some in found.items()}
+    medians_s = {name: statistics.median(some) for name, some in times_s.items() if some}
+    rows = [
+        Row(
+            measure=f"{what}: recovered, of {rounds}",
+            ours=len(times_s["ours"]),
+            peer=len(times_s["peer"]) if has_peer else None,
+            limit=rounds,
+            unit="rounds",
+            must=Must("=", rounds),
+        ),
+        Row(
+            measure=f"{what} → first new step, median",
+            ours=medians_s.get("ours"),
+            peer=medians_s.get("peer"),
+            limit=limit_s,
+            unit="s",
+            must=Must("<=", must_s),
+        ),
+    ]
+    if len(medians_s) == len(contenders) == 2:
+        ratio = medians_s["ours"] / medians_s["peer"]
+        rows.append(Row(measure=f"{what}: medians, ours ÷ peer", ours=ratio, peer=1, unit="ratio"))
+    return rows

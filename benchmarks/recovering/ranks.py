@@ -1,0 +1,179 @@
+"""Seconds from a fault of a rank to the first new step: `holdfast run` beside the peers' own restarts.
+
+A random rank is killed with SIGKILL, or frozen with SIGSTOP, at a random moment. A job is struck once right after its
+start (`cold`), then again each time it has trained for `WARM_S`, as a job of hours has (`warm`). A job that does not
+recover ends; the next round starts another one.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterable, Sequence
+
+from common.jobs import say
+from common.machine import Quiet
+from common.table import Must, Row
+from recovering.jobs import (
+    FAULTS,
+    HANG_FLOOR_S,
+    RECOVERY_BOUND_S,
+    Contender,
+    Found,
+    Job,
+    StandStill,
+    contenders,
+    fresh_start_s,
+    training,
+)
+
+WARM_S = 12.0
+"""A job that has trained for so long is warm: 5 s after a first step our processes import what the ranks use."""
+QUICK_BOUND_S = 15.0
+COLD, WARM = "cold", "warm"
+
+
+class Measurement:
+    """All rounds, by contender, in a random order."""
+
+    def __init__(
+        self, source: random.Random, quiet: Quiet, *, world_size: int, is_quick: bool
+    ) -> None:
+        self._source = source
+        self._quiet = quiet
+        self._world_size = world_size
+        self._is_quick = is_quick
+        self._still = StandStill()
+        self.found: Found = {}
+        self.starts_s: list[float] = []
+
+    def fresh_start(self) -> None:
+        """Start ranks without a launcher."""
+        self._quiet.wait()
+        self.starts_s.append(fresh_start_s(self._world_size))
+        say(f"fresh start: first step after {self.starts_s[-1]:.2f} s")
+
+    def strike(self, contender: Contender, cold: str, warm: Sequence[str]) -> int:
+        """Strike a new job, first by the fault `cold`, then by each of `warm`; return how many of `warm` were made."""
+        self._quiet.wait()
+        made = 0
+        with training(contender, self._world_size, self._source.randrange(6, 16)) as found:
+            recovered = self._strike_once(found, COLD, cold)
+            for fault in warm if recovered else ():
+                time.sleep(WARM_S)
+                made += 1
+                if not self._strike_once(found, WARM, fault):
+                    break
+        return made
+
+    def _strike_once(self, job_: Job, when: str, fault: str) -> bool:
+        is_ours = job_.contender.name == "holdfast"
+        bound_s = QUICK_BOUND_S if self._is_quick and not is_ours else RECOVERY_BOUND_S[fault]
+        one = job_.strike(fault, self._source, self._still, bound_s)
+        rounds = self.found.setdefault((job_.contender.name, when, fault), [])
+        rounds.append(one)
+        took = (
+            "not recovered"
+            if one.first_step_s is None
+            else f"first new step after {one.first_step_s:.2f} s"
+        )
+        say(f"{job_.contender.name}, {when} {fault} {len(rounds)}: {took}")
+        return one.first_step_s is not None
+
+
+def measure(measurement: Measurement, world_size: int, *, is_quick: bool, rounds: int) -> None:
+    """Strike `rounds` times by each fault while warm, and a fifth as often while cold; the peers a fifth as often."""
+    ours, *peers = contenders(world_size)
+    source = random.Random(rounds)
+    if is_quick:
+        measurement.fresh_start()
+        measurement.strike(ours, "SIGKILL", ("SIGKILL", "SIGSTOP"))
+        return
+    left = [fault for fault in FAULTS for _ in range(rounds)]
+    source.shuffle(left)
+    number = 0
+    while left:
+        measurement.fresh_start()
+        plan: list[tuple[Contender, str, Sequence[str]]] = [(ours, "SIGKILL", left[:10])]
+        plan += [(peer, "SIGKILL", ("SIGKILL", "SIGKILL")) for peer in peers]
+        if number == 0:
+            plan += [(peer, "SIGSTOP", ()) for peer in peers]
+        source.shuffle(plan)
+        for contender, cold, warm in plan:
+            made = measurement.strike(contender, cold, warm)
+            if contender is ours:
+                del left[:made]
+        number += 1
+
+
+def rows_of(found: Found, limit_s: float) -> list[Row]:
+    """Return the table."""
+    rows = []
+    for when, fault in ((COLD, "SIGKILL"), (WARM, "SIGKILL"), (WARM, "SIGSTOP")):
+        ours = found["holdfast", when, fault]
+        what, count = f"{when} {fault}", len(ours)
+        all_rounds = {"limit": count, "unit": "rounds", "must": Must("=", count)}
+        recovered_s = _present(one.first_step_s for one in ours)
+        calm_s = _present(one.first_step_s for one in ours if not one.stood_still)
+        right = sum(one.right_rank for one in ours)
+        # Nobody can know of a silence before it has lasted as long as the limit says.
+        silence_s = HANG_FLOOR_S if fault == "SIGSTOP" else 0.0
+        least_s = limit_s if when == COLD else silence_s
+        rows += [
+            Row(measure=f"{what}: recovered, of {count}", ours=len(recovered_s), **all_rounds),
+            Row(measure=f"{what}: right rank and kind, of {count}", ours=right, **all_rounds),
+            Row(
+                measure=f"{what} → detected, median",
+                ours=_quantile(_present(one.detected_s for one in ours), 0.5),
+                limit=silence_s,
+                unit="s",
+            ),
+        ]
+        musts: tuple[Must | None, Must | None] = (None, None)
+        if when == WARM:
+            musts = (
+                (Must("<=", 0.7), Must("<=", 2.0))
+                if fault == "SIGKILL"
+                else (Must("<=", 3.0), None)
+            )
+        unshared_s = _present(
+            one.first_step_s for one in found.get(("torchrun, unshared store", when, fault), [])
+        )
+        rows += [
+            Row(
+                measure=f"{what} → first new step, median",
+                ours=_quantile(recovered_s, 0.5),
+                peer=_quantile(unshared_s, 0.5),
+                limit=least_s,
+                unit="s",
+                must=musts[0],
+            ),
+            Row(
+                measure=f"{what} → first new step, 95th percentile of the {len(calm_s)} without a standstill",
+                ours=_quantile(calm_s, 0.95),
+                peer=_quantile(unshared_s, 0.95),
+                limit=least_s,
+                unit="s",
+                must=musts[1],
+            ),
+        ]
+        if recovered_s and unshared_s:
+            ratio = statistics.median(recovered_s) / statistics.median(unshared_s)
+            rows.append(
+                Row(measure=f"{what}: medians, ours ÷ peer", ours=ratio, peer=1, unit="ratio")
+            )
+    for (name, when, fault), theirs in found.items():
+        if name != "holdfast":
+            recovered = len(_present(one.first_step_s for one in theirs))
+            measure = f"{name}, {when} {fault}: recovered, of {len(theirs)}"
+            rows.append(Row(measure=measure, peer=recovered, limit=len(theirs), unit="rounds"))
+    return rows
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least a share of the values does not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
