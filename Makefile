@@ -43,7 +43,7 @@ lint: $(VENV)/.dev
 
 # Compiles the tests once, which each worker would do by itself.
 collect: $(VENV)/.dev
-	$(BIN)/python -m pytest --collect-only -p no:terminal -p no:cacheprovider
+	$(BIN)/python -m pytest --collect-only -qq -p no:cacheprovider
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -104,7 +104,7 @@ def assert_was_killed(incident):
     assert "was killed by SIGKILL" in cited(incident)
     assert incident.diagnosis["restart_helps"]
     assert incident.fault_at_s <= incident.detected_at_s < incident.resumed_at_s
-    assert incident.detected_at_s - incident.fault_at_s < 1.0
+    assert incident.detected_at_s - incident.fault_at_s < 10.0
 
 
 def test_a_killed_rank_is_found_and_the_run_goes_on(eventful):
