@@ -36,6 +36,7 @@ from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.signals.in_run import NodeHealth
 from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.speed import Speed
@@ -121,7 +122,19 @@ class Supervisor:
         self._casework = Casework(
             paths.run_id, self._recorder, self._losses, self._clock, self._observe
         )
-        self._decisions = Decisions(spec, self._recorder, paths.approved, self._observe)
+        self._health = NodeHealth(
+            paths.run_id,
+            spec,
+            self._nodes,
+            self._tests,
+            self._recorder,
+            self._clock,
+            observer,
+            self._tell,
+        )
+        self._decisions = Decisions(
+            spec, self._recorder, paths.approved, self._observe, self._health.coverage
+        )
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
 
@@ -434,6 +447,7 @@ class Supervisor:
                     self._tell(policy.RankFailed(others_run=True))
                 self._speed.tick(self._view, now_s)
             await self._nodes.tick()
+            self._health.tick(self._view, self._state)
             self._stopping.look()
             if self._decisions.is_approved():
                 self._tell(modes.Approved())
@@ -463,7 +477,7 @@ class Supervisor:
         verdict = self._decisions.decide(view, before, event, now_s)
         self._state = verdict.state
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
-        if before.phase is policy.Phase.RUNNING and self._state.phase in failing:
+        if before.phase not in failing and self._state.phase in failing:
             self._casework.begin(view)
         for action in verdict.actions:
             self._do(action)
@@ -474,6 +488,7 @@ class Supervisor:
             case policy.Launch():
                 self._kill_asked.clear()
                 in_place = action.in_place and self._view.can_start_again
+                in_place = in_place and not self._health.must_leave
                 self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
                     self._launches.attempt = self._view.number
@@ -548,7 +563,7 @@ class Supervisor:
         self._recorder.observed(self._view.observations(self._clock.now_s()))
         if self._view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self._view.dropped_log_bytes})
-        stopping = self._state.stop_by is not None
+        stopping = bool(self._state.stop_by or self._state.leaving)
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self._view.last_step)
         self._tell(policy.JobExited(returncode))
@@ -582,7 +597,7 @@ class Supervisor:
     async def _diagnose(self) -> None:
         failure = await self._casework.diagnose(self._view, self._logs)
         self._tests.failed(self._view, self._casework)
-        self._tell(failure)
+        self._tell(self._health.failed(failure, self._casework))
 
     def _end(self, end: policy.End) -> None:
         outcome = outcome_of(

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.channel import is_token
+from holdfast.core.clock import SystemClock
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
+from holdfast.recover.signals.watch import Watch, sources_of_this_host
 
 RECONNECT_S = 0.1
 RECONNECT_MAX_S = 2.0
@@ -116,6 +118,8 @@ class Agent:
         """What was passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
         self._tester = NodeTester()
+        sources = sources_of_this_host(since_s=float(begin["began_s"]))
+        self._watch = Watch(sources, self._send, SystemClock())
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None
         """The last answer to an order `check`; sent again after a cut."""
@@ -123,6 +127,7 @@ class Agent:
     async def run(self, listening: socket.socket) -> None:
         """Serve until the node is gone, or this process is killed."""
         await self._channel.start(listening)
+        self._watch.start()
         works = (self._obey_node(), self._keep_connected(), self._watch_states(), self._ping())
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -136,6 +141,7 @@ class Agent:
                 supervisor.close()
             for task in tasks:
                 task.cancel()
+            self._watch.close()
             self._end_checks()
             await self._tester.ended()
             await self._channel.close()
@@ -242,6 +248,8 @@ class Agent:
         for envelope in unseen:
             if envelope.seq > seen:
                 stream.send(envelope.to_json(again=False))
+        for message in self._watch.messages():
+            stream.send(message)
         stream.send({"kind": "states", "states": self._states})
         if self._stop is not None:
             stream.send(self._stop)
@@ -353,6 +361,7 @@ class Agent:
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(PING_S)
+            self._watch.look()
             self._send({"kind": "ping"})
 
     # Ranks and shims

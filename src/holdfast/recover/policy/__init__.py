@@ -3,7 +3,9 @@
 `decide(limits, state, event, now_s) -> (state, actions)`. The supervisor passes on each event and
 carries the actions out; the function runs in the same way under a virtual clock. `TABLE` holds all
 the rules: a pair of phase and event that is not in the table changes nothing. `events` and `state`
-define the input and the output; `history` counts gains.
+define the input and the output; `history` counts gains; `nodes` decides about single nodes.
+
+If a node must be left, the ranks save their state, and the next attempt begins on other nodes.
 
 A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and leaves out
 the batches that led to the loss, if the ranks report them (`skipping.plan`). If no more batches can
@@ -38,6 +40,7 @@ from holdfast.recover.policy.events import (
     Launch,
     LossBroken,
     NodesMissing,
+    NodeToLeave,
     RankFailed,
     Resolve,
     StateSaved,
@@ -65,6 +68,7 @@ __all__ = [
     "Kill",
     "Launch",
     "LossBroken",
+    "NodeToLeave",
     "NodesMissing",
     "Phase",
     "RankFailed",
