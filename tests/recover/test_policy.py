@@ -19,6 +19,7 @@ from holdfast.recover.policy import (
     Kill,
     Launch,
     LossBroken,
+    NodeToLeave,
     Phase,
     RankFailed,
     Resolve,
@@ -512,6 +513,7 @@ EVENTS = st.one_of(
     st.builds(StopAsked, st.just("x")),
     st.builds(StateSaved),
     st.builds(CannotSave),
+    st.builds(NodeToLeave, node=st.just("n"), why=st.just("w")),
     st.builds(Tick),
 )
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.core.processes import die_with_parent
 from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSignal
 
 if TYPE_CHECKING:
@@ -95,7 +94,6 @@ class Gpus:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - the function only calls prctl
             )
         except OSError as error:
             raise CannotSee(f"{self._command[0]}: {error.strerror}") from error

@@ -7,15 +7,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from holdfast.core.processes import die_with_parent
 from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSignal
 
 READ_BYTES = 16 * 1024
 """More than the longest record of /dev/kmsg: a smaller buffer makes the kernel refuse the read."""
-LINES_PER_READ = 20_000
+READS = 20_000
 """A log that is flooded is read on at the next look."""
-JOURNAL: Final = ("journalctl", "--dmesg", "--follow", "--lines=0", "--output=cat")
+DEVICE_PERIOD_S = 2.0
+JOURNAL_PERIOD_S = 30.0
+JOURNAL_TIMEOUT_S = 20.0
+SINCE_S = 120
+"""Seconds of the journal that are read each time; lines that were read before are left out."""
+JOURNAL: Final = ("journalctl", "--dmesg", "--quiet", "--no-pager", "--output=short-monotonic")
 _RECORD = re.compile(r"\d+,\d+,(?P<stamp_us>\d+),[^;]*;(?P<text>.*)")
+_JOURNAL_LINE = re.compile(r"\[\s*(?P<stamp_s>\d+\.\d+)\] \S+ kernel: (?P<text>.*)")
 _PCI = r"\((?:PCI:)?(?P<where>[0-9A-Fa-f:.]+)[^)]*\)"
 PATTERNS: Final = tuple(
     (name, re.compile(pattern))
@@ -56,7 +61,6 @@ class KernelLog:
     """The kernel's log from a moment on: /dev/kmsg, or the journal if that may not be read."""
 
     name = "the kernel's log"
-    period_s = 2.0
 
     def __init__(
         self,
@@ -70,21 +74,24 @@ class KernelLog:
         Args:
             since_s: monotonic seconds; older lines are left out, so that a start replays no old fault.
             path: the device, or a file of the same form.
-            journal: the command that prints new lines, for a user who may not read the device.
+            journal: the command that prints the journal's lines, for a user who may not read the device.
         """
         self._since_us = since_s * 1e6
         self._path = path
         self._command = journal
         self._fd: int | None = None
-        self._journal: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._found: dict[tuple[str, str], NodeSignal] = {}
 
+    @property
+    def period_s(self) -> float:
+        """See `Source.period_s`."""
+        return DEVICE_PERIOD_S if self._fd is not None else JOURNAL_PERIOD_S
+
     def read(self) -> Sequence[Fact]:
         """See `Source.read`."""
-        if self._fd is None:
-            self._open()
-        for line in self._lines():
+        why = "" if self._fd is not None else self._open()
+        for line in self._device_lines() if self._fd is not None else self._journal_lines(why):
             found = fault_in(line)
             if found is None:
                 continue
@@ -96,30 +103,17 @@ class KernelLog:
             )
         return list(self._found.values())
 
-    def _open(self) -> None:
+    def _open(self) -> str:
+        """Open the device; return the reason if it cannot be opened."""
         try:
             self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            self._open_journal(f"{self._path}: {error.strerror}")
+            return f"{self._path}: {error.strerror}"
+        return ""
 
-    def _open_journal(self, why: str) -> None:
-        try:
-            self._journal = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - the function only calls prctl
-            )
-        except OSError as error:
-            raise CannotSee(f"{why}; {self._command[0]}: {error.strerror}") from error
-        assert self._journal.stdout is not None
-        self._fd = self._journal.stdout.fileno()
-        os.set_blocking(self._fd, False)
-
-    def _lines(self) -> Iterator[str]:
+    def _device_lines(self) -> Iterator[str]:
         assert self._fd is not None
-        for _ in range(LINES_PER_READ):
+        for _ in range(READS):
             try:
                 chunk = os.read(self._fd, READ_BYTES)
             except BlockingIOError:
@@ -127,29 +121,37 @@ class KernelLog:
             except BrokenPipeError:
                 continue  # records were overwritten before they were read: go on with the oldest one
             except OSError as error:
-                self._close()
                 raise CannotSee(f"{self._path}: {error.strerror}") from error
             if not chunk:
-                if self._journal is not None:
-                    code = self._journal.wait()
-                    self._close()
-                    raise CannotSee(
-                        f"{self._path} may not be read, and {self._command[0]} ended with code {code}"
-                    )
                 return
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             for line in whole:
-                text = line.decode(errors="replace")
-                record = _RECORD.match(text)
-                if record is None:
-                    if self._journal is not None:
-                        yield text
-                elif int(record["stamp_us"]) >= self._since_us:
+                record = _RECORD.match(line.decode(errors="replace"))
+                if record is not None and int(record["stamp_us"]) >= self._since_us:
                     yield record["text"]
 
-    def _close(self) -> None:
-        if self._journal is not None and self._journal.stdout is not None:
-            self._journal.stdout.close()
-        elif self._fd is not None:
-            os.close(self._fd)
-        self._fd = self._journal = None
+    def _journal_lines(self, why: str) -> Iterator[str]:
+        name = self._command[0]
+        try:
+            told = subprocess.run(
+                [*self._command, f"--since=-{SINCE_S}s"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=JOURNAL_TIMEOUT_S,
+                check=False,
+            )
+        except OSError as error:
+            raise CannotSee(f"{why}; {name}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise CannotSee(f"{why}; {name} did not answer") from error
+        if told.returncode != 0 or "not seeing messages" in told.stderr:
+            said = " ".join(told.stderr.split())[:100]
+            raise CannotSee(f"{why}; {name} ended with code {told.returncode}: {said}")
+        last_us = self._since_us
+        for line in told.stdout.splitlines():
+            record = _JOURNAL_LINE.match(line)
+            if record is not None and (stamp_us := float(record["stamp_s"]) * 1e6) > last_us:
+                self._since_us = max(self._since_us, stamp_us)
+                yield record["text"]
