@@ -44,8 +44,9 @@ class Cluster:
         self.command = ["run", "--name", "r", *meeting, *arguments]
         self.nodes = {}
 
-    def start(self, name):
-        environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name}
+    def start(self, name, variables=None):
+        told = {"HOLDFAST_NODE_NAME": name, **(variables or {})}
+        environment = {**self.place.environment, **told}
         if name in self.nodes:
             self.nodes[name].communicate()
         self.nodes[name] = self.place.start(*self.command, environment=environment)
@@ -103,6 +104,66 @@ def test_ranks_of_all_nodes_restart_in_place_and_a_spare_replaces_a_lost_node(pl
     assert lost.diagnosis["decided_by"] == ["observer-node"]
     assert (lost.rank, lost.action) == (None, "restart")
     assert not list((place.home / "rendezvous").glob("*.json"))
+
+
+FAKE_KERNEL_LOG = """
+import os
+
+real = os.open
+
+def open_fake(path, *arguments, **options):
+    fake = os.environ.get("FAKE_KERNEL_LOG")
+    return real(fake if fake and str(path) == "/dev/kmsg" else path, *arguments, **options)
+
+os.open = open_fake
+"""
+"""A module that Python imports at its start: the kernel's log is a file of the test."""
+
+
+def test_a_node_with_an_xid_is_left_for_the_spare_when_a_rank_fails(place, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernel")
+    (folder / "sitecustomize.py").write_text(FAKE_KERNEL_LOG)
+    cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+    for name in ("n1", "n2", "n3"):
+        (folder / name).touch()
+        told = {"PYTHONPATH": paths, "FAKE_KERNEL_LOG": str(folder / name)}
+        cluster.start(name, told)
+        place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+        if name == "n2":
+            place.wait_until(
+                lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2))
+            )
+    try:
+        place.wait_for_step("r", 1003)
+        place.wait_until(lambda: _has_joined(place, 3))
+        with (folder / "n2").open("a") as log:
+            lost = "NVRM: Xid (PCI:0000:4e:00): 79, pid=7, name=python, GPU has fallen off the bus."
+            log.write(f"4,9,{time.monotonic_ns() // 1000},-;{lost}\n")
+        place.wait_until(lambda: _recorded(place, "node_signal"))
+        os.kill(cluster.rank(0)[1], signal.SIGKILL)
+        place.wait_until(lambda: [cluster.rank(number)[0] for number in range(2)] == ["n1", "n3"])
+        place.wait_for_step("r", 2003)
+        ends = cluster.finish()
+    finally:
+        for node in cluster.nodes.values():
+            node.kill()
+            node.communicate()
+    assert [code for code, _ in ends.values()] == [0, 0, 0], ends
+    (incident,) = incidents(place)
+    assert "Node n2 is faulty (the kernel's log: NVRM: Xid" in incident.explanation
+    with place.ledger() as ledger:
+        assert ledger.node("n2").is_cordoned
+        (found,) = ledger.events("r", "node_signal")
+        (decision, *_) = ledger.events("r", "decision")
+    assert (found.data["node"], found.data["reason"]) == ("n2", "NodeFailure")
+    assert "the kernel's log on all nodes" in decision.data["signals"]["looked_at"]
+    assert "(the kernel's log)" in place.holdfast("explain", "r")[1]
+
+
+def _recorded(place, kind):
+    with place.ledger() as ledger:
+        return ledger.events("r", kind)
 
 
 def _has_joined(place, count):

@@ -104,6 +104,7 @@ class NodeHealth:
         self._launched_s = clock.monotonic_s()
         self._attempt = 0
         self._last: dict[str, tuple[Any, float]] = {}
+        nodes.signalled = self.signalled
         tests.health = self
 
     # What the agents send
