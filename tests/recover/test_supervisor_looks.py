@@ -38,7 +38,7 @@ def test_a_look_that_takes_long_is_no_standstill_of_the_supervisor(tmp_path, mon
     )
     monkeypatch.setattr(watching._nodes, "look", look)
     watching.states({0: "disk-sleep"})
-    watching._state = replace(watching._state, phase=policy.Phase.RUNNING)
+    watching._conduct.state = replace(watching._conduct.state, phase=policy.Phase.RUNNING)
     for message in (
         {"kind": "hello"},
         {"kind": "watch"},
@@ -58,5 +58,5 @@ def test_a_look_that_takes_long_is_no_standstill_of_the_supervisor(tmp_path, mon
     monkeypatch.setattr(watching, "_tell", told.append)
     asyncio.run(until_frozen())
     assert clock.monotonic_s() - began_s < 2 * spec.hangs.floor_s
-    watching._logs.close()
+    watching._conduct.close()
     watching._recorder.close()

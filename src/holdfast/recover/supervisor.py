@@ -1,14 +1,12 @@
-"""Keeps one run going: launches, watches, diagnoses, restarts, until it is over.
+"""Keep one run going, from its launch to its end.
 
-One event loop. What happens comes from the nodes' agents, which forward what their ranks and shims send, from a ticker
-and from whoever asks to stop; what to do about it is decided by `policy.decide` alone; this file carries it out.
+The supervisor is one event loop. The nodes' agents forward what their ranks and shims send; a ticker looks at the rest.
+`conduct` decides what to do about it, and does that.
 
 A supervisor that follows on one that is gone reads the ledger and takes over the attempt that is going on.
 """
 
 import asyncio
-import contextlib
-import functools
 import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -19,28 +17,18 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.left_out import SKIPPED
 from holdfast.core.paths import RunPaths
-from holdfast.core.tasks import Tasks
 from holdfast.core.telemetry import StepRecord
-from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
-from holdfast.recover.casework import Casework
 from holdfast.recover.channel import Peer
-from holdfast.recover.follower import LogFollower
-from holdfast.recover.launches import Launches
+from holdfast.recover.conduct import Conduct
 from holdfast.recover.leadership import BEAT_S, Superseded, beat
-from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Node, Nodes
-from holdfast.recover.outcome import Outcome, outcome_of
+from holdfast.recover.outcome import Outcome
 from holdfast.recover.people import modes
-from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.recorder import Launch, Recorder
-from holdfast.recover.signals.in_run import NodeHealth
-from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.speed import Speed
-from holdfast.recover.stopping import Stopping
 
 TICK_S = 0.1
 REPORT_S = 1.0
@@ -50,14 +38,8 @@ STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 WARM_AFTER_S = 5.0
 """How long after a rank's first step a warm process imports the rank's modules, so as not to slow the start."""
-KILL_TIMEOUT_S = 5.0
-"""How long the shims may take to end their trainers by SIGKILL, before every process of the job is ended."""
-SWEEP_TIMEOUT_S = 30.0
-"""How long, likewise, they may take to end all that the trainers have started."""
 ADOPT_TICKS = 100
 """So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
-END_TIMEOUT_S = 60.0
-"""How long the nodes may take to end what is left of the job."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 """The events of ranks that the observer receives; a script's own events are for the record."""
 
@@ -99,44 +81,22 @@ class Supervisor:
             generation=generation,
             own_node=own_node,
         )
-        self._state = policy.State(skipping=self._recorder.skipping)
-        self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._losses = Losses(self._recorder, self._clock, healthy_after=spec.healthy_after)
-        self._logs = self._follower()
-        self._tests = NodeTests(
-            paths.run_id, spec, self._nodes, ledger, self._recorder, self._clock, observer
+        self._conduct = Conduct(
+            spec,
+            paths,
+            ledger,
+            nodes=self._nodes,
+            recorder=self._recorder,
+            losses=self._losses,
+            clock=self._clock,
+            observe=observer,
         )
-        self._launches = Launches(
-            paths, self._nodes, self._recorder, self._observe, self._tests, nnodes=spec.nnodes
-        )
+        self._tell = self._conduct.tell
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
         self._over: tuple[str, int, str] | None = None
         """The state, exit code and outcome of the run, where an earlier supervisor has recorded its end."""
-        self._all_ended = asyncio.Event()
-        self._kill_asked = asyncio.Event()
-        self._stopping = Stopping(
-            paths.stop_asked, self._nodes, self._recorder, self._tell, self._observe
-        )
-        self._speed = Speed(self._nodes, self._recorder, self._observe)
-        self._casework = Casework(
-            paths.run_id, self._recorder, self._losses, self._clock, self._observe
-        )
-        self._health = NodeHealth(
-            paths.run_id,
-            spec,
-            self._nodes,
-            self._tests,
-            self._recorder,
-            self._clock,
-            observer,
-            self._tell,
-        )
-        self._decisions = Decisions(
-            spec, self._recorder, paths.approved, self._observe, self._health.coverage
-        )
-        self._tasks = Tasks(self._failed)
-        self._ended: asyncio.Future[Outcome] | None = None
 
     async def run(
         self,
@@ -152,7 +112,7 @@ class Supervisor:
             adopts: the run's last supervisor is gone, and its job may be going on.
             stop: the last message to an earlier supervisor that the run is to stop.
         """
-        self._ended = asyncio.get_running_loop().create_future()
+        ended = self._conduct.begin()
         farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
         farewell["outcome"] = "Holdfast itself failed; see the node that leads the run."
         leads = True
@@ -160,8 +120,8 @@ class Supervisor:
             if stop is not None:
                 self.stop_asked(str(stop["by"]), HERE, int(stop["count"]))
             await self._begin(listening, adopts=adopts)
-            self._stopping.begin()
-            outcome = await self._ended
+            self._conduct.stopping.begin()
+            outcome = await ended
         except Superseded:
             leads = False
             raise
@@ -179,21 +139,19 @@ class Supervisor:
             return outcome
         finally:
             if leads:
-                await self._end_launchers()
-            self._tasks.cancel()
+                await self._conduct.end_launchers()
+            self._conduct.close()
             self._losses.close()
-            self._logs.close()
             await self._nodes.close(farewell if leads else None)
             self._recorder.close()
 
     async def _begin(self, listening: socket.socket, *, adopts: bool) -> None:
         launch, over = self._running, self._over
         await self._nodes.start(listening, adopting=None if launch is None else launch.attempt)
-        self._tasks.spawn(self._tick_forever())
+        self._conduct.tasks.spawn(self._tick_forever())
         if over is not None:
             await asyncio.sleep(REPORT_S)  # so that the agents are there for the end
-            assert self._ended is not None
-            self._ended.set_result(Outcome(*over))
+            self._conduct.over(Outcome(*over))
         elif launch is not None and await self._adopt(launch):
             pass
         elif adopts and launch is None and self._view.kind_of_failure != "exit":
@@ -205,16 +163,9 @@ class Supervisor:
     def _go_on_with_incident(self) -> None:
         """Diagnose what an earlier supervisor had seen and ended, and had not diagnosed yet."""
         self._view.killed = True
-        self._state, _ = policy.decide(
-            self._spec.restarts, self._state, policy.Adopted(in_place=False), self._now_s
-        )
+        self._conduct.adopted(in_place=False)
         self._tell(policy.JobFrozen())
         self._tell(policy.JobExited(-9))
-
-    async def _end_launchers(self) -> None:
-        with contextlib.suppress(TimeoutError):  # the nodes end what is left on their own
-            async with asyncio.timeout(END_TIMEOUT_S):
-                await self._nodes.end_launchers()
 
     @property
     def generation(self) -> int:
@@ -234,19 +185,12 @@ class Supervisor:
         if not is_lost and not adopts:
             self._recorder.event("begun", {})
             return
-        self._state = self._recorder.remembered(self._spec.restarts)
+        self._conduct.remember()
         if not adopts:
             return
         self._over = self._recorder.recorded_end()
         self._running = launch = self._recorder.running_launch()
-        self._view.frozen, self._view.anomaly = self._recorder.ending()
-        if launch is None:
-            return
-        self._decisions.take_up()
-        self._launches.take_over(launch.attempt, self._view.number)
-        self._view.start_step = self._recorder.start_step
-        if self._view.start_step is None:
-            self._casework.take_up()
+        self._conduct.take_up(launch)
 
     async def _adopt(self, launch: Launch) -> bool:
         """Take over the attempt that is going on; return False where that is not possible."""
@@ -260,17 +204,12 @@ class Supervisor:
             return False  # nothing of it is left, or its start was not sent
         self._nodes.adopt(nodes, ids)
         present = {node.node_id for node in nodes}
-        self._state, _ = policy.decide(
-            self._spec.restarts, self._state, policy.Adopted(number != launched), self._now_s
-        )
+        self._conduct.adopted(in_place=number != launched)
         self._recorder.event("supervisor_followed", {"generation": self._nodes.generation})
         self._observe(
             "trouble", {"text": "The supervisor ended and was started again: training goes on."}
         )
-        self._logs.close()
-        self._logs = self._follower()
-        self._tasks.spawn(self._logs.follow())
-        self._tasks.spawn(self._see_through())
+        self._conduct.go_on_watching()
         ended = len(self._view.exits)
         for node_id, name in launch.nodes.items():
             if node_id not in present:
@@ -290,12 +229,17 @@ class Supervisor:
         return True
 
     @property
+    def _view(self) -> AttemptView:
+        """Return the facts of the present attempt."""
+        return self._conduct.view
+
+    @property
     def _now_s(self) -> float:
         return self._clock.monotonic_s()
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
         """See `Stopping.ask`."""
-        self._stopping.ask(by, where, count)
+        self._conduct.stopping.ask(by, where, count)
 
     # What happens
 
@@ -303,8 +247,8 @@ class Supervisor:
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool
     ) -> None:
         """See `nodes.Listener`."""
-        if not self._launches.is_present(peer, message, self._view.number):
-            self._launches.start_late(peer, message, self._view)
+        if not self._conduct.launches.is_present(peer, message, self._view.number):
+            self._conduct.launches.start_late(peer, message, self._view)
             return  # the last words of an attempt that is over
         began, ended = self._view.world_size is None, len(self._view.exits)
         try:
@@ -321,12 +265,12 @@ class Supervisor:
                         self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
                 case "collectives":
-                    self._speed.answered(peer, message, at_monotonic_s)
+                    self._conduct.speed.answered(peer, message, at_monotonic_s)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
                 case "vote" | "sigterm" | "stopped":
                     number = self._view.number
-                    self._stopping.received(
+                    self._conduct.stopping.received(
                         peer, message, self._view, is_present=lambda: self._view.number == number
                     )
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
@@ -338,10 +282,10 @@ class Supervisor:
     def _took_in(self, ended: int) -> None:
         """Act on the ends of ranks that the view has taken in since there were `ended` of them."""
         if self._view.all_ended:
-            self._all_ended.set()
+            self._conduct.all_ended()
         for end in self._view.exits[ended:]:
             if end.exit_code != 0:
-                if self._decisions.holds_hang:
+                if self._conduct.decisions.holds_hang:
                     self._view.frozen = None  # nobody was ended for that: the rank ended by itself
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event("rank_exited", how, end.rank)
@@ -382,22 +326,22 @@ class Supervisor:
         if self._view.start_step is None:
             self._first_step(record)
         self._recorder.step(record)
-        self._speed.stepped(record.step_s)
+        self._conduct.speed.stepped(record.step_s)
         told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
         self._observe("step", {**told, **record.metrics})
 
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
-        if self._state.phase is not policy.Phase.RUNNING:
+        if self._conduct.state.phase is not policy.Phase.RUNNING:
             return
-        is_held = self._decisions.holds_loss
+        is_held = self._conduct.decisions.holds_loss
         found = self._losses.look(self._view, peer.rank, message, is_held=is_held)
         if found is None:
             return
         self._view.anomaly = found
         self._tell(self._losses.broken(found))
-        if self._state.phase is policy.Phase.RUNNING:
+        if self._conduct.state.phase is policy.Phase.RUNNING:
             self._view.anomaly = None
-            if self._decisions.holds_loss:
+            if self._conduct.decisions.holds_loss:
                 return
             self._losses.accept()
             self._recorder.event("loss_accepted", found.to_json(), peer.rank)
@@ -411,7 +355,7 @@ class Supervisor:
         self._view.start_step = start_step
         self._losses.restarted(start_step)
         self._recorder.first_step(start_step, record.at_s)
-        self._casework.stepped(record, start_step)
+        self._conduct.casework.stepped(record, start_step)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
@@ -428,7 +372,7 @@ class Supervisor:
 
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()
-        last_beat_s, beating = last_s, self._tasks.spawn(self._beat())
+        last_beat_s, beating = last_s, self._conduct.tasks.spawn(self._beat())
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock.monotonic_s()
@@ -441,19 +385,19 @@ class Supervisor:
             if self._watching:
                 if self._view.check(now_s) is not None:
                     self._tell(policy.JobFrozen())
-                elif self._decisions.holds_hang:
+                elif self._conduct.decisions.holds_hang:
                     self._tell(modes.WentOn())
                 elif self._view.left is not None:
                     self._tell(policy.RankFailed(others_run=True))
-                self._speed.tick(self._view, now_s)
+                self._conduct.speed.tick(self._view, now_s)
             await self._nodes.tick()
-            self._health.tick(self._view, self._state)
-            self._stopping.look()
-            if self._decisions.is_approved():
+            self._conduct.health.tick(self._view, self._conduct.state)
+            self._conduct.stopping.look()
+            if self._conduct.decisions.is_approved():
                 self._tell(modes.Approved())
             if now_s - last_beat_s > BEAT_S and beating.done():
                 last_beat_s = now_s
-                beating = self._tasks.spawn(self._beat())
+                beating = self._conduct.tasks.spawn(self._beat())
             self._tell(policy.Tick())
 
     async def _beat(self) -> None:
@@ -463,153 +407,9 @@ class Supervisor:
 
     @property
     def _watching(self) -> bool:
-        return self._state.phase in (policy.Phase.RUNNING, policy.Phase.STOPPING)
+        return self._conduct.state.phase in (policy.Phase.RUNNING, policy.Phase.STOPPING)
 
     async def _look(self) -> None:
         view = self._view
         pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
         view.looked(await self._nodes.look(pids), self._now_s)
-
-    # What is done about it
-
-    def _tell(self, event: modes.Event) -> None:
-        before, view, now_s = self._state, self._view, self._clock.monotonic_s()
-        verdict = self._decisions.decide(view, before, event, now_s)
-        self._state = verdict.state
-        failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
-        if before.phase not in failing and self._state.phase in failing:
-            self._casework.begin(view)
-        for action in verdict.actions:
-            self._do(action)
-        self._decisions.record(view, before, event, verdict, now_s)
-
-    def _do(self, action: modes.Action) -> None:
-        match action:
-            case policy.Launch():
-                self._kill_asked.clear()
-                in_place = action.in_place and self._view.can_start_again
-                in_place = in_place and not self._health.must_leave
-                self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
-                if not in_place:  # messages from shims of the former launcher are past
-                    self._launches.attempt = self._view.number
-                self._tasks.spawn(self._attempt(in_place=in_place))
-            case policy.Terminate():
-                if not self._view.rank_pids:  # there is no rank to ask yet
-                    self._kill()
-                elif not self._nodes.send({"kind": "terminate", "attempt": self._view.number}):
-                    self._nodes.kill()
-            case policy.Kill():
-                self._kill()
-            case policy.Diagnose():
-                self._tasks.spawn(self._diagnose())
-            case policy.AskRanksToSave():
-                self._stopping.ask_ranks(self._view)
-            case Skip():
-                self._recorder.leave_out(action)
-            case policy.Resolve():
-                self._casework.resolve(action)
-            case policy.End():
-                self._end(action)
-
-    def _failed(self, error: BaseException) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(error)
-
-    def _kill(self) -> None:
-        self._view.killed = True
-        self._kill_asked.set()
-        number = self._view.number
-        if self._state.stop_by is not None or not self._view.can_start_again:
-            self._nodes.kill()
-            return
-
-        def kill_all(*, swept: bool) -> None:
-            ended = self._view.all_ended if swept else self._view.all_exited
-            if self._view.number == number and not ended:
-                self._nodes.kill()
-
-        self._nodes.send({"kind": "kill", "attempt": number}, to="shim")
-        loop = asyncio.get_running_loop()
-        loop.call_later(KILL_TIMEOUT_S, functools.partial(kill_all, swept=False))
-        loop.call_later(SWEEP_TIMEOUT_S, functools.partial(kill_all, swept=True))
-
-    async def _attempt(self, *, in_place: bool) -> None:
-        chosen = None
-        if in_place and self._tests.is_due and await self._tests.run(self._kill_asked):
-            in_place, self._launches.attempt = False, self._view.number
-        if not in_place:
-            found = await self._launches.choose(self._kill_asked)
-            if not isinstance(found, tuple):
-                self._tell(found)
-                return
-            chosen = found
-        self._all_ended.clear()
-        self._stopping.restart()
-        self._speed.restart()
-        number = self._view.number
-        self._logs.close()
-        self._logs = self._follower()
-        self._tasks.spawn(self._logs.follow())
-        self._recorder.attempt_began(number)
-        self._observe("launch", {"attempt": number, "in_place": in_place})
-        self._launches.start(number, chosen)
-        if self._kill_asked.is_set():  # while it was being started
-            self._kill()
-        await self._see_through()
-
-    async def _see_through(self) -> None:
-        """Wait for the end of the attempt, and record the end."""
-        returncode = await self._end_of_attempt()
-        self._recorder.observed(self._view.observations(self._clock.now_s()))
-        if self._view.dropped_log_bytes:
-            self._recorder.event("log_dropped", {"bytes": self._view.dropped_log_bytes})
-        stopping = bool(self._state.stop_by or self._state.leaving)
-        outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
-        self._recorder.attempt_ended(outcome=outcome, last_step=self._view.last_step)
-        self._tell(policy.JobExited(returncode))
-
-    async def _end_of_attempt(self) -> int:
-        """Wait until no trainer is left; return 0 where all of them ended well.
-
-        The launchers and the shims stay where the next attempt can start below them.
-        """
-        ended = asyncio.create_task(self._all_ended.wait())
-        over = asyncio.create_task(self._nodes.all_launchers_ended())
-        await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        failure = self._view.first_failure
-        if (
-            not over.done()
-            and failure is not None
-            and self._state.stop_by is None
-            and self._view.can_start_again
-        ):
-            over.cancel()
-            return failure.exit_code or -(failure.signal or 0)
-        if not over.done():
-            self._nodes.send({"kind": "leave"}, to="shim")
-        return await over
-
-    def _follower(self) -> LogFollower:
-        logs = self._paths.attempt_logs(self._view.number)
-        return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
-
-    async def _diagnose(self) -> None:
-        failure = await self._casework.diagnose(self._view, self._logs)
-        self._tests.failed(self._view, self._casework)
-        self._tell(self._health.failed(failure, self._casework))
-
-    def _end(self, end: policy.End) -> None:
-        outcome = outcome_of(
-            end,
-            run_id=self._paths.run_id,
-            spec=self._spec,
-            view=self._view,
-            recorder=self._recorder,
-        )
-        self._recorder.run_ended(
-            state=outcome.state, exit_code=outcome.exit_code, outcome=outcome.sentence
-        )
-        self._observe("ended", {"state": outcome.state, "outcome": outcome.sentence})
-        assert self._ended is not None
-        self._ended.set_result(outcome)

@@ -1,0 +1,276 @@
+"""Carry out what is decided for one run: the policy's state, the present attempt, and what is done with both.
+
+`Conduct.tell` passes an event to `policy.decide`, by way of `people.decisions`, and carries out the actions.
+"""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.core.clock import Clock
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import RunPaths
+from holdfast.core.tasks import Tasks
+from holdfast.diagnose.memory import Known
+from holdfast.recover import policy
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.casework import Casework
+from holdfast.recover.follower import LogFollower
+from holdfast.recover.launches import Launches
+from holdfast.recover.localise.in_run import NodeTests
+from holdfast.recover.losses import Losses
+from holdfast.recover.nodes import Nodes
+from holdfast.recover.outcome import Outcome, outcome_of
+from holdfast.recover.people import modes
+from holdfast.recover.people.decisions import Decisions
+from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.signals.in_run import NodeHealth
+from holdfast.recover.skipping.plan import Skip
+from holdfast.recover.spec import RunSpec
+from holdfast.recover.speed import Speed
+from holdfast.recover.stopping import Stopping
+
+KILL_TIMEOUT_S = 5.0
+"""How long the shims may take to end their trainers by SIGKILL, before every process of the job is ended."""
+SWEEP_TIMEOUT_S = 30.0
+"""How long, likewise, they may take to end all that the trainers have started."""
+END_TIMEOUT_S = 60.0
+"""How long the nodes may take to end what is left of the job."""
+
+
+class Conduct:
+    """The decisions of one run, as they are carried out. Call all of it from one event loop."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        ledger: Ledger,
+        *,
+        nodes: Nodes,
+        recorder: Recorder,
+        losses: Losses,
+        clock: Clock,
+        observe: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self._spec = spec
+        self._paths = paths
+        self._ledger = ledger
+        self._nodes = nodes
+        self._recorder = recorder
+        self._clock = clock
+        self._observe = observe
+        self.state = policy.State(skipping=recorder.skipping)
+        self.view = AttemptView.begin(recorder.attempt, spec.hangs)
+        self._logs = self._follower()
+        self._tests = NodeTests(paths.run_id, spec, nodes, ledger, recorder, clock, observe)
+        self.launches = Launches(paths, nodes, recorder, observe, self._tests, nnodes=spec.nnodes)
+        self.stopping = Stopping(paths.stop_asked, nodes, recorder, self.tell, observe)
+        self.speed = Speed(nodes, recorder, observe)
+        self.casework = Casework(paths.run_id, recorder, losses, clock, observe)
+        self.health = NodeHealth(
+            paths.run_id, spec, nodes, self._tests, recorder, clock, observe, self.tell
+        )
+        self.decisions = Decisions(spec, recorder, paths.approved, observe, self.health.coverage)
+        self.tasks = Tasks(self._failed)
+        self._all_ended = asyncio.Event()
+        self._kill_asked = asyncio.Event()
+        self._ended: asyncio.Future[Outcome] | None = None
+
+    def begin(self) -> asyncio.Future[Outcome]:
+        """Return the future of how the run ends."""
+        self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
+
+    def over(self, outcome: Outcome) -> None:
+        """Take in how the run has ended."""
+        assert self._ended is not None
+        self._ended.set_result(outcome)
+
+    async def end_launchers(self) -> None:
+        """End what is left of the job."""
+        with contextlib.suppress(TimeoutError):  # the nodes end what is left on their own
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._nodes.end_launchers()
+
+    def close(self) -> None:
+        """Stop all background work."""
+        self.tasks.cancel()
+        self._logs.close()
+
+    def remember(self) -> None:
+        """Go on from the state that an earlier supervisor had reached."""
+        self.state = self._recorder.remembered(self._spec.restarts)
+
+    def take_up(self, launch: Launch | None) -> None:
+        """Go on with the attempt of an earlier supervisor; `launch`: the launchers below which the attempt may run."""
+        self.view.frozen, self.view.anomaly = self._recorder.ending()
+        if launch is None:
+            return
+        self.decisions.take_up()
+        self.launches.take_over(launch.attempt, self.view.number)
+        self.view.start_step = self._recorder.start_step
+        if self.view.start_step is None:
+            self.casework.take_up()
+
+    def adopted(self, *, in_place: bool) -> None:
+        """Take in that an attempt was taken over from an earlier supervisor."""
+        event = policy.Adopted(in_place)
+        now_s = self._clock.monotonic_s()
+        self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
+
+    def go_on_watching(self) -> None:
+        """Follow the logs of an attempt that was taken over, and wait for the end of the attempt."""
+        self._follow_logs()
+        self.tasks.spawn(self._see_through())
+
+    def all_ended(self) -> None:
+        """Take in that no trainer of the present attempt is left."""
+        self._all_ended.set()
+
+    def tell(self, event: modes.Event) -> None:
+        """Decide what to do about an event, and do that."""
+        before, view, now_s = self.state, self.view, self._clock.monotonic_s()
+        verdict = self.decisions.decide(view, before, event, now_s)
+        self.state = verdict.state
+        failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
+        if before.phase not in failing and self.state.phase in failing:
+            self.casework.begin(view)
+        for action in verdict.actions:
+            self._do(action)
+        self.decisions.record(view, before, event, verdict, now_s)
+
+    def _do(self, action: modes.Action) -> None:
+        match action:
+            case policy.Launch():
+                self._kill_asked.clear()
+                in_place = action.in_place and self.view.can_start_again
+                in_place = in_place and not self.health.must_leave
+                self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
+                if not in_place:  # messages from shims of the former launcher are past
+                    self.launches.attempt = self.view.number
+                self.tasks.spawn(self._attempt(in_place=in_place))
+            case policy.Terminate():
+                if not self.view.rank_pids:  # there is no rank to ask yet
+                    self._kill()
+                elif not self._nodes.send({"kind": "terminate", "attempt": self.view.number}):
+                    self._nodes.kill()
+            case policy.Kill():
+                self._kill()
+            case policy.Diagnose():
+                self.tasks.spawn(self._diagnose())
+            case policy.AskRanksToSave():
+                self.stopping.ask_ranks(self.view)
+            case Skip():
+                self._recorder.leave_out(action)
+            case policy.Resolve():
+                self.casework.resolve(action)
+            case policy.End():
+                self._end(action)
+
+    def _failed(self, error: BaseException) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _kill(self) -> None:
+        self.view.killed = True
+        self._kill_asked.set()
+        number = self.view.number
+        if self.state.stop_by is not None or not self.view.can_start_again:
+            self._nodes.kill()
+            return
+
+        def kill_all(*, swept: bool) -> None:
+            ended = self.view.all_ended if swept else self.view.all_exited
+            if self.view.number == number and not ended:
+                self._nodes.kill()
+
+        self._nodes.send({"kind": "kill", "attempt": number}, to="shim")
+        loop = asyncio.get_running_loop()
+        loop.call_later(KILL_TIMEOUT_S, functools.partial(kill_all, swept=False))
+        loop.call_later(SWEEP_TIMEOUT_S, functools.partial(kill_all, swept=True))
+
+    async def _attempt(self, *, in_place: bool) -> None:
+        chosen = None
+        if in_place and self._tests.is_due and await self._tests.run(self._kill_asked):
+            in_place, self.launches.attempt = False, self.view.number
+        if not in_place:
+            found = await self.launches.choose(self._kill_asked)
+            if not isinstance(found, tuple):
+                self.tell(found)
+                return
+            chosen = found
+        self._all_ended.clear()
+        self.stopping.restart()
+        self.speed.restart()
+        number = self.view.number
+        self._follow_logs()
+        self._recorder.attempt_began(number)
+        self._observe("launch", {"attempt": number, "in_place": in_place})
+        self.launches.start(number, chosen)
+        if self._kill_asked.is_set():  # while it was being started
+            self._kill()
+        await self._see_through()
+
+    async def _see_through(self) -> None:
+        """Wait for the end of the attempt, and record the end."""
+        returncode = await self._end_of_attempt()
+        self._recorder.observed(self.view.observations(self._clock.now_s()))
+        if self.view.dropped_log_bytes:
+            self._recorder.event("log_dropped", {"bytes": self.view.dropped_log_bytes})
+        stopping = bool(self.state.stop_by or self.state.leaving)
+        outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
+        self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
+        self.tell(policy.JobExited(returncode))
+
+    async def _end_of_attempt(self) -> int:
+        """Wait until no trainer is left; return 0 where all of them ended well.
+
+        The launchers and the shims stay where the next attempt can start below them.
+        """
+        ended = asyncio.create_task(self._all_ended.wait())
+        over = asyncio.create_task(self._nodes.all_launchers_ended())
+        await asyncio.wait((ended, over), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        failure = self.view.first_failure
+        if (
+            not over.done()
+            and failure is not None
+            and self.state.stop_by is None
+            and self.view.can_start_again
+        ):
+            over.cancel()
+            return failure.exit_code or -(failure.signal or 0)
+        if not over.done():
+            self._nodes.send({"kind": "leave"}, to="shim")
+        return await over
+
+    def _follow_logs(self) -> None:
+        self._logs.close()
+        self._logs = self._follower()
+        self.tasks.spawn(self._logs.follow())
+
+    def _follower(self) -> LogFollower:
+        logs = self._paths.attempt_logs(self.view.number)
+        return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
+
+    async def _diagnose(self) -> None:
+        failure = await self.casework.diagnose(self.view, self._logs)
+        self._tests.failed(self.view, self.casework)
+        self.tell(self.health.failed(failure, self.casework))
+
+    def _end(self, end: policy.End) -> None:
+        outcome = outcome_of(
+            end,
+            run_id=self._paths.run_id,
+            spec=self._spec,
+            view=self.view,
+            recorder=self._recorder,
+        )
+        self._recorder.run_ended(
+            state=outcome.state, exit_code=outcome.exit_code, outcome=outcome.sentence
+        )
+        self._observe("ended", {"state": outcome.state, "outcome": outcome.sentence})
+        self.over(outcome)
