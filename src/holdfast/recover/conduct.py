@@ -260,6 +260,7 @@ class Conduct:
         failure = await self.casework.diagnose(self.view, self._logs)
         self._tests.failed(self.view, self.casework)
         self.tell(self.health.failed(failure, self.casework))
+        self.health.explain(self.casework)
 
     def _end(self, end: policy.End) -> None:
         outcome = outcome_of(

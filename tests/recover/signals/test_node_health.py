@@ -108,7 +108,9 @@ class Place:
             if one.last_end is None:
                 one.last_end = (1, 1)
             one.launched = None
-        return self.health.failed(failure, self)
+        failure = self.health.failed(failure, self)
+        self.health.explain(self)
+        return failure
 
     def kinds(self):
         return [kind for kind, _ in self.recorded]

@@ -99,6 +99,8 @@ class NodeHealth:
         self._aside: dict[str, NodeRecord] = {}
         """The nodes on which this run launches nothing, without a cordon in the ledger."""
         self._to_leave: set[str] = set()
+        self._sentences: list[str] = []
+        """The sentences about the present incident."""
         self._liveness = Liveness()
         self._ticks = 0
         self._launched_s = clock.monotonic_s()
@@ -201,7 +203,8 @@ class NodeHealth:
 
     def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
         """Look at the nodes of a job that has failed; return the diagnosis as the policy must see it."""
-        failure = self._without_broken_launchers(failure, case)
+        self._sentences = []
+        failure = self._without_broken_launchers(failure)
         found = list(self._findings())
         is_script = (
             case.incident is not None and case.incident.diagnosis.get("category") == "Script"
@@ -213,7 +216,9 @@ class NodeHealth:
             plan: NodePlan = plan_for(finding, "failed", around)
             if plan == "test" and not is_script and self._spec.test_nodes != "never":
                 self._tests.is_due = True
-                case.add([f"Node {name} is suspect ({evidence}): the nodes are tested first."])
+                self._sentences.append(
+                    f"Node {name} is suspect ({evidence}): the nodes are tested first."
+                )
             elif plan == "exclude" and finding.startswith("leaving"):
                 self._set_aside(name, evidence)
                 self._to_leave.add(name)
@@ -221,10 +226,14 @@ class NodeHealth:
                 limit -= 1
                 self._to_leave.add(name)
                 self._cordon(name, evidence)
-                case.add([f"Node {name} is faulty ({evidence}) and is cordoned."])
+                self._sentences.append(f"Node {name} is faulty ({evidence}) and is cordoned.")
         return failure
 
-    def _without_broken_launchers(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
+    def explain(self, case: Case) -> None:
+        """Add the findings about the nodes to the explanation of the incident, once an action is decided."""
+        case.add(self._sentences)
+
+    def _without_broken_launchers(self, failure: policy.Diagnosed) -> policy.Diagnosed:
         """Leave out the nodes whose launcher could not be started, if others can take their places."""
         broken = [
             one
@@ -242,7 +251,7 @@ class NodeHealth:
             evidence = "the launcher cannot be started there; see the launcher's log"
             self._set_aside(one.name, evidence)
             self._to_leave.add(one.name)
-            case.add([f"Node {one.name} is left out: {evidence}."])
+            self._sentences.append(f"Node {one.name} is left out: {evidence}.")
         return replace(failure, restart_helps=True)
 
     def _is_usable(self, one: Node) -> bool:
