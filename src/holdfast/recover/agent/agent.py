@@ -118,7 +118,8 @@ class Agent:
         """What was passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
         self._tester = NodeTester()
-        sources = sources_of_this_host(since_s=float(begin["began_s"]))
+        began_s = begin["began_s"]  # None: the node is tested, and has no job to watch over
+        sources = [] if began_s is None else sources_of_this_host(since_s=float(began_s))
         self._watch = Watch(sources, self._send, SystemClock())
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None

@@ -105,7 +105,8 @@ class NodeHealth:
         self._ticks = 0
         self._launched_s = clock.monotonic_s()
         self._attempt = 0
-        self._last: dict[str, tuple[Any, float]] = {}
+        self._could_see: set[tuple[str, str]] = set()
+        """The nodes and sources that could be read at some time."""
         nodes.signalled = self.signalled
         tests.health = self
 
@@ -316,13 +317,10 @@ class NodeHealth:
         now_s = self._clock.monotonic_s()
         if view.number != self._attempt:
             self._attempt, self._launched_s = view.number, now_s
-            self._last.clear()
         looks = Looks(
             launched_s=self._launched_s,
-            steps_s=self._changed_s("steps", view.last_step, now_s),
-            losses_s=self._changed_s("losses", view.last_step, now_s)
-            if view.loss_leader is not None
-            else None,
+            steps_s=now_s if view.watched else None,
+            losses_s=None if view.loss_leader is None else now_s,
             collectives_s=view.collectives_s,
             watches_losses=self._spec.healthy_after > 0,
             several_ranks=(view.world_size or 1) > 1,
@@ -331,22 +329,14 @@ class NodeHealth:
         hidden = blind(looks, now_s)
         for name, sources in self._sources.items():
             for source, why in sources.items():
-                was_seen = self._last.setdefault(f"{name} {source}", ("", 0.0))
                 if not why:
-                    self._last[f"{name} {source}"] = ("seen", now_s)
-                elif was_seen[0] == "seen":  # what could never be seen is not there
+                    self._could_see.add((name, source))
+                elif (name, source) in self._could_see:  # what could never be seen is not there
                     hidden[f"{source} on {name}"] = why
         for detector, why in self._liveness.changes(hidden).items():
             self._records.event("cannot_see", {"detector": detector, "why": why})
             text = f"{detector} cannot be seen: {why}" if why else f"{detector} can be seen again"
             self._observe("trouble", {"text": f"{text[:1].upper()}{text[1:]}."})
-
-    def _changed_s(self, name: str, value: Any, now_s: float) -> float | None:
-        """Return the moment at which a value changed last; None before its first one."""
-        before = self._last.get(name)
-        if value is not None and (before is None or before[0] != value):
-            self._last[name] = before = (value, now_s)
-        return None if before is None else before[1]
 
     def coverage(self) -> dict[str, list[str]]:
         """Return the sources of the job's nodes that were read (`looked_at`) and the others (`not_seen`)."""
