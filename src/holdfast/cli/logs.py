@@ -111,7 +111,7 @@ def _follow(
     with Ledger.open(place.ledger) as ledger, ExitStack() as opened:
         shown = attempt or max((one.number for one in ledger.attempts(paths.run_id)), default=1)
         while True:
-            going = state_of(ledger.run(paths.run_id), place.home) == "running"
+            going = state_of(ledger.run(paths.run_id), place.home) in ("running", "queued")
             newest = max((one.number for one in ledger.attempts(paths.run_id)), default=shown)
             for number in range(shown, (attempt or newest) + 1):
                 for log in _logs(paths, number, rank, launcher=launcher):

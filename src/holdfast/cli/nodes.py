@@ -8,6 +8,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
+from holdfast.cluster import mark, unmark
 from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import Ledger, NodeRecord
 from holdfast.core.processes import whoami
@@ -64,7 +65,9 @@ def check(
         _print_report(report, missing, cordons=cordons, as_json=as_json)
         try:
             with Ledger.open(place.ledger) as ledger:
-                keep_verdicts(report, ledger, by=whoami(), at_s=time.time(), cordons=cordons)
+                cordoned = keep_verdicts(
+                    report, ledger, by=whoami(), at_s=time.time(), cordons=cordons
+                )
         except LedgerError as error:
             lost = (
                 "no node is cordoned, and the verdicts are not kept"
@@ -74,6 +77,8 @@ def check(
             raise LedgerError(
                 f"{str(error).rstrip('.')}: {lost}. Mend the ledger and check again."
             ) from error
+        reasons = {name: report.evidence(name) for name in cordoned}
+        _say(mark(reasons, by=whoami()))
         return Joined(_exit_code(report, missing), _sentence(report, missing))
 
     if meeting is None:
@@ -219,10 +224,12 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
     name, why = _one_line(name, "NODE"), _one_line(why, "--why")
     with Ledger.open(place.ledger) as ledger:
         ledger.cordon(name, at_s=time.time(), by=whoami(), why=why)
+    scheduler = mark({name: why}, by=whoami())
     if as_json:
-        print_json("nodes_cordon", {"node": name, "why": why})
+        print_json("nodes_cordon", {"node": name, "why": why, "scheduler": scheduler})
     else:
-        click.echo(f"{name} is cordoned. Its name must be as Slurm or the host gives it.")
+        click.echo(f"{name} is cordoned. Its name must be as the scheduler or the host gives it.")
+        _say(scheduler)
 
 
 @command.command("return")
@@ -235,7 +242,15 @@ def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
     name = _one_line(name, "NODE")
     with Ledger.open(place.ledger) as ledger:
         ledger.return_node(name, force=force)
+    scheduler = unmark(name)
     if as_json:
-        print_json("nodes_return", {"node": name})
+        print_json("nodes_return", {"node": name, "scheduler": scheduler})
     else:
         click.echo(f"Runs may use {name} again.")
+        _say(scheduler)
+
+
+def _say(sentences: Sequence[str]) -> None:
+    """Print on standard error, which is no part of what --json prints."""
+    for sentence in sentences:
+        click.echo(sentence, err=True)

@@ -13,6 +13,13 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
+from holdfast.cli.run_slurm import (
+    Wanted,
+    check_slurm_use,
+    end_own_allocation,
+    run_on_slurm,
+    with_slurm,
+)
 from holdfast.core.errors import BadUse
 from holdfast.core.explanation.narration import narrate
 from holdfast.core.ledger import Ledger, Run
@@ -25,6 +32,7 @@ from holdfast.recover import (
     check_urls,
     default_stem,
     detach,
+    is_left,
     join,
     meeting_of,
     supervise,
@@ -106,12 +114,13 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     metavar="HOST:PORT",
     help="Where the nodes meet: one of them, and a free port.  [default: of torchrun or Slurm]",
 )
+@with_slurm
 @click.option(
     "--spares",
     type=int,
     default=0,
     metavar="N",
-    help="Nodes of a Slurm step that wait to replace others.",
+    help="Nodes of a Slurm job that wait to replace others.",
 )
 @click.option(
     "--test-nodes",
@@ -178,6 +187,9 @@ def command(
     nnodes: int | None,
     rendezvous: str | None,
     spares: int,
+    on: str,
+    nodes: int | None,
+    sbatch_options: tuple[str, ...],
     test_nodes: str | None,
     resume: str | None,
     name: str | None,
@@ -198,22 +210,15 @@ def command(
     holdfast run --nproc 8 -- python train.py --lr 3e-4
     holdfast run -- torchrun --nproc-per-node 8 train.py
     srun holdfast run --spares 1 -- torchrun --nproc-per-node 8 train.py
+    holdfast run --on slurm --nodes 4 --spares 1 -- torchrun --nproc-per-node 8 train.py
     holdfast run --nnodes 4 --rendezvous node1:29500 -- torchrun --nproc-per-node 8 train.py
     holdfast run --eval-suite nightly.toml --eval-option=--hf-config=./llama -- python train.py
     holdfast run --resume RUN
 
     A resumed run keeps its options; those given again replace them.
     """  # noqa: D301 - click wants the character itself
-    if resume is not None and (job or name):
-        raise BadUse(
-            "--resume takes the command of the run that it resumes; leave the command and --name out."
-        )
-    if resume is not None and fresh:
-        raise BadUse("--fresh begins a run anew, and --resume goes on with one. Give one of them.")
-    if resume is None and not job:
-        raise BadUse(
-            "Nothing to run. Give the job's command after `--`: holdfast run -- python train.py"
-        )
+    _check_use(job, resume, name, fresh=fresh)
+    check_slurm_use(on, nodes, sbatch_options, rendezvous, spares)
     wish = _wish(eval_suite, eval_drop_stale, eval_options)
     # Taken out of the environment: the ranks inherit that, and run the user's code.
     urls = [*notify, *os.environ.pop(ENV_NOTIFY, "").split()]
@@ -225,8 +230,30 @@ def command(
     given = {path: value for path, value in told.items() if value is not None}
     with Ledger.open(place.ledger) as ledger:
         run = None if resume is None else ledger.run(resume)
+        if run is not None and is_left(run, place.home):
+            click.echo(f"Run {run.run_id} is over: {run.state}.", err=True)
+            return 0
         command_line = list(job) if run is None else run.command
         options = _merged({**DEFAULTS, "fresh": fresh} if run is None else run.options, given)
+        if on == "slurm":
+            options["nnodes"] = nodes or nnodes or options["nnodes"]
+            cwd = str(Path.cwd()) if run is None else run.cwd
+            spec = RunSpec.from_options(command_line, cwd, options)
+            return run_on_slurm(
+                lambda: _recorded(run, spec, ledger, place.home, name, None),
+                place,
+                ledger,
+                Wanted(
+                    nodes=spec.nnodes,
+                    spares=spares,
+                    sbatch_options=sbatch_options,
+                    environment={ENV_NOTIFY: " ".join(urls)},
+                    echo=not (no_echo or as_json),
+                ),
+                keep=lambda paths: None if wish is None else wish.keep(paths),
+                detached=detached,
+                as_json=as_json,
+            )
         meeting = meeting_of(
             command_line,
             nnodes=options.get("nnodes") if nnodes is None and run is not None else nnodes,
@@ -256,30 +283,50 @@ def command(
             pid = detach(run_id, place.home, ["--ledger", place.ledger], environment=environment)
             _print_detached(run_id, pid, as_json=as_json)
             return 0
-        narrator = _Narrator(run_id)
-        evaluation = _evaluation(paths, ledger.run(run_id), place, narrator.say)
-
-        def observe(kind: str, data: Mapping[str, Any]) -> None:
-            narrator(kind, data)
-            if evaluation is not None:
-                evaluation(kind, data)
-
-        try:
-            outcome = supervise(
-                run_id,
-                ledger,
-                place.home,
-                observer=observe,
-                echo=not (no_echo or as_json),
-                meeting=meeting,
-                listening=listening,
-                notify=urls,
-            )
-            if evaluation is not None:
-                evaluation.finish()
-        finally:
-            narrator.finish()
+        outcome = _lead(
+            paths,
+            ledger,
+            place,
+            echo=not (no_echo or as_json),
+            meeting=meeting,
+            listening=listening,
+            notify=urls,
+        )
     return _print_outcome(run_id, outcome, as_json=as_json)
+
+
+def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Outcome":
+    """Supervise a run to its end, and evaluate its checkpoints; `options` are those of `supervise`."""
+    narrator = _Narrator(paths.run_id)
+    evaluation = _evaluation(paths, ledger.run(paths.run_id), place, narrator.say)
+
+    def observe(kind: str, data: Mapping[str, Any]) -> None:
+        narrator(kind, data)
+        if evaluation is not None:
+            evaluation(kind, data)
+
+    try:
+        outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
+        if evaluation is not None:
+            evaluation.finish()
+        if outcome.state == "queued":
+            end_own_allocation(paths, narrator.say)
+    finally:
+        narrator.finish()
+    return outcome
+
+
+def _check_use(job: tuple[str, ...], resume: str | None, name: str | None, *, fresh: bool) -> None:
+    if resume is not None and (job or name):
+        raise BadUse(
+            "--resume takes the command of the run that it resumes; leave the command and --name out."
+        )
+    if resume is not None and fresh:
+        raise BadUse("--fresh begins a run anew, and --resume goes on with one. Give one of them.")
+    if resume is None and not job:
+        raise BadUse(
+            "Nothing to run. Give the job's command after `--`: holdfast run -- python train.py"
+        )
 
 
 def _recorded(

@@ -10,7 +10,7 @@ from holdfast.cli.output import print_json, print_table, seconds, when
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.recover import approve_run, remove_run, state_of, stop_run
+from holdfast.recover import approve_run, remove_run, state_of, stop_queued, stop_run
 
 
 @click.group()
@@ -139,7 +139,10 @@ def _figures(summary: RunSummary) -> dict[str, Any]:
 def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
     """Save a run's state and stop it."""
     with Ledger.open(place.ledger) as ledger:
-        stop_run(run_id, ledger, place.home, timeout_s=timeout_s)
+        if (run := ledger.run(run_id)).state == "queued":
+            stop_queued(run, ledger, place.home)
+        else:
+            stop_run(run_id, ledger, place.home, timeout_s=timeout_s)
         outcome = ledger.run(run_id).outcome
     if as_json:
         print_json("stop", {"run": run_id, "outcome": outcome})

@@ -2,41 +2,65 @@
 
 In: `Task`s, each a command that writes one result file, whole or not at all. Out: a `Finished` for each, as it ends.
 A task whose result exists is not run again, so a run that was cut off goes on where it was. Or in: one command, and
-out: a `Placement` that says how its processes, one a node, are.
+out: a `Placement` that says how its processes, one a node, are. Or in: a faulty node, and out: a mark on the node in
+the scheduler.
 
 The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
 `places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
-end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end; `places_ray`)
-and `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone).
+end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
+`places_ray`), `slurm_jobs` and `slurm_nodes` (single jobs of Slurm, and the states of its nodes), `leash` (how each of
+them runs a command so that nothing of it is left when whoever wanted it is gone), and `cordons` (what a mark in the
+scheduler is, and which scheduler is here; `slurm_cordons`).
 """
 
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cluster.choose import WORKER_KINDS, places, workers
+from holdfast.cluster.cordons import Cordons, NotMarked, mark, unmark
 from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
 if TYPE_CHECKING:
     from holdfast.cluster.leash import release, start_on_leash
     from holdfast.cluster.local import core_count
+    from holdfast.cluster.slurm_jobs import EXPEDITE, JobState, SlurmJobs
+    from holdfast.cluster.slurm_nodes import SlurmNode, read_slurm_nodes
 
 __all__ = [
     "ENV_PLACE",
+    "EXPEDITE",
     "WORKER_KINDS",
+    "Cordons",
     "Finished",
+    "JobState",
+    "NotMarked",
     "Place",
     "Placement",
     "Places",
+    "SlurmJobs",
+    "SlurmNode",
     "Task",
     "Workers",
     "core_count",
+    "mark",
     "places",
+    "read_slurm_nodes",
     "release",
     "start_on_leash",
+    "unmark",
     "workers",
 ]
 
-_HOMES = {"core_count": "local", "release": "leash", "start_on_leash": "leash"}
+_HOMES = {
+    "EXPEDITE": "slurm_jobs",
+    "JobState": "slurm_jobs",
+    "SlurmJobs": "slurm_jobs",
+    "SlurmNode": "slurm_nodes",
+    "core_count": "local",
+    "read_slurm_nodes": "slurm_nodes",
+    "release": "leash",
+    "start_on_leash": "leash",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from holdfast.cluster.placement import ENV_PLACE, Place, check_command
+from holdfast.cluster.placement import Place, check_command
 from holdfast.cluster.slurm import (
     FORGOTTEN,
     cancel_submission,
@@ -26,6 +26,7 @@ from holdfast.cluster.slurm import (
     describe_job,
     job_name,
     run_slurm_command,
+    without_job,
 )
 from holdfast.cluster.slurm_place import PlaceRecord, read_record, request_of
 from holdfast.core.clock import Clock, SystemClock
@@ -105,8 +106,7 @@ class SlurmPlaces:
             cancel_submission(orphan, self.command)
         submission = folder / f"slurm-{secrets.token_hex(8)}"
         (submission / "places").mkdir(parents=True)
-        # Of a job that this runs within, nothing may reach the new one: srun would take its sizes for its own.
-        outer = {name: value for name, value in os.environ.items() if not _is_of_a_job(name)}
+        outer = without_job(os.environ)
         try:
             told = self.command(self._submission(command, submission), {**outer, **environment})
         except BaseException as error:
@@ -245,12 +245,6 @@ class SlurmPlacement:
             awaited=False,
             why=f"Slurm job {self._job_id} ended ({describe_job(self._job_id, command)}) {said}",
         )
-
-
-def _is_of_a_job(name: str) -> bool:
-    return name == ENV_PLACE or (
-        name.startswith("SLURM_") and name not in {"SLURM_CONF", "SLURM_CLUSTERS"}
-    )
 
 
 def _own_address_towards(host: str) -> str:

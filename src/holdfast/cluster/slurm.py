@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.cluster.placement import ENV_PLACE
 from holdfast.cluster.slurm_task import Manifest, read_record
 from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, skip_finished
 from holdfast.core.clock import Clock, SystemClock
@@ -72,6 +73,16 @@ def demand_slurm() -> None:
         raise BadUse(
             "There is no sbatch on this machine. Run this on a login node of the Slurm cluster."
         )
+
+
+def without_job(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of a surrounding job, whose sizes srun would use for a job submitted there."""
+    kept = {"SLURM_CONF", "SLURM_CLUSTERS"}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in kept or not (name == ENV_PLACE or name.startswith(("SLURM_", "SLURMD_")))
+    }
 
 
 def job_name(submission: Path) -> str:

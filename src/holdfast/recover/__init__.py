@@ -11,7 +11,8 @@ In order, a module each:
 5. `policy`: what to do next, a pure function
 6. `people`: which decisions wait for a person, what was decided, and the messages about incidents
 7. `signals`: what the nodes report of their own health; `localise`: which node is faulty
-8. `conduct`: carries out what is decided; `supervisor`: receives what happens, in a process of its own
+8. `slurm`: a run that Slurm starts, and starts again when nodes are missing
+9. `conduct`: carries out what is decided; `supervisor`: receives what happens, in a process of its own
    (`supervisor_process`)
 """
 
@@ -40,10 +41,20 @@ if TYPE_CHECKING:
         stop_run,
         supervise,
     )
+    from holdfast.recover.slurm.following import Following
+    from holdfast.recover.slurm.submission import (
+        Submission,
+        end_allocation,
+        is_left,
+        new_submission,
+        stop_queued,
+        submit_run,
+    )
     from holdfast.recover.spec import RunSpec
 
 __all__ = [
     "MODES",
+    "Following",
     "HangLimits",
     "Joined",
     "Meeting",
@@ -51,6 +62,7 @@ __all__ = [
     "Report",
     "Run",
     "RunSpec",
+    "Submission",
     "approve_run",
     "attach",
     "begin_run",
@@ -60,13 +72,18 @@ __all__ = [
     "check_urls",
     "default_stem",
     "detach",
+    "end_allocation",
+    "is_left",
     "join",
     "keep_verdicts",
     "meeting_of",
+    "new_submission",
     "priors_of",
     "remove_run",
     "state_of",
+    "stop_queued",
     "stop_run",
+    "submit_run",
     "supervise",
 ]
 
@@ -94,6 +111,13 @@ _HOMES = {
     "state_of": "runs",
     "stop_run": "runs",
     "supervise": "runs",
+    "Following": "slurm.following",
+    "Submission": "slurm.submission",
+    "end_allocation": "slurm.submission",
+    "is_left": "slurm.submission",
+    "new_submission": "slurm.submission",
+    "stop_queued": "slurm.submission",
+    "submit_run": "slurm.submission",
 }
 
 

@@ -66,7 +66,7 @@ class Conduct:
         self.view = AttemptView.begin(recorder.attempt, spec.hangs)
         self._logs = self._follower()
         self._tests = NodeTests(paths.run_id, spec, nodes, ledger, recorder, clock, observe)
-        self.launches = Launches(paths, nodes, recorder, observe, self._tests, nnodes=spec.nnodes)
+        self.launches = Launches(paths, nodes, recorder, observe, self._tests, spec, clock)
         self.stopping = Stopping(paths.stop_asked, nodes, recorder, self.tell, observe)
         self.speed = Speed(nodes, recorder, observe)
         self.casework = Casework(paths.run_id, recorder, losses, clock, observe)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.core.clock import Clock
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.paths import RunPaths
 from holdfast.recover import policy
@@ -13,6 +14,8 @@ from holdfast.recover.launch import attempt_environment, make_log_folder
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.recorder import Recorder
+from holdfast.recover.slurm.requeue import Requeue
+from holdfast.recover.spec import RunSpec
 
 NODES_S = 1800.0
 """How long a launch waits for nodes that are missing."""
@@ -30,15 +33,24 @@ class Launches:
         recorder: Recorder,
         observe: Callable[[str, Mapping[str, Any]], None],
         tests: NodeTests,
-        *,
-        nnodes: int,
+        spec: RunSpec,
+        clock: Clock,
     ) -> None:
         self._paths = paths
         self._nodes = nodes
         self._recorder = recorder
         self._observe = observe
         self._tests = tests
-        self._nnodes = nnodes
+        self._nnodes = spec.nnodes
+        self._requeue = Requeue(
+            paths,
+            spec.cwd,
+            recorder,
+            observe,
+            clock,
+            nnodes=spec.nnodes,
+            limit=spec.restarts.max_restarts,
+        )
         self._order: dict[str, Any] | None = None
         """What the shims were sent to start the present attempt, where that began in place."""
         self.attempt = 0
@@ -99,6 +111,8 @@ class Launches:
                 return chosen
         if given_up.is_set():
             return policy.JobExited(-9)
+        if self._requeue.queued is not None:
+            return policy.NodesMissing(self._requeue.queued, queued=True)
         missing = self._nodes.missing(self._nnodes)
         out = self._tests.left_out
         cordoned = (
@@ -114,10 +128,14 @@ class Launches:
         """Wait for enough nodes; return whether they are there. Without others, cordoned ones are taken back."""
         for _ in range(round(NODES_S / SPARE_S)):
             if await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S):
+                self._requeue.enough()
                 return True
             self._tests.leave_out()  # a person may have returned a node meanwhile
             if given_up.is_set() or self._tests.readmit(self._nnodes):
                 break
+            names = [node.name for node in self._nodes.connected]
+            if await self._requeue.look(names, self._nodes.cordoned):
+                return False
         return self._nodes.missing(self._nnodes) == 0 and not given_up.is_set()
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:

@@ -211,6 +211,15 @@ class Recorder:
         checkpoints = self._ledger.checkpoints(self._run_id)
         return checkpoints[-1] if checkpoints else None
 
+    @property
+    def reached(self) -> int | None:
+        """The step of the newest checkpoint, else the highest step; None for a job that reports neither."""
+        newest = self.newest_checkpoint()
+        if newest is not None:
+            return newest.step
+        steps = [one.last_step for one in self._ledger.attempts(self._run_id)]
+        return max((step for step in steps if step is not None), default=None)
+
     @_or_complain
     def checkpoint_folders(self) -> set[Path]:
         """Return the folders into which the run has saved."""

@@ -143,7 +143,8 @@ def supervise(
     lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)
     try:
         paths.stop_asked.unlink(missing_ok=True)
-        is_lost = run.state == "running" and bool(ledger.attempts(run_id))
+        goes_on = run.state in ("running", "queued")
+        is_lost = goes_on and bool(ledger.attempts(run_id))
         changes = {"state": "running", "pid": os.getpid(), "host": socket.gethostname()}
         ledger.set_run(run_id, **changes, ended_at_s=None, exit_code=None, outcome="")
         node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
@@ -340,6 +341,10 @@ def remove_run(run: Run, ledger: Ledger, home: Path) -> None:
     if is_alive(paths.lock):
         raise BadUse(
             f"Run {run.run_id} is still going. Stop it first: `holdfast runs stop {run.run_id}`."
+        )
+    if run.state == "queued":
+        raise BadUse(
+            f"Run {run.run_id} waits in the queue. Stop it first: `holdfast runs stop {run.run_id}`."
         )
     ledger.remove_run(run.run_id)
     if paths.root.exists():

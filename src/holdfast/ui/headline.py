@@ -19,6 +19,8 @@ def _sentence(summary: RunSummary) -> str:
     match summary.run.state:
         case "running":
             return f"Still running, {faults[0].lower()}{faults[1:]} so far: {numbers}"
+        case "queued":
+            return f"Waits in the queue, {faults[0].lower()}{faults[1:]} so far: {numbers}"
         case "completed":
             how = (
                 [faults, people, *_weights(summary)]

@@ -214,6 +214,7 @@ RULES: Mapping[str, str] = {
     "nodes-missing": "a run that has waited too long for nodes ends",
     "node-confirmed": "a node that two independent signals call faulty is left, with the state saved, for a spare",
     "node-leaving_at": "a node that will be taken away is left, with the state saved",
+    "queued-again": "a run that lacks nodes which cannot come back is queued again without them",
     "go-on": "a spike that came again, or without a healthy checkpoint, is lived with",
     "propose": "in the mode propose a running job is touched only after an approval",
     "note": "in the mode observe a running job is not touched",

@@ -295,6 +295,8 @@ def _check(cost: IncidentSummary, summary: RunSummary) -> tuple[str, bool]:
         )
     if cost.number < len(summary.incidents):
         return "It had no effect: the next incident came before a step.", True
+    if summary.run.state == "queued":
+        return "The run is queued again.", False
     if summary.run.state != "running":
         return f"The run ended: {summary.run.state}.", True
     return "Not yet: no step since then.", False

@@ -6,7 +6,8 @@ from typing import Any, Literal
 BY_TIME_LIMIT = "the time limit"
 """The beginning of the words for who asks for a stop where the time limit of the scheduler's job is near."""
 
-RunState = Literal["running", "completed", "failed", "stopped"]
+RunState = Literal["queued", "running", "completed", "failed", "stopped"]
+"""`queued`: the run waits for a job of its scheduler, before its first attempt or between two."""
 AttemptOutcome = Literal["running", "completed", "failed", "stopped"]
 EvaluationState = Literal["running", "done", "failed", "stopped"]
 CheckpointState = Literal["written", "verified", "healthy", "damaged", "incomplete"]

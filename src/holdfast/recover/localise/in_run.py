@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from holdfast.cluster import mark
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Incident, Ledger, NodeRecord, Verdict
@@ -249,6 +250,9 @@ class NodeTests:
                 probability = judgement.probabilities[name]
                 self._keep(name, self._clock.now_s(), kind, probability)
         self.leave_out()
+        reasons = {name: report.evidence(name) for name in cordoned}
+        for sentence in await asyncio.to_thread(mark, reasons, by=self._run_id):
+            self._observe("nodes", {"text": sentence})
         said = [
             f"Node {name} {report.evidence(name)}"
             + (" and is cordoned." if name in cordoned else ".")

@@ -280,7 +280,7 @@ def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) ->
     if any(isinstance(one, modes.Note) for one in actions):
         return "go on", "note"
     if isinstance(event, policy.NodesMissing):
-        return "stop", "nodes-missing"
+        return ("queue again", "queued-again") if event.queued else ("stop", "nodes-missing")
     if not actions:
         return "go on", "go-on"
     if isinstance(event, policy.NodeToLeave):

@@ -117,9 +117,8 @@ def compose(
         lines.append(_lost(incidents) if has_costs else COSTS_UNKNOWN)
     run = story.summary.run
     if run.state != "running":
-        lines.append(
-            f"The run has ended: {run.state}. {' '.join(words.clean(run.outcome).split())}"
-        )
+        end = "waits in the queue" if run.state == "queued" else f"has ended: {run.state}"
+        lines.append(f"The run {end}. {' '.join(words.clean(run.outcome).split())}")
     lines.append(f"More: holdfast explain {run_id}")
     body = "\n".join(lines)
     return f"Holdfast: run {run_id}: {what}", words.shorten(body, BODY_LIMIT)

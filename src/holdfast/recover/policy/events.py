@@ -26,6 +26,8 @@ class NodesMissing:
 
     outcome: str
     """The number of missing nodes, as a sentence."""
+    queued: bool = False
+    """True if the run is queued again, and goes on in another job of its scheduler."""
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) 
     assert isinstance(event, NodesMissing)
     if state.stop_by is not None:
         return finish(state, _stopped(state))
+    if event.queued:
+        return finish(state, End(state="queued", exit_code=4, outcome=event.outcome))
     return finish(state, _failed(event.outcome))
 
 

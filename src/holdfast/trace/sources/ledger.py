@@ -38,6 +38,7 @@ _STATES: Final = {
     "failed": "FAILED",
     "stopped": "CANCELLED",
     "running": "RUNNING",
+    "queued": "NODE_FAIL",
 }
 
 

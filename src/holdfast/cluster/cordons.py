@@ -1,0 +1,95 @@
+"""Mark a cordoned node in the scheduler, too, so that the scheduler starts nothing more on the node.
+
+The ledger decides where runs launch. The mark in the scheduler keeps other jobs off a faulty node, and tells the
+operators why. A mark is a help, never a condition: where Holdfast lacks the permission, the sentence has the command
+for somebody who has it.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+from holdfast.core.errors import HoldfastError
+
+
+class NotMarked(HoldfastError):
+    """The scheduler did not take the mark; the message has the command for a person who may set it."""
+
+
+class Cordons(Protocol):
+    """The marks on nodes of one kind of scheduler. Each call blocks for at most some seconds."""
+
+    @property
+    def scheduler(self) -> str:
+        """Return the name of the scheduler for messages, such as "Slurm"."""
+
+    def cordon(self, node: str, *, reason: str, by: str) -> None:
+        """Have the scheduler start nothing more on a node; what runs there goes on.
+
+        Args:
+            node: the name of the node, as the scheduler has it.
+            reason: one line for the operators.
+            by: the run or the user that cordons the node.
+
+        Raises:
+            NotMarked: the scheduler refused, cannot be reached, or has no such node.
+        """
+
+    def uncordon(self, node: str) -> bool:
+        """Take back what `cordon` has set, and nothing that others have set.
+
+        Returns:
+            False if the node had no mark of Holdfast.
+
+        Raises:
+            NotMarked: the scheduler refused, cannot be reached, or has no such node.
+        """
+
+
+def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
+    """Return the marks of the scheduler that this process runs under; None if there is no scheduler."""
+    from holdfast.cluster.slurm_cordons import SlurmCordons, slurm_is_here
+
+    if slurm_is_here(environment):
+        return SlurmCordons()
+    return None
+
+
+def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None) -> list[str]:
+    """Mark nodes in the scheduler; return one sentence a node, of the mark or of what prevented it.
+
+    Args:
+        reasons: the reason of each node's cordon.
+        by: the run or the user that cordons the nodes.
+        cordons: by default those of the scheduler here; without a scheduler nothing is marked.
+    """
+    cordons = cordons or cordons_here()
+    if cordons is None:
+        return []
+    sentences = []
+    for node, reason in reasons.items():
+        try:
+            cordons.cordon(node, reason=reason, by=by)
+            sentences.append(f"{node} is cordoned in {cordons.scheduler}, too.")
+        except NotMarked as error:
+            sentences.append(str(error))
+    return sentences
+
+
+def unmark(node: str, *, cordons: Cordons | None = None) -> list[str]:
+    """Take Holdfast's mark of a node back; return what to say about the mark.
+
+    Args:
+        node: the name of the node.
+        cordons: by default those of the scheduler here.
+    """
+    cordons = cordons or cordons_here()
+    if cordons is None:
+        return []
+    try:
+        had_mark = cordons.uncordon(node)
+    except NotMarked as error:
+        return [str(error)]
+    if had_mark:
+        return [f"{node} may be used in {cordons.scheduler}, too."]
+    return []

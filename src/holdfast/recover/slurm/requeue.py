@@ -1,0 +1,201 @@
+"""Queue a run again when nodes are missing in its Slurm job.
+
+A node that is gone does not come back into its job. The next job leaves out the nodes that are gone or cordoned, and
+Slurm starts the job only once the present one has ended: the two never run together.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from holdfast.cluster import EXPEDITE, SlurmJobs, SlurmNode, read_slurm_nodes
+from holdfast.core.clock import Clock
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.paths import RunPaths
+from holdfast.recover.slurm.submission import ENV_JOB, Submission, submit
+
+PATIENCE_S = 300.0
+"""Seconds for a missing node that Slurm calls healthy to connect: the default after which Slurm gives a node up."""
+RETRY_S = 60.0
+"""Seconds between two submissions that Slurm refuses."""
+QUEUED_AGAIN = "queued_again"
+"""The kind of the event that records each next job."""
+
+
+class Records(Protocol):
+    """The recorder of the run."""
+
+    def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Record an event."""
+
+    def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
+        """Return the kind, attempt and data of the run's events of some kinds."""
+
+    @property
+    def reached(self) -> int | None:
+        """Return the step of the newest checkpoint, else the highest step; None for a job that reports neither."""
+
+
+def is_due(
+    allocation: Collection[str],
+    connected: Collection[str],
+    cordoned: Collection[str],
+    states: Mapping[str, SlurmNode],
+    *,
+    nnodes: int,
+    waited_s: float,
+) -> bool:
+    """Return True if a run with too few nodes leaves its job for the next one.
+
+    Args:
+        allocation: the names of the job's nodes.
+        connected: the names of the nodes whose agents are connected.
+        cordoned: the names of nodes on which nothing is launched.
+        states: the states of the nodes, by Slurm.
+        nnodes: the number of nodes that train.
+        waited_s: seconds for which nodes have been missing.
+    """
+    usable = set(allocation) - set(cordoned)
+    here = usable & set(connected)
+    missing = usable - here
+    may_come = {name for name in missing if not (name in states and states[name].is_lost)}
+    return len(here) < nnodes and (len(here) + len(may_come) < nnodes or waited_s >= PATIENCE_S)
+
+
+def in_vain(requeues: Collection[Mapping[str, Any]], reached: int | None) -> int:
+    """Return how many of the newest requeues in a row gained nothing.
+
+    Args:
+        requeues: the data of the events `QUEUED_AGAIN`, oldest first; each has the step `reached` before it.
+        reached: the step that is reached now.
+    """
+    count = 0
+    for one in reversed(list(requeues)):
+        before = one.get("reached")
+        if reached is not None and (before is None or before < reached):
+            break
+        count += 1
+    return count
+
+
+class Requeue:
+    """The next job of a run, for the supervisor in the present job."""
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        cwd: str,
+        records: Records,
+        observe: Callable[[str, Mapping[str, Any]], None],
+        clock: Clock,
+        *,
+        nnodes: int,
+        limit: int,
+        environment: Mapping[str, str] = os.environ,
+        jobs: Callable[[], SlurmJobs] = SlurmJobs,
+    ) -> None:
+        """Queue nothing yet.
+
+        Args:
+            paths: of the run.
+            cwd: the working folder of the run.
+            records: the recorder of the run.
+            observe: receives what happens.
+            clock: of this host.
+            nnodes: the number of nodes that train.
+            limit: the most requeues in a row that may gain nothing.
+            environment: of this process.
+            jobs: returns the jobs of Slurm.
+        """
+        self._paths = paths
+        self._cwd = cwd
+        self._records = records
+        self._observe = observe
+        self._clock = clock
+        self._nnodes = nnodes
+        self._limit = limit
+        self._environment = environment
+        self._jobs = jobs
+        self._since_s: float | None = None
+        self._complaint = ""
+        self._try_at_s = 0.0
+        self.queued: str | None = None
+        """The sentence about the next job, once there is one."""
+
+    def enough(self) -> None:
+        """Record that no node is missing."""
+        self._since_s = None
+
+    async def look(self, connected: Collection[str], cordoned: Collection[str]) -> bool:
+        """Queue the run again if that is due; return True if the run is queued.
+
+        What Slurm refuses or does not answer is reported once, and tried again at the next look.
+
+        Args:
+            connected: the names of the nodes whose agents are connected.
+            cordoned: the names of the nodes on which nothing is launched.
+        """
+        now_s = self._clock.monotonic_s()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s < self._try_at_s:
+            return False
+        try:
+            submission = Submission.read(self._paths)
+            if submission is None or not submission.is_own(self._environment):
+                return False
+            waited_s = now_s - self._since_s
+            excluded = await asyncio.to_thread(self._excluded, connected, cordoned, waited_s)
+            if excluded is None:
+                return False
+            reached = self._records.reached
+            past = [data for _, _, data in self._records.events(QUEUED_AGAIN)]
+            if in_vain(past, reached) >= self._limit:
+                raise BadUse(
+                    f"The run is not queued again: {self._limit} times in a row that gained nothing. The run waits "
+                    "for nodes here."
+                )
+            job_id = await asyncio.to_thread(self._next, submission, excluded)
+        # RuntimeError: no thread can be started.
+        except (HoldfastError, OSError, RuntimeError) as error:
+            self._try_at_s = now_s + RETRY_S
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                self._observe("trouble", {"text": str(error)})
+            return False
+        own = self._environment[ENV_JOB]
+        told = {"job": own, "next": job_id, "excluded": sorted(excluded), "reached": reached}
+        self._records.event(QUEUED_AGAIN, told)
+        without = f" without {', '.join(sorted(excluded))}" if excluded else ""
+        self.queued = (
+            f"Nodes are missing. Slurm is to start job {own} again."
+            if job_id == own
+            else f"Nodes are missing. The run is queued again as Slurm job {job_id}{without}."
+        )
+        return True
+
+    def _excluded(
+        self, connected: Collection[str], cordoned: Collection[str], waited_s: float
+    ) -> set[str] | None:
+        """Return the nodes that the next job leaves out; None if no next job is due."""
+        jobs = self._jobs()
+        allocation = jobs.host_names(self._environment.get("SLURM_JOB_NODELIST", ""))
+        # Without `allocation`: a cordoned node may be one of the others, and has to stay out, too.
+        states = read_slurm_nodes(command=jobs.command)
+        due = is_due(
+            allocation, connected, cordoned, states, nnodes=self._nnodes, waited_s=waited_s
+        )
+        gone = set(allocation) - set(connected)
+        return (gone | set(cordoned)) & set(states) if due else None
+
+    def _next(self, submission: Submission, excluded: Collection[str]) -> str:
+        """Return the number of the next job, which is submitted unless an earlier supervisor has submitted the job."""
+        own, jobs = self._environment[ENV_JOB], self._jobs()
+        if EXPEDITE in submission.options:
+            return own
+        newest = submission.jobs[-1]
+        if newest != own and not jobs.state(newest).is_over:
+            return newest
+        return submit(submission, self._paths, self._cwd, jobs, after=own, exclude=excluded).jobs[
+            -1
+        ]

@@ -1,0 +1,240 @@
+"""Submit a run as a Slurm job, and record the numbers of the run's jobs in the run's folder.
+
+Each job starts `holdfast run --resume RUN` on each of its nodes: a job that Slurm starts again, and the next job of the
+run, go on where the run is. Only jobs that the record names, or whose name has the key of the record, are touched.
+"""
+
+import os
+import secrets
+import shlex
+import sys
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from holdfast.cluster import SlurmJobs
+from holdfast.core.atomic import replacing
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.ledger import Event, Ledger, Run
+from holdfast.core.paths import RunPaths
+from holdfast.recover.runs import remove_run
+
+ENV_JOB, ENV_RESTARTS = "SLURM_JOB_ID", "SLURM_RESTART_COUNT"
+STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
+# Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not narrow them.
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True):
+    """A run in the queue of Slurm.
+
+    Attributes:
+        key: makes the names of the run's jobs unlike those of other runs.
+        nodes: the nodes that train.
+        spares: the nodes that wait to replace others.
+        options: the user's options for sbatch.
+        command: argv of each node.
+        environment: variables of the job that may hold secrets.
+        jobs: the numbers of the jobs that were submitted, the present one last.
+    """
+
+    key: str
+    nodes: int
+    spares: int
+    options: tuple[str, ...]
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    jobs: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, paths: RunPaths) -> Self | None:
+        """Return the record of a run; None for a run that was not submitted."""
+        try:
+            return msgspec.json.decode(_record(paths).read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+
+    def following(self, last: "Submission") -> "Submission":
+        """Return this record as the next one after an earlier record of the same run."""
+        return msgspec.structs.replace(self, key=last.key, jobs=last.jobs)
+
+    def write(self, paths: RunPaths) -> None:
+        """Write the record, readable by its user alone."""
+        with replacing(_record(paths)) as record:
+            record.touch(0o600)
+            record.write_bytes(msgspec.json.encode(self))
+
+    def is_own(self, environment: Mapping[str, str] = os.environ) -> bool:
+        """Return True in a job of this run."""
+        job_id = environment.get(ENV_JOB)
+        return job_id is not None and job_id in self.jobs
+
+
+def logs_of(paths: RunPaths, job_id: str) -> tuple[Path, Path]:
+    """Return the files with the output and the errors of a job."""
+    return paths.logs / f"slurm-{job_id}.out", paths.logs / f"slurm-{job_id}.err"
+
+
+def new_submission(
+    *,
+    run_id: str,
+    ledger_url: str,
+    nodes: int,
+    spares: int,
+    options: Collection[str],
+    environment: Mapping[str, str],
+    echo: bool,
+) -> Submission:
+    """Return the record of a run that has no job yet."""
+    command = [sys.executable, "-m", "holdfast.cli.main", "--ledger", ledger_url, "run"]
+    command += ["--resume", run_id, "--spares", str(spares), *([] if echo else ["--no-echo"])]
+    return Submission(
+        key=secrets.token_hex(4),
+        nodes=nodes,
+        spares=spares,
+        options=tuple(options),
+        command=tuple(command),
+        environment=dict(environment),
+    )
+
+
+def submit(
+    submission: Submission,
+    paths: RunPaths,
+    cwd: str,
+    jobs: SlurmJobs,
+    *,
+    after: str | None = None,
+    exclude: Collection[str] = (),
+) -> Submission:
+    """Submit the next job of a run, and record the job; return the record.
+
+    A job that was submitted by a process that ended before it had recorded the job is taken for the next one.
+
+    Args:
+        submission: the record.
+        paths: of the run.
+        cwd: the working folder of the run.
+        jobs: the jobs of Slurm.
+        after: the number of a job that must have ended before the next one starts.
+        exclude: the names of nodes that the job must not use.
+
+    Raises:
+        BadUse: Slurm refuses the job.
+        HoldfastError: Slurm does not answer.
+    """
+    submission.write(paths)
+    name = f"holdfast-{paths.run_id}-{submission.key}"
+    lost = [job_id for job_id in jobs.named(name) if job_id not in submission.jobs]
+    script = paths.root / "slurm-job.sh"
+    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)}\n")
+    job_id = lost[0] if lost else None
+    total = submission.nodes + submission.spares
+    # Nodes that were lost may leave too few for all spares.
+    nodes = str(total) if after is None else f"{submission.nodes}-{total}"
+    if job_id is None:
+        job_id = jobs.submit(
+            script,
+            name=name,
+            nodes=nodes,
+            options=submission.options,
+            environment={**submission.environment, "HOLDFAST_HOME": str(paths.home)},
+            working_folder=cwd,
+            logs=paths.logs,
+            after=after,
+            exclude=exclude,
+        )
+    submission = msgspec.structs.replace(submission, jobs=(*submission.jobs, job_id))
+    submission.write(paths)
+    return submission
+
+
+def submit_run(
+    run: Run, submission: Submission, ledger_url: str, home: Path, jobs: SlurmJobs
+) -> Submission:
+    """Queue a recorded run; return the record with the number of the run's job.
+
+    The ledger is not open while Slurm may start the job, since the job's first node writes the ledger.
+
+    Raises:
+        BadUse: a job of the run waits or runs, or Slurm refuses the job; a new run is forgotten then.
+    """
+    paths = RunPaths(home, run.run_id)
+    if submission.jobs and not jobs.state(submission.jobs[-1]).is_over:
+        raise BadUse(
+            f"Slurm job {submission.jobs[-1]} of run {run.run_id} has not ended. `holdfast runs stop {run.run_id}` "
+            "stops the run."
+        )
+    is_new = not submission.jobs and run.state == "running"
+    with Ledger.open(ledger_url) as ledger:
+        ledger.set_run(run.run_id, state="queued", ended_at_s=None, exit_code=None, outcome="")
+        if run.state in ("stopped", "failed"):  # a person goes on: earlier failures count no more
+            newest = max((one.number for one in ledger.attempts(run.run_id)), default=0)
+            now_s = time.time()
+            ledger.add_event(Event(run_id=run.run_id, attempt=newest, at_s=now_s, kind="begun"))
+    try:
+        return submit(submission, paths, run.cwd, jobs)
+    except HoldfastError:
+        with Ledger.open(ledger_url) as ledger:
+            ledger.set_run(
+                run.run_id,
+                state=run.state,
+                ended_at_s=run.ended_at_s,
+                exit_code=run.exit_code,
+                outcome=run.outcome,
+            )
+            if is_new and not ledger.attempts(run.run_id):
+                remove_run(run, ledger, home)
+        raise
+
+
+def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = None) -> None:
+    """End the job of a run that waits in the queue.
+
+    Raises:
+        BadUse: the run was not submitted, or its job has begun meanwhile.
+        HoldfastError: Slurm does not answer.
+    """
+    submission = Submission.read(RunPaths(home, run.run_id))
+    if submission is None or not submission.jobs:
+        raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
+    jobs, job_id = jobs or SlurmJobs(), submission.jobs[-1]
+    state = jobs.state(job_id)
+    if state.is_running:
+        raise BadUse(f"Slurm job {job_id} of run {run.run_id} begins just now. Stop it again in a moment.")  # fmt: skip
+    jobs.end(job_id)
+    outcome = f"Stopped while it waited as Slurm job {job_id}."
+    ledger.set_run(
+        run.run_id, state="stopped", exit_code=4, ended_at_s=time.time(), outcome=outcome
+    )
+
+
+def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True in a job of a run that is over: a person has stopped the run, or it has ended elsewhere.
+
+    A run that was stopped by Slurm itself goes on in the job that Slurm starts again.
+    """
+    submission = Submission.read(RunPaths(home, run.run_id))
+    if submission is None or not submission.is_own(environment):
+        return False
+    is_again = environment.get(ENV_RESTARTS, "0") != "0"
+    return run.state in ("completed", "failed") or (run.state == "stopped" and not is_again)
+
+
+def end_allocation(paths: RunPaths, environment: Mapping[str, str] = os.environ) -> bool:
+    """End the job in which this process is, where the next job of the run waits for that; return True if so.
+
+    Raises:
+        HoldfastError: Slurm does not answer.
+    """
+    submission = Submission.read(paths)
+    if submission is None or not submission.is_own(environment):
+        return False
+    own = environment[ENV_JOB]
+    return submission.jobs[-1] != own and SlurmJobs().end(own)
+
+
+def _record(paths: RunPaths) -> Path:
+    return paths.root / "slurm.json"

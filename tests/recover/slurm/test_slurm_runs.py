@@ -1,0 +1,109 @@
+"""Runs that a real Slurm of several nodes starts, and starts again."""
+
+import pytest
+
+from holdfast.core.link import ENV_ATTEMPT
+from holdfast.recover.slurm.submission import Submission
+from holdfast.testing.slurm import PrivateSlurm
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PrivateSlurm.missing() is not None, reason=str(PrivateSlurm.missing())),
+]
+UNTIL_FINISHED = f"""
+import os, pathlib, time
+import holdfast
+
+run = holdfast.attach()
+step = 1000 * int(os.environ["{ENV_ATTEMPT}"])
+told = pathlib.Path(f"rank-{{os.environ['RANK']}}")
+told.with_suffix(f".{{os.getpid()}}").write_text(f"{{os.environ['SLURM_JOB_ID']}} {{os.environ['SLURMD_NODENAME']}}")
+told.with_suffix(f".{{os.getpid()}}").replace(told)
+print("rank", os.environ["RANK"], "trains")
+while not pathlib.Path("finish").exists():
+    step += 1
+    time.sleep(0.02)
+    run.step(step)
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path_factory):
+    with PrivateSlurm(tmp_path_factory.mktemp("s"), nodes=4) as slurm:
+        yield slurm
+
+
+def environment_of(place, slurm):
+    return {**slurm.environment, **place.environment, "SLURM_CONF": slurm.environment["SLURM_CONF"]}
+
+
+def ranks(place):
+    """Return the job and the node of each rank."""
+    files = [place.folder / f"rank-{rank}" for rank in range(2)]
+    return [tuple(one.read_text().split()) if one.exists() else None for one in files]
+
+
+def wait_for_ranks(place, *wanted):
+    place.wait_until(lambda: ranks(place) == list(wanted), timeout_s=240)
+
+
+def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_missing(
+    place, slurm
+):
+    job = place.job(UNTIL_FINISHED)
+    arguments = ["--on", "slurm", "--nodes", "2", "--spares", "1", "--name", "r"]
+    environment = environment_of(place, slurm)
+    with place.start("run", *arguments, "--", "python", job, environment=environment) as terminal:
+        wait_for_ranks(place, ("1", "n1"), ("1", "n2"))
+        place.wait_for_step("r", 1003)
+        slurm.kill_node("n2")
+        wait_for_ranks(place, ("1", "n1"), ("1", "n3"))
+        place.wait_for_step("r", 2003)
+        slurm.kill_node("n3")
+        # Slurm itself would notice up to half a minute later.
+        slurm.run(["scontrol", "update", "nodename=n2,n3", "state=down", "reason=dead"])
+        wait_for_ranks(place, ("2", "n1"), ("2", "n4"))
+        place.wait_for_step("r", 3003)
+        (place.folder / "finish").touch()
+        out, err = terminal.communicate(timeout=120)
+    assert terminal.returncode == 0, err
+    assert "rank 1 trains" in out
+    assert "Slurm job 1 runs on n1, n2, n3" in err
+    assert "queued again as Slurm job 2 without n2, n3" in err
+    assert err.count("holdfast: The job completed.") == 1
+    with place.ledger() as ledger:
+        assert ledger.run("r").state == "completed"
+        assert [one.diagnosis["scope"] for one in ledger.incidents()] == [
+            {"node": "n2"},
+            {"node": "n3"},
+        ]
+        assert len(ledger.attempts("r")) == 3
+    assert Submission.read(place.paths("r")).jobs == ("1", "2")
+    assert not slurm.run(["squeue", "--noheader"]).strip()
+
+
+def test_a_queued_run_is_listed_as_such_and_stopped(place, slurm):
+    """No node may be used, so that the job waits."""
+    slurm.run(["scontrol", "update", "partition=main", "state=down"])
+    job = place.job(UNTIL_FINISHED)
+    environment = environment_of(place, slurm)
+
+    def holdfast(*arguments):
+        with place.start(*arguments, environment=environment) as process:
+            out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    arguments = ["--on", "slurm", "--name", "r", "--detach"]
+    code, out, err = holdfast("run", *arguments, "--", "python", job)
+    assert code == 0, err
+    assert "Run r is queued as Slurm job 1." in out
+    assert "queued" in holdfast("runs", "ls")[1]
+    code, out, err = holdfast("runs", "stop", "r")
+    assert (code, out) == (0, "Stopped while it waited as Slurm job 1.\n"), err
+    assert not slurm.run(["squeue", "--noheader"]).strip()
+    code, _, err = holdfast(
+        "run", "--on", "slurm", "--sbatch-option=--partition=none", "--", "python", job
+    )
+    assert code == 2
+    assert "invalid partition" in err
+    assert "--sbatch-option" in err
