@@ -27,6 +27,7 @@ from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.recorder import Launch, Recorder
 from holdfast.recover.signals.in_run import NodeHealth
+from holdfast.recover.signals.slurm import states_here
 from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.speed import Speed
@@ -71,7 +72,15 @@ class Conduct:
         self.speed = Speed(nodes, recorder, observe)
         self.casework = Casework(paths.run_id, recorder, losses, clock, observe)
         self.health = NodeHealth(
-            paths.run_id, spec, nodes, self._tests, recorder, clock, observe, self.tell
+            paths.run_id,
+            spec,
+            nodes,
+            self._tests,
+            recorder,
+            clock,
+            observe,
+            self.tell,
+            states_here(),
         )
         self.decisions = Decisions(spec, recorder, paths.approved, observe, self.health.coverage)
         self.tasks = Tasks(self._failed)

@@ -1,5 +1,6 @@
 """Keep the signals and notices of a run's nodes, and have the policy decide on them."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,7 +15,8 @@ from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.localise.pairing import MAX_PRIOR, cordon_limit
 from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.policy.nodes import Around, Finding, NodePlan, plan_for
-from holdfast.recover.signals.facts import NodeSignal, Notice
+from holdfast.recover.signals import slurm
+from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Notice
 from holdfast.recover.spec import RunSpec
 
 LOOK_TICKS = 10
@@ -71,6 +73,7 @@ class NodeHealth:
         clock: Clock,
         observe: Callable[[str, Mapping[str, Any]], None],
         tell: Callable[[policy.NodeToLeave], None],
+        states: slurm.SlurmStates | None = None,
     ) -> None:
         """Begin without a signal.
 
@@ -83,6 +86,7 @@ class NodeHealth:
             clock: the clock of this host.
             observe: receives the events of the run.
             tell: passes an event to the policy.
+            states: reads the states that the scheduler gives the nodes; called in a thread.
         """
         self._run_id = run_id
         self._spec = spec
@@ -99,6 +103,10 @@ class NodeHealth:
         self._aside: dict[str, NodeRecord] = {}
         """The nodes on which this run launches nothing, without a cordon in the ledger."""
         self._to_leave: set[str] = set()
+        self._states = states
+        self._states_due_s = clock.monotonic_s()
+        self._reading: asyncio.Future[Mapping[str, Sequence[Fact]]] | None = None
+        self._of_scheduler: dict[str, Sequence[Fact]] = {}
         self._sentences: list[str] = []
         """The sentences about the present incident."""
         self._liveness = Liveness()
@@ -176,6 +184,45 @@ class NodeHealth:
             self._observe("nodes", {"text": f"node {name}: {notice.text} ({notice.source})"})
         known[notice.key] = notice
 
+    # What the scheduler says
+
+    def _look_at_scheduler(self) -> None:
+        """Read the scheduler's states of the nodes in a thread, when they are due."""
+        now_s = self._clock.monotonic_s()
+        if self._states is None:
+            return
+        names = [one.name for one in self._nodes.connected]
+        if self._reading is None:
+            if now_s >= self._states_due_s:
+                loop = asyncio.get_running_loop()
+                self._reading = loop.run_in_executor(None, self._states, names)
+            return
+        if not self._reading.done():
+            return
+        reading, self._reading = self._reading, None
+        self._states_due_s = now_s + slurm.PERIOD_S
+        why = ""
+        try:
+            self.take_states(reading.result())
+        except CannotSee as error:
+            why = str(error)
+        for name in names:
+            self._sources.setdefault(name, {})[slurm.NAME] = why
+
+    def take_states(self, told: Mapping[str, Sequence[Fact]]) -> None:
+        """Record the facts that the scheduler has about the nodes now."""
+        now_s = self._clock.monotonic_s()
+        for name in {*told, *self._of_scheduler}:
+            facts = told.get(name, ())
+            present = {fact.key for fact in facts}
+            over = [one for one in self._of_scheduler.get(name, ()) if one.key not in present]
+            for fact, is_over in [*((one, False) for one in facts), *((one, True) for one in over)]:
+                if isinstance(fact, Notice):
+                    self._notice(name, fact, is_over=is_over)
+                else:
+                    self._signal(name, fact, now_s, is_over=is_over)
+        self._of_scheduler = dict(told)
+
     # What follows from it
 
     def tick(self, view: AttemptView, state: policy.State) -> None:
@@ -183,6 +230,7 @@ class NodeHealth:
         self._ticks += 1
         if self._ticks % LOOK_TICKS or state.phase is not Phase.RUNNING:
             return
+        self._look_at_scheduler()
         self._look_at_liveness(view)
         here = {one.name: one for one in self._nodes.launched if one.launched is not None}
         for name, finding, evidence, left_s in self._findings():
