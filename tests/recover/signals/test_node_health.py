@@ -1,6 +1,5 @@
 """Signals and notices of a run's nodes: what is recorded, cordoned, left, and passed to the policy."""
 
-
 import pytest
 
 from holdfast.recover import policy

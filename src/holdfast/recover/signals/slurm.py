@@ -9,7 +9,14 @@ from typing import Final
 
 from holdfast.cluster import SlurmNode, read_slurm_nodes
 from holdfast.core.errors import HoldfastError
-from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSignal, Notice
+from holdfast.recover.signals.facts import (
+    TEXT_LIMIT,
+    CannotSee,
+    Fact,
+    NodeSignal,
+    Notice,
+    NoticeKind,
+)
 
 NAME: Final = "the state in Slurm"
 PERIOD_S = 30.0
@@ -43,7 +50,7 @@ def facts_of(node: SlurmNode) -> Sequence[Fact]:
     if node.is_lost:
         return [NodeSignal(source=NAME, name="scheduler-down", text=text)]
     if node.is_leaving and node.source != "holdfast":
-        kind = "maintenance" if node.states & _MAINTENANCE else "drain"
+        kind: NoticeKind = "maintenance" if node.states & _MAINTENANCE else "drain"
         return [Notice(source=NAME, kind=kind, text=text)]
     return []
 
