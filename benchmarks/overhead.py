@@ -4,12 +4,14 @@ The peer is plain torchrun with the same script, interleaved: A/B/A/B. Limits: a
 without supervision. (What a checkpoint costs is `checkpoint.py`'s.)
 """
 
+import contextlib
 import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,8 @@ from common.jobs import (
 )
 from common.machine import OthersLoad, Quiet
 from common.table import Must, Row, parse_arguments, report
+from holdfast.recover.signals.facts import CannotSee
+from holdfast.recover.signals.watch import sources_of_this_host
 
 WORLD_SIZE = 2
 MIB = 1024 * 1024
@@ -113,6 +117,27 @@ def _answer_of(process: subprocess.Popen[bytes], folder: Path, result: Path) -> 
     if code != 0 or not result.exists():
         raise DoesNotWork(f"exit code {code}:\n{last_words(folder)}")
     return json.loads(result.read_text())
+
+
+# The signals of the node
+
+READS = 20
+"""The reads of each source of signals, after the first one."""
+
+
+def signal_row() -> Row:
+    """Return the share of a core that the agent's reads of this host's signals use."""
+    share, sources = 0.0, sources_of_this_host(since_s=time.monotonic())
+    for source in sources:
+        with contextlib.suppress(CannotSee):
+            source.read()
+        began_s = time.process_time()
+        for _ in range(READS):
+            with contextlib.suppress(CannotSee):
+                source.read()
+        share += (time.process_time() - began_s) / READS / source.period_s
+    measure = "reads of the node's signals, without GPUs"
+    return Row(measure=measure, ours=100 * share, must=Must("<=", 0.2), unit="% of a core")
 
 
 # Steps and memory
@@ -290,7 +315,7 @@ def main() -> int:
     quiet = Quiet(patience_s=0.0 if args.quick else 20.0)
     try:
         with OthersLoad() as others:
-            rows = [*call_rows(size, quiet), *step_rows(size, args.seed, quiet)]
+            rows = [*call_rows(size, quiet), signal_row(), *step_rows(size, args.seed, quiet)]
     except DoesNotWork as error:
         say(f"overhead.py: {error}")
         return 1

@@ -109,6 +109,99 @@ def test_ranks_of_all_nodes_restart_in_place_and_a_spare_replaces_a_lost_node(pl
     assert not list((place.home / "rendezvous").glob("*.json"))
 
 
+FAKE_HOST = """
+import io, os
+
+FAKES = {"/dev/kmsg": "kmsg", "/run/systemd/shutdown/scheduled": "scheduled"}
+
+def faking(real):
+    def opened(path, *arguments, **options):
+        fake = FAKES.get(path if isinstance(path, int) else os.fspath(path))
+        return real(f"{os.environ['FAKE_HOST']}/{fake}" if fake else path, *arguments, **options)
+    return opened
+
+os.open, io.open = faking(os.open), faking(io.open)
+"""
+"""A module that Python imports at its start: the node's sources of signals are files of the test."""
+
+
+class WithSpare(Cluster):
+    """Two nodes whose ranks train, and a spare, n3; the sources of their signals are files in `hosts`."""
+
+    def __init__(self, place, hosts):
+        super().__init__(place, "--", "python", place.job(UNTIL_FINISHED))
+        self.hosts = hosts
+        (hosts / "sitecustomize.py").write_text(FAKE_HOST)
+        paths = os.pathsep.join(filter(None, [str(hosts), os.environ.get("PYTHONPATH", "")]))
+        for name in ("n1", "n2", "n3"):
+            (hosts / name).mkdir()
+            (hosts / name / "kmsg").touch()
+            self.start(name, PYTHONPATH=paths, FAKE_HOST=str(hosts / name))
+            place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+            if name == "n2":
+                place.wait_until(lambda: len(list(place.folder.glob("rank-?"))) == 2)
+        place.wait_for_step("r", 1003)
+        place.wait_until(lambda: _has_joined(place, 3))
+
+    def wait_for_spare(self):
+        """Wait until the spare has taken the place of n2, and trains."""
+        self.place.wait_until(lambda: [self.rank(rank)[0] for rank in range(2)] == ["n1", "n3"])
+        self.place.wait_for_step("r", 2003)
+
+
+@pytest.fixture
+def with_spare(place, tmp_path_factory):
+    cluster = WithSpare(place, tmp_path_factory.mktemp("hosts"))
+    yield cluster
+    for node in cluster.nodes.values():
+        node.kill()
+        node.communicate()
+
+
+def test_a_node_with_an_xid_is_left_for_the_spare_when_a_rank_fails(place, with_spare):
+    lost = "NVRM: Xid (PCI:0000:4e:00): 79, pid=7, name=python, GPU has fallen off the bus."
+    with (with_spare.hosts / "n2" / "kmsg").open("a") as log:
+        log.write(f"4,9,{time.monotonic_ns() // 1000},-;{lost}\n")
+    place.wait_until(lambda: _recorded(place, "node_signal"))
+    os.kill(with_spare.rank(0)[1], signal.SIGKILL)
+    with_spare.wait_for_spare()
+    ends = with_spare.finish()
+    assert [code for code, _ in ends.values()] == [0, 0, 0], ends
+    (incident,) = incidents(place)
+    assert "Node n2 is faulty (the kernel's log: NVRM: Xid" in incident.explanation
+    with place.ledger() as ledger:
+        assert ledger.node("n2").is_cordoned
+        (found,) = ledger.events("r", "node_signal")
+        (decision, *_) = ledger.events("r", "decision")
+    assert (found.data["node"], found.data["reason"]) == ("n2", "NodeFailure")
+    assert "the kernel's log on all nodes" in decision.data["signals"]["looked_at"]
+    assert "(the kernel's log)" in place.holdfast("explain", "r")[1]
+
+
+@pytest.mark.slow
+def test_a_node_that_is_about_to_be_shut_down_is_left_without_an_incident(place, with_spare):
+    scheduled = with_spare.hosts / "n2" / "scheduled"
+    scheduled.with_suffix(".new").write_text(
+        f"USEC={int(time.time() + 3600) * 10**6}\nMODE=reboot\n"
+    )
+    scheduled.with_suffix(".new").rename(scheduled)
+    with_spare.wait_for_spare()
+    ends = with_spare.finish()
+    assert [code for code, _ in ends.values()] == [0, 0, 0], ends
+    assert incidents(place) == []
+    with place.ledger() as ledger:
+        assert [one.outcome for one in ledger.attempts("r")] == ["stopped", "completed"]
+        assert ledger.nodes() == []
+    told = place.holdfast("explain", "r")[1]
+    assert "Node n2 is to be taken away: reboot is planned, in" in told
+    assert "Node n2 was left out from then on" in told
+
+
+def _recorded(place, kind):
+    with place.ledger() as ledger:
+        return ledger.events("r", kind)
+
+
 def _has_joined(place, count):
     return len(list((place.paths("r").root / "nodes").glob("*.lock"))) >= count - 1
 

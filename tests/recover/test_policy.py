@@ -19,6 +19,7 @@ from holdfast.recover.policy import (
     Kill,
     Launch,
     LossBroken,
+    NodeToLeave,
     Phase,
     RankFailed,
     Replay,
@@ -555,6 +556,7 @@ EVENTS = st.one_of(
     st.builds(StopAsked, st.just("x")),
     st.builds(StateSaved),
     st.builds(CannotSave),
+    st.builds(NodeToLeave, node=st.just("n"), why=st.just("w")),
     st.builds(Tick),
 )
 

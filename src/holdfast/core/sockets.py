@@ -1,5 +1,6 @@
-"""Wait for any of many file descriptors to become readable; find free ports."""
+"""Wait for any of many file descriptors to become readable; find free ports; write addresses."""
 
+import ipaddress
 import random
 import select
 import socket
@@ -49,3 +50,10 @@ def free_ports(count: int, *, host: str = "") -> list[int]:
     finally:
         for one in sockets:
             one.close()
+
+
+def plain_address(address: str) -> str:
+    """Return an address as it is written elsewhere: one of IPv4 without its prefix for IPv6."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return str(mapped or found)

@@ -10,7 +10,7 @@ In order, a module each:
    ranks stand); `gate`: which checkpoints are healthy; `stopping`: where it can stop
 5. `policy`: what to do next, a pure function
 6. `people`: which decisions wait for a person, what was decided, and the messages about incidents
-7. `localise`: which node is faulty
+7. `signals`: what the nodes report of their own health; `localise`: which node is faulty
 8. `slurm`: a run that Slurm starts, and starts again when nodes are missing
 9. `conduct`: carries out what is decided; `supervisor`: receives what happens, in a process of its own
    (`supervisor_process`)

@@ -79,6 +79,8 @@ class AttemptView:
     """Where the ranks stand, as they have answered since the last look."""
     begun: dict[int, Begun | None] = field(default_factory=dict)
     """The collectives that the ranks have begun, as they have answered since the last look."""
+    collectives_s: float | None = None
+    """When a rank has answered last with the collectives that it had begun."""
     start_step: int | None = None
     """Steps completed in the state it began from; None before its first step."""
     restored: dict[str, Any] | None = None
@@ -117,6 +119,8 @@ class AttemptView:
             self._watch(rank, now_s)
         elif kind == "stacks":
             self.answers[rank] = stand_of(message["threads"])
+        elif kind == "collectives" and message["collectives"]:
+            self.collectives_s = now_s
         elif kind == "begun":
             self.begun[rank] = collectives_of(message["collectives"])
         elif kind == "step" and rank in self.attached:

@@ -26,6 +26,8 @@ from holdfast.recover.outcome import Outcome, outcome_of
 from holdfast.recover.people import modes
 from holdfast.recover.people.decisions import Decisions
 from holdfast.recover.recorder import Launch, Recorder
+from holdfast.recover.signals.in_run import NodeHealth
+from holdfast.recover.signals.slurm import states_here
 from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.speed import Speed
@@ -69,7 +71,18 @@ class Conduct:
         self.stopping = Stopping(paths.stop_asked, nodes, recorder, self.tell, observe)
         self.speed = Speed(nodes, recorder, observe)
         self.casework = Casework(paths.run_id, recorder, losses, clock, observe)
-        self.decisions = Decisions(spec, recorder, paths.approved, observe)
+        self.health = NodeHealth(
+            paths.run_id,
+            spec,
+            nodes,
+            self._tests,
+            recorder,
+            clock,
+            observe,
+            self.tell,
+            states_here(),
+        )
+        self.decisions = Decisions(spec, recorder, paths.approved, observe, self.health.coverage)
         self.tasks = Tasks(self._failed)
         self._all_ended = asyncio.Event()
         self._kill_asked = asyncio.Event()
@@ -132,7 +145,7 @@ class Conduct:
         verdict = self.decisions.decide(view, before, event, now_s)
         self.state = verdict.state
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
-        if before.phase is policy.Phase.RUNNING and self.state.phase in failing:
+        if before.phase not in failing and self.state.phase in failing:
             self.casework.begin(view)
         for action in verdict.actions:
             self._do(action)
@@ -143,6 +156,7 @@ class Conduct:
             case policy.Launch():
                 self._kill_asked.clear()
                 in_place = action.in_place and self.view.can_start_again
+                in_place = in_place and not self.health.must_leave
                 in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
                 self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
@@ -218,7 +232,7 @@ class Conduct:
         self._recorder.observed(self.view.observations(self._clock.now_s()))
         if self.view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self.view.dropped_log_bytes})
-        stopping = self.state.stop_by is not None
+        stopping = bool(self.state.stop_by or self.state.leaving)
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
         self.tell(policy.JobExited(returncode))
@@ -258,7 +272,8 @@ class Conduct:
         failure = await self.casework.diagnose(self.view, self._logs)
         self._tests.suspect(self.casework.suspects())
         self._tests.failed(self.view, self.casework)
-        self.tell(failure)
+        self.tell(self.health.failed(failure, self.casework))
+        self.health.explain(self.casework)
 
     def _end(self, end: policy.End) -> None:
         outcome = outcome_of(

@@ -17,6 +17,7 @@ lost by that.
 | agent | `steps` | `peers`, `reports`: of each report of a step `seq`, the place of its peer, `age_s`, `message` |
 | agent | `states` | `states`: the kernel's states of the ranks' processes, as far as they have changed |
 | agent | `looked` | `look`, `used`: what the ranks' processes have used |
+| agent | `node_signal`, `notice`, `cannot_see` | `fact`, `age_s`, `is_over`; `sources`: see `signals.watch` |
 | agent | `port` | `port`: free on its node |
 | agent | `launcher_ended` | `attempt`, `returncode` |
 | agent | `checked` | `check`, `answer`: what a test of its node has found, see `localise.tester` |
@@ -38,11 +39,12 @@ import ipaddress
 import itertools
 import secrets
 import socket
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from holdfast.core.channel import is_token
 from holdfast.core.clock import Clock
+from holdfast.core.sockets import plain_address
 from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
 from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
@@ -128,6 +130,7 @@ class Nodes:
         self._acks: set[str] = set()
         self.cordoned: Set[str] = frozenset()
         """Names of nodes on which nothing is launched."""
+        self.signalled: Callable[[str, dict[str, Any]], None] = lambda _node, _message: None
         self.is_testing = False
         """Whether nodes are tested: a spare is of no help then, and a cut of a connection no reason to lose a node."""
         self._reached_at: str | None = None
@@ -332,6 +335,11 @@ class Nodes:
             if node.stream is not None and node.launched is None and node.name not in self.cordoned
         ]
 
+    @property
+    def spares(self) -> list[Node]:
+        """Return the free nodes that have no part in the present launch."""
+        return [node for node in self._free() if node not in self._launch]
+
     def _places(self, count: int) -> list[Node]:
         """Choose nodes: those of the last launch in their places, and others where these are missing."""
         free = self._free()
@@ -430,8 +438,8 @@ class Nodes:
             node.peers.clear()  # each of them will connect again
             node.checks.end()
         node.stream, node.away_ticks, node.silent_ticks = stream, 0, 0
-        node.address = _plain(stream.remote_host)
-        local = _plain(stream.local_host)
+        node.address = plain_address(stream.remote_host)
+        local = plain_address(stream.local_host)
         if local != node.address and not ipaddress.ip_address(local).is_loopback:
             self._reached_at = local
         welcome = {"run_id": self._run_id, "generation": self.generation, "seen": node.seen}
@@ -468,15 +476,10 @@ class Nodes:
                     {int(rank): state for rank, state in message["states"].items()}
                 )
                 await self._changes()
+            case "node_signal" | "notice" | "cannot_see":
+                self.signalled(node.name, message)
             case "looked":
-                answers = self._looks.get(int(message["look"]))
-                if answers is not None:
-                    answers.put_nowait(
-                        {
-                            int(rank): None if used is None else (float(used[0]), int(used[1]))
-                            for rank, used in message["used"].items()
-                        }
-                    )
+                self._take_look(message)
             case "port":
                 self._ports.put_nowait((node, int(message["port"])))
             case "checked":
@@ -488,6 +491,16 @@ class Nodes:
                     await self._changes()
             case "stop":
                 self._listener.stop_asked(str(message["by"]), node.node_id, int(message["count"]))
+
+    def _take_look(self, message: Mapping[str, Any]) -> None:
+        answers = self._looks.get(int(message["look"]))
+        if answers is not None:
+            answers.put_nowait(
+                {
+                    int(rank): None if used is None else (float(used[0]), int(used[1]))
+                    for rank, used in message["used"].items()
+                }
+            )
 
     def _take_peer(self, node: Node, envelope: Mapping[str, Any]) -> None:
         again = bool(envelope["again"])
@@ -538,8 +551,7 @@ class Nodes:
     async def tick(self) -> None:
         """Count a tick; give up the nodes whose agents have been away for too long."""
         lost = []
-        has_spare = not self.is_testing and any(node not in self._launch for node in self._free())
-        limit = AWAY_TICKS_WITH_SPARE if has_spare else AWAY_TICKS
+        limit = AWAY_TICKS_WITH_SPARE if self.spares and not self.is_testing else AWAY_TICKS
         for node in self._nodes.values():
             if node.stream is None:
                 node.away_ticks += 1
@@ -563,10 +575,3 @@ class Nodes:
     async def _changes(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _plain(address: str) -> str:
-    """Return an address as it is written elsewhere: one of IPv4 without its prefix for IPv6."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return str(mapped or found)

@@ -135,7 +135,30 @@ def _node_note(event: Event) -> str | None:
         case "nodes_readmitted":
             names = ", ".join(map(str, _listed(data, "nodes")))
             return f"Too few other nodes were there: the run went on with {names}, though cordoned."
+        case "node_signal":
+            return f"Node {data.get('node')}: {data.get('text')} ({data.get('source')})."
+        case "notice":
+            return f"Node {data.get('node')} is to be taken away: {data.get('text')}{_left(data.get('left_s'))}."
+        case "node_cordoned":
+            return f"Node {data.get('node')} was cordoned: {data.get('why')}."
+        case "node_set_aside":
+            return f"Node {data.get('node')} was left out from then on: {data.get('why')}."
+        case "cannot_see" if data.get("why"):
+            return f"{_begun(data.get('detector'))} could not be seen: {data.get('why')}."
+        case "cannot_see":
+            return f"{_begun(data.get('detector'))} could be seen again."
     return None
+
+
+def _left(left_s: object) -> str:
+    if not isinstance(left_s, int | float):
+        return ""
+    return f", in {words.duration(max(0.0, float(left_s))).replace(words.NBSP, ' ')}"
+
+
+def _begun(name: object) -> str:
+    text = str(name)
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _stop_asked(by: str) -> str:
@@ -192,6 +215,8 @@ RULES: Mapping[str, str] = {
     "exited": "a job that has ended is diagnosed",
     "approved": "a person has approved the proposal",
     "nodes-missing": "a run that has waited too long for nodes ends",
+    "node-confirmed": "a node that two independent signals call faulty is left, with the state saved, for a spare",
+    "node-leaving_at": "a node that will be taken away is left, with the state saved",
     "queued-again": "a run that lacks nodes which cannot come back is queued again without them",
     "go-on": "a spike that came again, or without a healthy checkpoint, is lived with",
     "propose": "in the mode propose a running job is touched only after an approval",

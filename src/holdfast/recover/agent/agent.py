@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.channel import is_token
+from holdfast.core.clock import SystemClock
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.board import board_of
@@ -28,6 +29,7 @@ from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
+from holdfast.recover.signals.watch import Watch, sources_of_this_host
 
 RECONNECT_S = 0.1
 RECONNECT_MAX_S = 2.0
@@ -96,6 +98,9 @@ class Agent:
         """What was passed on lately."""
         self._looking: set[asyncio.Task[None]] = set()
         self._tester = NodeTester()
+        began_s = begin["began_s"]  # None: the node is tested, and has no job to watch over
+        sources = [] if began_s is None else sources_of_this_host(since_s=float(began_s))
+        self._watch = Watch(sources, self._send, SystemClock())
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None
         """The last answer to an order `check`; sent again after a cut."""
@@ -103,6 +108,7 @@ class Agent:
     async def run(self, listening: socket.socket) -> None:
         """Serve until the node is gone, or this process is killed."""
         await self._channel.start(listening)
+        self._watch.start()
         works = (
             self._obey_node(),
             self._keep_connected(),
@@ -122,6 +128,7 @@ class Agent:
                 supervisor.close()
             for task in tasks:
                 task.cancel()
+            self._watch.close()
             self._end_checks()
             await self._tester.ended()
             await self._channel.close()
@@ -227,7 +234,7 @@ class Agent:
             self._end_checks()
             for envelope in list(self._facts.values()):
                 stream.send(envelope.to_json(again=True))
-        for message in self._outbox.unseen(seen):
+        for message in (*self._outbox.unseen(seen), *self._watch.messages()):
             stream.send(message)
         stream.send({"kind": "states", "states": self._states})
         if self._stop is not None:
@@ -338,6 +345,7 @@ class Agent:
     async def _ping(self) -> None:
         while True:
             await asyncio.sleep(PING_S)
+            self._watch.look()
             self._send({"kind": "ping"})
 
     async def _send_steps(self) -> None:

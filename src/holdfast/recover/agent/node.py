@@ -115,6 +115,7 @@ class Node:
         self._notify = list(notify)
         """The URLs for messages to people, for a supervisor of this node; they hold secrets."""
         self._name = node_name()
+        self._began_s = time.monotonic()
         self._node_id = f"{self._name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._channel = loopback_listener()
         self._channel_token = secrets.token_hex(16)
@@ -400,6 +401,7 @@ class Node:
             "preferred_rank": None if meeting is None else meeting.preferred_rank,
             "launched": self._launched,
             "last_end": self._last_end,
+            "began_s": self._began_s,
             "stop": None if self._supervisor is not None else self._stop,
         }
 

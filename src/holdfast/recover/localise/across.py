@@ -199,6 +199,7 @@ async def _agent(
         "preferred_rank": meeting.preferred_rank,
         "launched": None,
         "last_end": None,
+        "began_s": None,
         "stop": None,
     }
     agent = Agent(begin, await Stream.of_socket(theirs))

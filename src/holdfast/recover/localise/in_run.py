@@ -7,7 +7,8 @@ from typing import Any, Protocol
 from holdfast.cluster import mark
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
-from holdfast.core.ledger import Incident, Ledger, NodeRecord
+from holdfast.core.ledger import Incident, Ledger, NodeRecord, Verdict
+from holdfast.core.ledger.records import CordonKind
 from holdfast.recover.attempt import KILLED, AttemptView
 from holdfast.recover.connected_node import Node
 from holdfast.recover.localise.across import NodeHosts
@@ -40,6 +41,16 @@ class Case(Protocol):
 
     def add(self, sentences: Sequence[str]) -> None:
         """Add sentences to the incident's explanation."""
+
+
+class Health(Protocol):
+    """The health of the nodes as the nodes themselves report it."""
+
+    def aside(self) -> Mapping[str, NodeRecord]:
+        """Return the nodes that are left out without a cordon in the ledger."""
+
+    def suspicion(self) -> Mapping[str, float]:
+        """Return the least prior of each suspect node."""
 
 
 def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, several: bool) -> bool:
@@ -92,6 +103,7 @@ class NodeTests:
         """The nodes that the tests of this run cordoned while the ledger could not be written."""
         self._readmitted: set[str] = set()
         """The cordoned nodes that the next launch uses, since there are too few other nodes."""
+        self.health: Health | None = None
         self._lost: set[str] = set()
         """The names of nodes that were lost, and have not been tested since."""
         self._suspects: set[str] = set()
@@ -120,10 +132,30 @@ class NodeTests:
         """Leave the cordoned nodes out of the launches, as the ledger holds them now."""
         try:
             known = {one.name: one for one in self._ledger.nodes() if one.is_cordoned}
-            self._cordoned = {**self._unwritten, **known}
+            aside = {} if self.health is None else self.health.aside()
+            self._cordoned = {**aside, **self._unwritten, **known}
         except HoldfastError as error:
             self._records.complain(str(error))
         self._nodes.cordoned = frozenset(self._cordoned) - self._readmitted
+
+    def cordon(self, name: str, why: str, probability: float) -> None:
+        """Cordon a node for its own signals, which have the given probability of a fault."""
+        at_s = self._clock.now_s()
+        verdict = Verdict(
+            name=name, outcome="bad", probability=probability, evidence=f"{name}: {why}."
+        )
+        try:
+            self._ledger.add_verdicts([verdict], at_s=at_s, by=self._run_id, cordons=[name])
+        except HoldfastError as error:
+            self._records.complain(str(error))
+            self._keep(name, at_s, "soft", probability)
+        self.leave_out()
+
+    def _keep(self, name: str, at_s: float, kind: CordonKind, probability: float) -> None:
+        """Leave a node out though the ledger cannot be written."""
+        self._unwritten[name] = NodeRecord(
+            name=name, cordoned_at_s=at_s, cordon_kind=kind, probability=probability
+        )
 
     def readmit(self, count: int) -> bool:
         """Use the least bad cordoned nodes if there are fewer than `count` other nodes.
@@ -180,8 +212,9 @@ class NodeTests:
         self._nodes.is_testing = True
         known = await self._known()
         priors = priors_of(members, known, self._clock.now_s())
-        for name in self._suspects & priors.keys():
-            priors[name] = max(priors[name], SUSPECT_PRIOR)
+        suspicion = {} if self.health is None else self.health.suspicion()
+        suspicion |= dict.fromkeys(self._suspects, SUSPECT_PRIOR)
+        priors = {name: max(prior, suspicion.get(name, 0.0)) for name, prior in priors.items()}
         self._suspects.clear()
         hosts, cordoned = NodeHosts(self._nodes, members), set(self.left_out)
         session = asyncio.create_task(localise(hosts, priors, self._clock, cordoned=cordoned))
@@ -228,12 +261,9 @@ class NodeTests:
         except HoldfastError as error:
             self._records.complain(str(error))
             for name in cordoned:
-                self._unwritten[name] = NodeRecord(
-                    name=name,
-                    cordoned_at_s=self._clock.now_s(),
-                    cordon_kind="hard" if name in report.hard else "soft",
-                    probability=judgement.probabilities[name],
-                )
+                kind: CordonKind = "hard" if name in report.hard else "soft"
+                probability = judgement.probabilities[name]
+                self._keep(name, self._clock.now_s(), kind, probability)
         self.leave_out()
         reasons = {name: report.evidence(name) for name in cordoned}
         marks = await asyncio.to_thread(mark, reasons, by=self._run_id)

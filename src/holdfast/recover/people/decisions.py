@@ -29,6 +29,7 @@ KINDS: Mapping[type[Any], str] = {
     policy.JobExited: "job_exited",
     policy.JobFrozen: "job_frozen",
     policy.LossBroken: "loss_broken",
+    policy.NodeToLeave: "node_to_leave",
     policy.Diagnosed: "diagnosed",
     policy.NodesMissing: "nodes_missing",
     modes.Approved: "approved",
@@ -47,6 +48,7 @@ class Decisions:
         recorder: Recorder,
         approved: Path,
         observe: Callable[[str, Mapping[str, Any]], None],
+        coverage: Callable[[], Mapping[str, list[str]]] = dict,
     ) -> None:
         """Begin without a decision.
 
@@ -55,7 +57,9 @@ class Decisions:
             recorder: the recorder of the run.
             approved: the file to which `holdfast runs approve` writes the number of a proposal.
             observe: receives the events of the run.
+            coverage: returns the sources of the nodes' signals, see `signals_of`.
         """
+        self._coverage = coverage
         self._spec = spec
         self._recorder = recorder
         self._approved = approved
@@ -143,11 +147,12 @@ class Decisions:
                     self._hold(view, action)
                 case modes.Withdraw() if self._spec.mode == "propose":
                     self._recorder.event("withdrawn", {"why": action.why})
-        is_end = before.phase is policy.Phase.RUNNING and verdict.state.phase in ENDING
+        is_end = before.phase not in ENDING and verdict.state.phase in ENDING
         was_held = any(isinstance(one, modes.Propose | modes.Note) for one in verdict.actions)
         is_left = isinstance(event, policy.LossBroken) and not verdict.actions and not verdict.held
         is_diagnosed = isinstance(event, policy.Diagnosed | policy.NodesMissing)
-        if not (is_end or was_held or is_diagnosed or is_left):
+        is_node = isinstance(event, policy.NodeToLeave) and bool(verdict.actions)
+        if not (is_end or was_held or is_diagnosed or is_left or is_node):
             return
         decision: dict[str, Any] = {
             "mode": self._spec.mode,
@@ -158,8 +163,10 @@ class Decisions:
             },
             "plan": _plan(before, event, verdict, now_s),
         }
-        if is_end or was_held:
-            decision["signals"] = signals_of(view, healthy_after=self._spec.healthy_after)
+        if is_end or was_held or is_node:
+            decision["signals"] = signals_of(
+                view, healthy_after=self._spec.healthy_after, nodes=self._coverage()
+            )
         self._recorder.event("decision", decision)
 
     def _hold(self, view: AttemptView, action: modes.Propose | modes.Note) -> None:
@@ -196,6 +203,8 @@ def open_proposal(
 
 def proposal_text(view: AttemptView, finding: modes.Finding) -> str:
     """Return the finding and the proposal, as two sentences."""
+    if isinstance(finding, policy.NodeToLeave):
+        return f"Node {finding.node} must be left: {finding.why}. Proposed: save the state, and go on without it."
     if isinstance(finding, policy.RankFailed):
         who = "A rank" if view.left is None else f"Rank {view.left.rank}"
         return (
@@ -229,7 +238,7 @@ def _state(state: policy.State) -> dict[str, Any]:
 
 
 def _finding(view: AttemptView, event: modes.Event) -> dict[str, Any]:
-    if isinstance(event, policy.Diagnosed | policy.NodesMissing):
+    if isinstance(event, policy.Diagnosed | policy.NodesMissing | policy.NodeToLeave):
         return asdict(event)
     found: dict[str, Any] = {
         "rank": view.blamed_rank,
@@ -271,6 +280,8 @@ def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) ->
         return ("queue again", "queued-again") if event.queued else ("stop", "nodes-missing")
     if not actions:
         return "go on", "go-on"
+    if isinstance(event, policy.NodeToLeave):
+        return "save the state, and go on without the node", event.rule
     if isinstance(event, modes.Approved):
         return "end the attempt", "approved"
     return "end the attempt", policy.rule_of(before, event)

@@ -1,7 +1,7 @@
 """Choose by the mode which decisions are carried out: a pure function over the policy.
 
 `act` carries out each decision at once. Some decisions touch a job that still runs (a job that
-stands still, a broken loss, a rank that left the others with code 0). `propose` proposes these
+stands still, a broken loss, a rank that left the others with code 0, a node to be left). `propose` proposes these
 decisions to a person, and carries them out after an approval; `observe` only records them. If a
 rank or a node of a job has failed, `act` and `propose` start the job again; in `observe` the run
 ends as the job has ended. The policy decides the same in all three modes.
@@ -17,7 +17,7 @@ MODES: tuple[Mode, ...] = ("act", "propose", "observe")
 APART_STEPS = 64
 """Steps after the last broken loss within which a further broken loss is the same finding."""
 
-Finding = policy.JobFrozen | policy.LossBroken | policy.RankFailed
+Finding = policy.JobFrozen | policy.LossBroken | policy.RankFailed | policy.NodeToLeave
 """A finding about a job that still runs, see `_of_running_job`."""
 
 
@@ -114,7 +114,9 @@ def decide(
 def _of_running_job(event: policy.Event) -> Finding | None:
     if isinstance(event, policy.RankFailed):
         return event if event.others_run else None
-    return event if isinstance(event, policy.JobFrozen | policy.LossBroken) else None
+    if isinstance(event, policy.JobFrozen | policy.LossBroken | policy.NodeToLeave):
+        return event
+    return None
 
 
 def _hold(

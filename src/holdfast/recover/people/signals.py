@@ -1,6 +1,6 @@
 """List the signals that the supervisor could read at a failure, and the others with the reason."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from holdfast.recover.attempt import AttemptView
 
@@ -8,12 +8,15 @@ NAMED = 8
 """The most ranks that are named; of more ranks, the number is given."""
 
 
-def signals_of(view: AttemptView, *, healthy_after: int) -> dict[str, list[str]]:
+def signals_of(
+    view: AttemptView, *, healthy_after: int, nodes: Mapping[str, list[str]] | None = None
+) -> dict[str, list[str]]:
     """Return the signals that were read (`looked_at`) and the others (`not_seen`), a phrase each.
 
     Args:
         view: the view of the failed attempt.
         healthy_after: 0 if losses are not watched.
+        nodes: the same two lists for the sources of the nodes' signals.
     """
     ranks = set(range(view.world_size or 0))
     living = set(view.detector.living)
@@ -42,7 +45,11 @@ def signals_of(view: AttemptView, *, healthy_after: int) -> dict[str, list[str]]
         stands = set(view.detector.stands)
         seen.add("the stacks of", stands, missing=living - stands, why="they do not answer")
     seen.looked_at.append("the connections of the nodes")
-    return {"looked_at": seen.looked_at, "not_seen": seen.not_seen}
+    nodes = nodes or {}
+    return {
+        "looked_at": [*seen.looked_at, *nodes.get("looked_at", ())],
+        "not_seen": [*seen.not_seen, *nodes.get("not_seen", ())],
+    }
 
 
 class _Signals:

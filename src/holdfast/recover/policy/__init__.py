@@ -3,7 +3,9 @@
 `decide(limits, state, event, now_s) -> (state, actions)`. The supervisor passes on each event and
 carries the actions out; the function runs in the same way under a virtual clock. `TABLE` holds all
 the rules: a pair of phase and event that is not in the table changes nothing. `events` and `state`
-define the input and the output; `history` counts gains.
+define the input and the output; `history` counts gains; `nodes` decides about single nodes.
+
+If a node must be left, the ranks save their state, and the next attempt begins on other nodes.
 
 A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and runs the same
 steps again, on other ranks where it can (a replay, see `replay.classes`). If the loss breaks again
@@ -40,6 +42,7 @@ from holdfast.recover.policy.events import (
     Launch,
     LossBroken,
     NodesMissing,
+    NodeToLeave,
     RankFailed,
     Replay,
     Resolve,
@@ -68,6 +71,7 @@ __all__ = [
     "Kill",
     "Launch",
     "LossBroken",
+    "NodeToLeave",
     "NodesMissing",
     "Phase",
     "RankFailed",

@@ -57,6 +57,17 @@ class LossBroken:
     """The first and the last of the batches that led to the loss; None if the ranks report none."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeToLeave:
+    """The job must go on without a node, which has not failed the job."""
+
+    node: str
+    why: str
+    """The evidence."""
+    rule: str = ""
+    """The finding that decides, see `nodes.plan_for`."""
+
+
 @dataclass(frozen=True)
 class JobExited:
     """Every trainer ended, and so did every process that a trainer had started."""
@@ -140,6 +151,7 @@ Event = (
     | RankFailed
     | JobFrozen
     | LossBroken
+    | NodeToLeave
     | JobExited
     | Diagnosed
     | StopAsked

@@ -75,6 +75,8 @@ class State:
     rolled_back_to: int | None = None
     """The step of the older checkpoint from which an attempt began when newer ones were last
     lost."""
+    leaving: str = ""
+    """The node that the job leaves: the next launch begins as soon as the state is saved."""
     stop_by: str | None = None
     """The source of the stop request; None if no stop was requested."""
     has_stepped: bool = False

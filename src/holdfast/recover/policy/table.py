@@ -19,6 +19,7 @@ from holdfast.recover.policy.events import (
     Launch,
     LossBroken,
     NodesMissing,
+    NodeToLeave,
     RankFailed,
     Replay,
     Resolve,
@@ -61,7 +62,12 @@ def rule_of(state: State, event: object) -> str:
 def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     in_place = state.has_stepped
     running = replace(
-        state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s, in_place=in_place
+        state,
+        phase=Phase.RUNNING,
+        deadline_s=None,
+        launched_at_s=now_s,
+        in_place=in_place,
+        leaving="",
     )
     return running, (Launch(in_place=in_place, moves_ranks=state.is_replay),)
 
@@ -205,8 +211,30 @@ def _save_first(limits: RestartLimits, state: State, event: Event, now_s: float)
     return stopping, (AskRanksToSave(),)
 
 
+def _leave_node(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, NodeToLeave)
+    deadline_s = now_s + limits.stop_grace_s
+    leaving = replace(state, leaving=event.node, phase=Phase.STOPPING, deadline_s=deadline_s)
+    return leaving, (AskRanksToSave(),)
+
+
 def _let_leave(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), ()
+
+
+def _terminate_or_fail(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    rule = _await_teardown if _only_leaves_node(state) else _terminate
+    return rule(limits, state, event, now_s)
+
+
+def _kill_or_fail(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    rule = _kill_frozen if _only_leaves_node(state) else _kill_leaving
+    return rule(limits, state, event, now_s)
+
+
+def _only_leaves_node(state: State) -> bool:
+    """Return True if nobody has asked to stop: a failure is then one like any other."""
+    return state.stop_by is None
 
 
 def _terminate(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -215,7 +243,9 @@ def _terminate(limits: RestartLimits, state: State, _event: Event, now_s: float)
     )
 
 
-def _kill_leaving(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
+def _kill_leaving(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    if isinstance(event, StopAsked) and state.stop_by is None:
+        return replace(state, stop_by=event.by), ()  # the ranks save their state already
     return replace(state, phase=Phase.LEAVING, deadline_s=None), (Kill(),)
 
 
@@ -237,8 +267,13 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
     return finish(state, _stopped(replace(state, stop_by=event.by)))
 
 
-def _stopped_now(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
-    return finish(state, _stopped(state))
+def _stopped_now(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, JobExited)
+    if state.stop_by is not None:
+        return finish(state, _stopped(state))
+    if state.phase is Phase.STOPPING and event.returncode == 0:
+        return finish(state, _completed())  # the training was over before its state was saved
+    return _launch(limits, replace(state, has_stepped=False), event, now_s)
 
 
 def _completed() -> End:
@@ -273,6 +308,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.RUNNING, RankFailed): _await_teardown,
     (Phase.RUNNING, JobFrozen): _kill_frozen,
     (Phase.RUNNING, LossBroken): _leave_broken_state,
+    (Phase.RUNNING, NodeToLeave): _leave_node,
     (Phase.RUNNING, JobExited): _exited,
     (Phase.RUNNING, StopAsked): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,
@@ -284,9 +320,9 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.WAITING, StopAsked): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
     (Phase.STOPPING, CannotSave): _terminate,
-    (Phase.STOPPING, RankFailed): _terminate,
+    (Phase.STOPPING, RankFailed): _terminate_or_fail,
     (Phase.STOPPING, StopAsked): _kill_leaving,
-    (Phase.STOPPING, JobFrozen): _kill_leaving,
+    (Phase.STOPPING, JobFrozen): _kill_or_fail,
     (Phase.STOPPING, Tick): _kill_when_due,
     (Phase.STOPPING, JobExited): _stopped_now,
     (Phase.LEAVING, StopAsked): _kill_leaving,

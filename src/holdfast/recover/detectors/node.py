@@ -1,0 +1,133 @@
+"""Find faulty nodes by the signals of their hardware.
+
+The study's Table 3 names the causes; `diagnose` has the meanings of NVIDIA's Xid codes. A signal is
+decisive if the node cannot serve before a repair or a reset, as with a GPU that has fallen off the
+bus. Other signals of the hardware corroborate. The rest, as an Xid that a program can cause, is for
+the record.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from holdfast.core.errors import BadUse
+from holdfast.diagnose import packaged_rules
+from holdfast.recover.signals.facts import NodeSignal
+
+RECENT_S = 600.0
+"""Seconds within which signals of a node belong to one fault, and to a failure of the job."""
+
+Weight = Literal["decisive", "hardware", "record"]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """The meaning of a signal."""
+
+    weight: Weight
+    reason: str
+    """A reason of the diagnosis, see `diagnose.CATEGORIES`."""
+
+
+MEANINGS: Final[Mapping[str, Meaning]] = {
+    "gpu-lost": Meaning("decisive", "NodeFailure"),
+    "gpu-needs-reset": Meaning("decisive", "CUDAError"),
+    "row-remap-failure": Meaning("decisive", "ECCError"),
+    "row-remap-pending": Meaning("hardware", "ECCError"),
+    "ecc-uncorrectable": Meaning("hardware", "ECCError"),
+    "gpu-slowed": Meaning("hardware", "NodeFailure"),
+    "link-down": Meaning("hardware", "NetworkError"),
+    "link-flapped": Meaning("hardware", "NetworkError"),
+    "link-errors": Meaning("hardware", "NetworkError"),
+    "nic-fault": Meaning("decisive", "NetworkError"),
+    "nic-stuck": Meaning("hardware", "NetworkError"),
+    "disk-lost": Meaning("decisive", "NodeFailure"),
+    "disk-read-only": Meaning("decisive", "NodeFailure"),
+    "disk-error": Meaning("hardware", "NodeFailure"),
+    "file-system-error": Meaning("hardware", "NodeFailure"),
+    "disk-full": Meaning("record", "OSError"),
+    "memory-uncorrectable": Meaning("hardware", "ECCError"),
+    "machine-check": Meaning("hardware", "NodeFailure"),
+    "cpu-lockup": Meaning("hardware", "NodeFailure"),
+    "oom-kill": Meaning("record", "OutOfMemoryError"),
+    "clock-jump": Meaning("record", "Others"),
+    "clock-unsynchronised": Meaning("record", "Others"),
+    "scheduler-down": Meaning("hardware", "NodeFailure"),
+}
+"""The meaning of each signal whose name holds no code of a driver."""
+_RECORD = Meaning("record", "Others")
+_HARDWARE_KINDS = frozenset({"gpu_memory", "gpu_link", "gpu_lost", "node", "fabric"})
+_DECISIVE_ACTIONS = frozenset({"exclude_and_restart", "reset_gpu"})
+
+
+def meaning_of(signal: NodeSignal) -> Meaning:
+    """Return the meaning of a signal. A line of a driver has the meaning that the diagnosis has for it."""
+    known = MEANINGS.get(signal.name)
+    if known is not None:
+        return known
+    if not signal.name.startswith(("xid-", "sxid-")):
+        return _RECORD
+    try:
+        found = packaged_rules().find(signal.text)
+    except BadUse:  # an edited rule file: no signal is judged then
+        return _RECORD
+    if found is None:
+        return _RECORD
+    rule, _ = found
+    if rule.action in _DECISIVE_ACTIONS:
+        return Meaning("decisive", rule.reason)
+    is_hardware = rule.kind in _HARDWARE_KINDS
+    return Meaning("hardware" if is_hardware else "record", rule.reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A signal of a node, and the moment at which the node saw it."""
+
+    node: str
+    signal: NodeSignal
+    meaning: Meaning
+    at_s: float
+    """Monotonic seconds of the supervisor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFinding:
+    """A node whose hardware is or may be faulty."""
+
+    culprit: str
+    kind: Literal["faulty", "suspect"]
+    """`faulty` if a signal is decisive by itself."""
+    is_confirmed: bool
+    """True if a second, independent source agrees with a decisive signal."""
+    reason: str
+    evidence: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+def look(seen: Iterable[Seen], now_s: float) -> tuple[NodeFinding, ...]:
+    """Return the nodes with recent signals of their hardware, by name.
+
+    Args:
+        seen: the signals of all nodes that hold or held.
+        now_s: the present moment, in monotonic seconds of the supervisor.
+    """
+    by_node: dict[str, list[Seen]] = {}
+    for one in seen:
+        if one.meaning.weight != "record" and now_s - one.at_s <= RECENT_S:
+            by_node.setdefault(one.node, []).append(one)
+    return tuple(_finding(name, by_node[name]) for name in sorted(by_node))
+
+
+def _finding(name: str, seen: list[Seen]) -> NodeFinding:
+    seen = sorted(seen, key=lambda one: (one.meaning.weight != "decisive", one.at_s))
+    is_faulty = seen[0].meaning.weight == "decisive"
+    sources = tuple(dict.fromkeys(one.signal.source for one in seen))
+    return NodeFinding(
+        culprit=name,
+        kind="faulty" if is_faulty else "suspect",
+        is_confirmed=is_faulty and len(sources) > 1,
+        reason=seen[0].meaning.reason,
+        evidence=tuple(f"{one.signal.source}: {one.signal.text}" for one in seen),
+        sources=sources,
+    )

@@ -1,0 +1,61 @@
+"""Decide what to do about a node by the findings about the node: a pure table.
+
+A healthy job is touched in two cases only: two independent signals show that a node is faulty, or a
+notice says when a node will be taken away. One signal on a healthy node is recorded, and counts at
+the next failure.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Finding = Literal["suspect", "faulty", "confirmed", "leaving", "leaving_at", "cannot_launch"]
+"""`suspect`: only signals that corroborate; `faulty`: a decisive signal of one source; `confirmed`:
+a second, independent source agrees; `leaving`: a notice without a time; `leaving_at`: with a time;
+`cannot_launch`: the launcher could not be started on the node."""
+Job = Literal["healthy", "failed"]
+NodePlan = Literal["record", "test", "exclude", "move"]
+"""`record`: nothing but the record; `test`: test the nodes before the next launch; `exclude`: launch
+nothing there any more; `move`: save the state, and go on without the node at once."""
+
+_PLANS: dict[tuple[Finding, Job], NodePlan] = {
+    ("suspect", "healthy"): "record",
+    ("suspect", "failed"): "test",
+    ("faulty", "healthy"): "record",
+    ("faulty", "failed"): "exclude",
+    ("confirmed", "healthy"): "move",
+    ("confirmed", "failed"): "exclude",
+    ("leaving", "healthy"): "exclude",
+    ("leaving", "failed"): "exclude",
+    ("leaving_at", "healthy"): "move",
+    ("leaving_at", "failed"): "exclude",
+    ("cannot_launch", "failed"): "exclude",
+}
+"""The plan for each finding if a spare is free and no other node has such a finding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around:
+    """The circumstances of a finding."""
+
+    has_spare: bool
+    """True if a free node can take the place of this node."""
+    is_single: bool = False
+    """True if the run has one node."""
+    is_due: bool = False
+    """True if the state must be saved now, before the node is taken away."""
+    is_only_one: bool = True
+    """False if other nodes of the job have findings of the same kind: then a common cause is likely."""
+
+
+def plan_for(finding: Finding, job: Job, around: Around) -> NodePlan:
+    """Return the plan for a node."""
+    plan = _PLANS.get((finding, job), "record")
+    if plan == "test" and not around.is_only_one:
+        return "record"
+    if plan == "move":
+        if around.has_spare or (finding == "leaving_at" and around.is_due):
+            return "move"
+        plan = "exclude" if finding == "leaving_at" else "record"
+    if plan == "exclude" and around.is_single and not around.has_spare:
+        return "record"
+    return plan

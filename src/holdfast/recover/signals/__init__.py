@@ -1,0 +1,13 @@
+"""See the health of the nodes: facts that each node's agent reads, and what follows from them in a run.
+
+| module | one idea |
+|---|---|
+| `facts` | a signal, a notice, and the sources of both |
+| `kernel` | the lines of the kernel's log |
+| `gpu` | the state of the GPUs, from `nvidia-smi` |
+| `links` | network links and their counters |
+| `host` | file systems, memory, the clock, a planned shutdown |
+| `slurm` | the states that Slurm gives the nodes |
+| `watch` | reads the sources of one node, each in a thread of its own |
+| `in_run` | keeps the facts of all nodes of a run, and has the policy decide on them |
+"""

@@ -1,0 +1,116 @@
+"""Define the facts about a node, and the sources of these facts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, get_args
+
+TEXT_LIMIT = 300
+"""The most characters of the evidence of a fact."""
+
+NoticeKind = Literal["preemption", "maintenance", "drain"]
+
+
+class CannotSee(Exception):
+    """A source cannot be read; the message states the reason. That says nothing about the node's health."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSignal:
+    """A fact about a node's hardware or operating system."""
+
+    source: str
+    """The name of the source: signals of two sources are independent of each other."""
+    name: str
+    """The kind of the fact, such as `xid-79` or `link-down`; see `detectors.node.MEANINGS`."""
+    text: str
+    """The evidence: a line of a log, or figures."""
+    where: str = ""
+    """The device, such as the PCI address of a GPU; empty for the whole node."""
+    count: int = 1
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return the identity: equal for a later count of the same fact."""
+        return self.source, self.name, self.where
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the signal as it is sent and recorded."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> "NodeSignal":
+        """Read a signal from a message.
+
+        Raises:
+            KeyError, TypeError, ValueError: the message is malformed.
+        """
+        return cls(
+            source=str(told["source"])[:TEXT_LIMIT],
+            name=str(told["name"])[:TEXT_LIMIT],
+            text=str(told["text"])[:TEXT_LIMIT],
+            where=str(told["where"])[:TEXT_LIMIT],
+            count=int(told["count"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """An announcement that a node is about to be taken away."""
+
+    source: str
+    kind: NoticeKind
+    text: str
+    until_s: float | None = None
+    """The time at which the node is taken away, in Unix seconds of the node's clock; None if unknown."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return the identity: equal for a notice whose time has moved."""
+        return self.source, self.kind, ""
+
+    def to_json(self, now_s: float) -> dict[str, Any]:
+        """Return the notice as it is sent: with the seconds left at `now_s`, since clocks of nodes differ."""
+        left_s = None if self.until_s is None else self.until_s - now_s
+        return {"source": self.source, "kind": self.kind, "text": self.text, "left_s": left_s}
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any], now_s: float) -> "Notice":
+        """Read a notice from a message; `now_s` is the present time of the receiver, in Unix seconds.
+
+        Raises:
+            KeyError, TypeError, ValueError: the message is malformed.
+        """
+        kind, left_s = told["kind"], told["left_s"]
+        if kind not in get_args(NoticeKind):
+            raise ValueError(f"no kind of notice: {kind!r}")
+        return cls(
+            source=str(told["source"])[:TEXT_LIMIT],
+            kind=kind,
+            text=str(told["text"])[:TEXT_LIMIT],
+            until_s=None if left_s is None else now_s + float(left_s),
+        )
+
+
+Fact = NodeSignal | Notice
+
+
+class Source(Protocol):
+    """A source of facts about one node."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the source, such as "the kernel's log"."""
+        ...
+
+    @property
+    def period_s(self) -> float:
+        """Return the seconds between two reads."""
+        ...
+
+    def read(self) -> Sequence[Fact]:
+        """Return all facts that hold now.
+
+        Raises:
+            CannotSee: the source cannot be read.
+        """
+        ...

@@ -1,0 +1,411 @@
+"""Keep the signals and notices of a run's nodes, and have the policy decide on them."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from holdfast.core.clock import Clock
+from holdfast.core.ledger import Incident, NodeRecord
+from holdfast.recover import policy
+from holdfast.recover.attempt import AttemptView
+from holdfast.recover.detectors import external, node
+from holdfast.recover.detectors.liveness import Liveness, Looks, blind
+from holdfast.recover.localise.in_run import NodeTests
+from holdfast.recover.localise.pairing import MAX_PRIOR, cordon_limit
+from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.policy.nodes import Around, Finding, NodePlan, plan_for
+from holdfast.recover.signals import slurm
+from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Notice
+from holdfast.recover.spec import RunSpec
+
+LOOK_TICKS = 10
+MOST_KEPT = 256
+"""The most signals of one node that are kept."""
+FAULTY = 0.99
+"""The probability that a node is faulty if a signal is decisive."""
+CANNOT_LAUNCH = (126, 127)
+"""The codes with which a guard ends if the launcher cannot be started, as those of a shell."""
+DUE_S = 30.0
+"""Spare seconds between a saved state and the moment at which a node is taken away."""
+
+Phase = policy.Phase
+
+
+class Records(Protocol):
+    """The recorder of signals."""
+
+    def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Record an event."""
+
+    def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
+        """Return the events of some kinds."""
+
+
+class Case(Protocol):
+    """The incident that is being handled."""
+
+    @property
+    def incident(self) -> Incident | None:
+        """Return the incident; None if there is none."""
+
+    def add(self, sentences: Sequence[str]) -> None:
+        """Add sentences to the incident's explanation."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    seen: node.Seen
+    recorded_count: int
+    """The count in the last record; each doubling has one."""
+
+
+class NodeHealth:
+    """The health of one run's nodes, as far as it can be seen."""
+
+    def __init__(
+        self,
+        run_id: str,
+        spec: RunSpec,
+        nodes: Nodes,
+        tests: NodeTests,
+        records: Records,
+        clock: Clock,
+        observe: Callable[[str, Mapping[str, Any]], None],
+        tell: Callable[[policy.NodeToLeave], None],
+        states: slurm.SlurmStates | None = None,
+    ) -> None:
+        """Begin without a signal.
+
+        Args:
+            run_id: the run.
+            spec: the specification of the run.
+            nodes: the nodes of the run.
+            tests: the tests of the nodes; nodes that are left out are left out there.
+            records: the recorder of the run.
+            clock: the clock of this host.
+            observe: receives the events of the run.
+            tell: passes an event to the policy.
+            states: reads the states that the scheduler gives the nodes; called in a thread.
+        """
+        self._run_id = run_id
+        self._spec = spec
+        self._nodes = nodes
+        self._tests = tests
+        self._records = records
+        self._clock = clock
+        self._observe = observe
+        self._tell = tell
+        self._seen: dict[tuple[str, str, str, str], _Recorded] = {}
+        self._notices: dict[str, dict[tuple[str, str, str], Notice]] = {}
+        self._sources: dict[str, dict[str, str]] = {}
+        """For each node that has reported: its sources, and why each cannot be seen."""
+        self._aside: dict[str, NodeRecord] = {}
+        """The nodes on which this run launches nothing, without a cordon in the ledger."""
+        self._to_leave: set[str] = set()
+        self._states = states
+        self._states_due_s = clock.monotonic_s()
+        self._reading: asyncio.Future[Mapping[str, Sequence[Fact]]] | None = None
+        self._of_scheduler: dict[str, Sequence[Fact]] = {}
+        self._sentences: list[str] = []
+        """The sentences about the present incident."""
+        self._liveness = Liveness()
+        self._ticks = 0
+        self._launched_s = clock.monotonic_s()
+        self._attempt = 0
+        self._could_see: set[tuple[str, str]] = set()
+        """The nodes and sources that could be read at some time."""
+        nodes.signalled = self.signalled
+        tests.health = self
+
+    # What the agents send
+
+    def signalled(self, name: str, message: Mapping[str, Any]) -> None:
+        """Record a message `node_signal`, `notice` or `cannot_see` of the node `name`.
+
+        Raises:
+            KeyError, TypeError, ValueError: the message is malformed.
+        """
+        if message["kind"] == "cannot_see":
+            known = self._sources.setdefault(name, {})
+            known |= {str(source): str(why) for source, why in message["sources"].items()}
+            return
+        is_over = message["is_over"] is True
+        if message["kind"] == "notice":
+            self._notice(
+                name, Notice.of_json(message["fact"], self._clock.now_s()), is_over=is_over
+            )
+            return
+        signal = NodeSignal.of_json(message["fact"])
+        at_s = self._clock.monotonic_s() - max(0.0, float(message["age_s"]))
+        self._signal(name, signal, at_s, is_over=is_over)
+
+    def _signal(self, name: str, signal: NodeSignal, at_s: float, *, is_over: bool) -> None:
+        key = (name, *signal.key)
+        before = self._seen.get(key)
+        if before is not None and (is_over or before.seen.signal == signal):
+            return  # a signal that is over counts on for a while
+        if is_over or sum(known[0] == name for known in self._seen) >= MOST_KEPT:
+            return
+        meaning = node.meaning_of(signal)
+        seen = node.Seen(node=name, signal=signal, meaning=meaning, at_s=at_s)
+        is_news = before is None or signal.count >= 2 * before.recorded_count
+        recorded = signal.count if before is None or is_news else before.recorded_count
+        self._seen[key] = _Recorded(seen, recorded)
+        if not is_news or self._was_recorded(name, signal):
+            return
+        told = {
+            "node": name,
+            "weight": meaning.weight,
+            "reason": meaning.reason,
+            **signal.to_json(),
+        }
+        self._records.event("node_signal", told)
+        if meaning.weight != "record":
+            self._observe("nodes", {"text": f"node {name}: {signal.text} ({signal.source})"})
+
+    def _was_recorded(self, name: str, signal: NodeSignal) -> bool:
+        """Return True if an earlier supervisor has recorded the signal: agents repeat all to the next one."""
+        known = (data for _, _, data in self._records.events("node_signal"))
+        told = {"node": name, **signal.to_json()}
+        return any(all(data.get(key) == told[key] for key in told) for data in known)
+
+    def _notice(self, name: str, notice: Notice, *, is_over: bool) -> None:
+        known = self._notices.setdefault(name, {})
+        if is_over:
+            known.pop(notice.key, None)
+            if not known and name in self._aside:
+                del self._aside[name]
+                self._to_leave.discard(name)
+            return
+        if notice.key not in known:
+            told = {"node": name, **notice.to_json(self._clock.now_s())}
+            self._records.event("notice", told)
+            self._observe("nodes", {"text": f"node {name}: {notice.text} ({notice.source})"})
+        known[notice.key] = notice
+
+    # What the scheduler says
+
+    def _look_at_scheduler(self) -> None:
+        """Read the scheduler's states of the nodes in a thread, when they are due."""
+        now_s = self._clock.monotonic_s()
+        if self._states is None:
+            return
+        names = [one.name for one in self._nodes.connected]
+        if self._reading is None:
+            if now_s >= self._states_due_s:
+                loop = asyncio.get_running_loop()
+                self._reading = loop.run_in_executor(None, self._states, names)
+            return
+        if not self._reading.done():
+            return
+        reading, self._reading = self._reading, None
+        self._states_due_s = now_s + slurm.PERIOD_S
+        why = ""
+        try:
+            self.take_states(reading.result())
+        except CannotSee as error:
+            why = str(error)
+        for name in names:
+            self._sources.setdefault(name, {})[slurm.NAME] = why
+
+    def take_states(self, told: Mapping[str, Sequence[Fact]]) -> None:
+        """Record the facts that the scheduler has about the nodes now."""
+        now_s = self._clock.monotonic_s()
+        for name in {*told, *self._of_scheduler}:
+            facts = told.get(name, ())
+            present = {fact.key for fact in facts}
+            over = [one for one in self._of_scheduler.get(name, ()) if one.key not in present]
+            for fact, is_over in [*((one, False) for one in facts), *((one, True) for one in over)]:
+                if isinstance(fact, Notice):
+                    self._notice(name, fact, is_over=is_over)
+                else:
+                    self._signal(name, fact, now_s, is_over=is_over)
+        self._of_scheduler = dict(told)
+
+    # What follows from it
+
+    def tick(self, view: AttemptView, state: policy.State) -> None:
+        """Look at the nodes of a job that runs."""
+        self._ticks += 1
+        if self._ticks % LOOK_TICKS or state.phase is not Phase.RUNNING:
+            return
+        self._look_at_scheduler()
+        self._look_at_liveness(view)
+        here = {one.name: one for one in self._nodes.launched if one.launched is not None}
+        for name, finding, evidence, left_s in self._findings():
+            if name not in here or name in self._to_leave:
+                continue
+            grace_s = self._spec.restarts.stop_grace_s + DUE_S
+            is_due = left_s is not None and left_s <= grace_s
+            plan = plan_for(finding, "healthy", self._around(is_due=is_due))
+            if plan == "exclude":
+                self._set_aside(name, evidence)
+            elif plan == "move":
+                self._to_leave.add(name)
+                if finding == "confirmed":
+                    self._cordon(name, evidence)
+                else:
+                    self._set_aside(name, evidence)
+                self._tell(policy.NodeToLeave(node=name, why=evidence, rule=f"node-{finding}"))
+                return
+
+    def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
+        """Look at the nodes of a job that has failed; return the diagnosis as the policy must see it."""
+        self._sentences = []
+        failure = self._without_broken_launchers(failure)
+        found = list(self._findings())
+        is_script = (
+            case.incident is not None and case.incident.diagnosis.get("category") == "Script"
+        )
+        limit = cordon_limit(len(self._nodes.connected))
+        for name, finding, evidence, _ in found:
+            alike = sum(other == finding for _, other, _, _ in found)
+            around = replace(self._around(), is_only_one=alike == 1)
+            plan: NodePlan = plan_for(finding, "failed", around)
+            if plan == "test" and not is_script and self._spec.test_nodes != "never":
+                self._tests.is_due = True
+                self._sentences.append(
+                    f"Node {name} is suspect ({evidence}): the nodes are tested first."
+                )
+            elif plan == "exclude" and finding.startswith("leaving"):
+                self._set_aside(name, evidence)
+                self._to_leave.add(name)
+            elif plan == "exclude" and limit > 0 and name not in self._nodes.cordoned:
+                limit -= 1
+                self._to_leave.add(name)
+                self._cordon(name, evidence)
+                self._sentences.append(f"Node {name} is faulty ({evidence}) and is cordoned.")
+        return failure
+
+    def explain(self, case: Case) -> None:
+        """Add the findings about the nodes to the explanation of the incident, once an action is decided."""
+        case.add(self._sentences)
+
+    def _without_broken_launchers(self, failure: policy.Diagnosed) -> policy.Diagnosed:
+        """Leave out the nodes whose launcher could not be started, if others can take their places."""
+        broken = [
+            one
+            for one in self._nodes.launched
+            if one.launched is None
+            and one.last_end is not None
+            and one.last_end[1] in CANNOT_LAUNCH
+        ]
+        others = [
+            one for one in self._nodes.connected if one not in broken and self._is_usable(one)
+        ]
+        if not broken or len(others) < self._spec.nnodes:
+            return failure
+        for one in broken:
+            evidence = "the launcher cannot be started there; see the launcher's log"
+            self._set_aside(one.name, evidence)
+            self._to_leave.add(one.name)
+            self._sentences.append(f"Node {one.name} is left out: {evidence}.")
+        return replace(failure, restart_helps=True)
+
+    def _is_usable(self, one: Node) -> bool:
+        return one.name not in self._nodes.cordoned and one.name not in self._aside
+
+    def _around(self, *, is_due: bool = False) -> Around:
+        spares = [one for one in self._nodes.spares if self._is_usable(one)]
+        return Around(has_spare=bool(spares), is_single=self._spec.nnodes == 1, is_due=is_due)
+
+    def _findings(self) -> list[tuple[str, Finding, str, float | None]]:
+        """Return the node, the finding, the evidence and the seconds left of each finding, the worst first."""
+        found: list[tuple[str, Finding, str, float | None]] = []
+        seen = [one.seen for one in self._seen.values()]
+        for one in node.look(seen, self._clock.monotonic_s()):
+            kind: Finding = "confirmed" if one.is_confirmed else one.kind
+            found.append((one.culprit, kind, "; ".join(one.evidence[:2]), None))
+        notices = {name: list(known.values()) for name, known in self._notices.items()}
+        for leaving in external.look(notices, self._clock.now_s()):
+            kind = "leaving" if leaving.left_s is None else "leaving_at"
+            found.append((leaving.culprit, kind, "; ".join(leaving.evidence[:2]), leaving.left_s))
+        order: dict[Finding, int] = {"confirmed": 0, "faulty": 1, "leaving_at": 2, "leaving": 3}
+        return sorted(found, key=lambda one: (order.get(one[1], 4), one[0]))
+
+    def _set_aside(self, name: str, why: str) -> None:
+        if name not in self._aside:
+            self._aside[name] = NodeRecord(
+                name=name,
+                cordoned_at_s=self._clock.now_s(),
+                cordoned_by=self._run_id,
+                cordon_kind="soft",
+                why=why,
+                probability=0.0,
+            )
+            self._records.event("node_set_aside", {"node": name, "why": why})
+            self._observe("nodes", {"text": f"node {name} is left out from now on: {why}"})
+            self._tests.leave_out()
+
+    def _cordon(self, name: str, why: str) -> None:
+        if self._spec.mode == "observe":
+            return
+        self._observe("nodes", {"text": f"node {name} is cordoned: {why}"})
+        self._records.event("node_cordoned", {"node": name, "why": why})
+        self._tests.cordon(name, why, FAULTY)
+
+    @property
+    def must_leave(self) -> bool:
+        """Return True if the next launch must leave a node, and another node can take its place."""
+        is_there = any(one.name in self._to_leave for one in self._nodes.launched)
+        return is_there and self._around().has_spare
+
+    def aside(self) -> Mapping[str, NodeRecord]:
+        """Return the nodes that are left out of this run's launches without a cordon in the ledger."""
+        return self._aside
+
+    def suspicion(self) -> Mapping[str, float]:
+        """Return the least prior of the nodes with signals, for the tests of the nodes."""
+        return {name: MAX_PRIOR for name, kind, _, _ in self._findings() if "leaving" not in kind}
+
+    # What could be seen
+
+    def _look_at_liveness(self, view: AttemptView) -> None:
+        now_s = self._clock.monotonic_s()
+        if view.number != self._attempt:
+            self._attempt, self._launched_s = view.number, now_s
+        looks = Looks(
+            launched_s=self._launched_s,
+            steps_s=now_s if view.watched else None,
+            losses_s=None if view.loss_leader is None else now_s,
+            collectives_s=view.collectives_s,
+            watches_losses=self._spec.healthy_after > 0,
+            several_ranks=(view.world_size or 1) > 1,
+            in_section=view.detector.in_section,
+        )
+        hidden = blind(looks, now_s)
+        for name, sources in self._sources.items():
+            for source, why in sources.items():
+                if not why:
+                    self._could_see.add((name, source))
+                elif (name, source) in self._could_see:  # what could never be seen is not there
+                    hidden[f"{source} on {name}"] = why
+        for detector, why in self._liveness.changes(hidden).items():
+            self._records.event("cannot_see", {"detector": detector, "why": why})
+            text = f"{detector} cannot be seen: {why}" if why else f"{detector} can be seen again"
+            self._observe("trouble", {"text": f"{text[:1].upper()}{text[1:]}."})
+
+    def coverage(self) -> dict[str, list[str]]:
+        """Return the sources of the job's nodes that were read (`looked_at`) and the others (`not_seen`)."""
+        names = [one.name for one in self._nodes.launched]
+        silent = [name for name in names if name not in self._sources]
+        looked_at, not_seen = [], []
+        for source in dict.fromkeys(each for name in names for each in self._sources.get(name, {})):
+            by_why: dict[str, list[str]] = {}
+            for name in names:
+                if source in self._sources.get(name, {}):
+                    by_why.setdefault(self._sources[name][source], []).append(name)
+            for why, where in by_why.items():
+                on = "on all nodes" if where == names else f"on {_named(where)}"
+                if why:
+                    not_seen.append(f"{source} {on}: {why}")
+                else:
+                    looked_at.append(f"{source} {on}")
+        if silent:
+            not_seen.append(f"the health of {_named(silent)}: no report has come")
+        return {"looked_at": looked_at, "not_seen": not_seen}
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 8 else f"{len(names)} nodes"
