@@ -4,7 +4,8 @@
     holdfast run -- torchrun --nproc-per-node 2 -m holdfast.demo.train --checkpoints DIR
 
 The three lines are marked. With the same seed and two ranks the final weights are the same to the last bit,
-however often the run was killed and restored on the way.
+however often the run was killed and restored on the way. `--bad-batch` damages a batch of the data; `--leave-out`
+trains without some batches, by nothing of Holdfast's.
 """
 
 import argparse
@@ -31,6 +32,8 @@ LEARNING_RATE = 2e-3
 WARMUP_STEPS = 20
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
+PADDING = -100
+"""The target of a token that counts for no loss: `cross_entropy` ignores such tokens."""
 
 
 class CorruptVocabulary(Exception):
@@ -81,14 +84,20 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
         args.checkpoints, every=args.save_every, keep=args.keep
     )  # Holdfast (2)
     state = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    position = {"sampler": sampler}
+    batches = run.batches(sampler)
+    position = {"batches": batches}
     start = ckpt.restore(state, per_rank=position)
+    numbered = ((batches.number, batch) for batch in batches)
+    if args.leave_out is not None:
+        numbered = (one for one in numbered if not in_range(one[0], args.leave_out))
     say(f"corpus {corpus.sha256[:12]}, {world_size} ranks, from step {start} to {args.steps}")
 
     for step in range(start + 1, args.steps + 1):
-        inputs, targets = sampler.draw()
+        number, (inputs, targets) = next(numbered)
         if step == args.fail_at_step and rank == world_size - 1:
             inputs[3, 17] = 40_961  # the fault that the demonstration asks for
+        if number == args.bad_batch and rank == world_size - 1:
+            targets.fill_(PADDING)  # the mean of the loss over no token is 0 / 0
         check_vocabulary(inputs, step)
         loss = F.cross_entropy(parallel(inputs).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
@@ -132,6 +141,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--fail-at-step", type=int, metavar="STEP", help="damage the last rank's data there"
     )
+    parser.add_argument(
+        "--bad-batch", type=int, metavar="NUMBER", help="a batch of the last rank, all padding"
+    )
+    parser.add_argument(
+        "--leave-out", type=batch_range, metavar="FIRST-LAST", help="train without these batches"
+    )
     args = parser.parse_args(arguments)
     for name in ("steps", "save_every", "keep", "eval_every"):
         if getattr(args, name) < 1:
@@ -142,6 +157,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             "the last steps would not be in any checkpoint"
         )
     return args
+
+
+def batch_range(text: str) -> tuple[int, int]:
+    """Read a range of batch numbers such as `119-122`, both ends included."""
+    first, _, last = text.partition("-")
+    return int(first), int(last)
+
+
+def in_range(number: int, ends: tuple[int, int]) -> bool:
+    """Return True if a number is in a range, both ends included."""
+    return ends[0] <= number <= ends[1]
 
 
 def join_process_group() -> tuple[int, int]:
