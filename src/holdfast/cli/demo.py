@@ -163,7 +163,10 @@ class _Display:
                 return f"  went back to the checkpoint of step {data['step']}{passed}"
             case "resumed":
                 self._fault_at_s = None
-                return f"  training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after the detection"
+                after_s = data["seconds_to_restart"]
+                return (
+                    f"  training again at step {data['step']}, {after_s:.1f} s after the detection"
+                )
         text = narrate(kind, data)
         return None if text is None else f"  {text}"
 

@@ -54,7 +54,9 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
     intervals = range(FIRST_INTERVAL, steps // save_every)
     if len(intervals) < len(kinds):
         least = (FIRST_INTERVAL + len(kinds)) * save_every
-        raise BadUse(f"--steps {steps} leaves no room for {len(kinds)} faults: give at least {least}.")
+        raise BadUse(
+            f"--steps {steps} leaves no room for {len(kinds)} faults: give at least {least}."
+        )
     # A different interval between saves for each, so that every fault is recovered from before the next.
     chosen = sorted(source.sample(intervals, len(kinds)))
     return [

@@ -3,7 +3,8 @@
     python -m holdfast.demo.nodes PARENT_PID HOME RUN NNODES HOST:PORT
 
 The process of the first node prints what the supervisor observes, a JSON object a line; the process of another node
-prints nothing. A node's process, and with it all that runs on the node, ends when the demonstration ends in whatever way.
+prints nothing. A node's process, and with it all that runs on the node, ends when the demonstration ends, in whatever
+way.
 """
 
 import contextlib

@@ -97,7 +97,9 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
         if step == args.fail_at_step and rank == world_size - 1:
             inputs[3, 17] = 40_961  # the fault that the demonstration asks for
         if number == args.bad_batch and rank == world_size - 1:
-            targets.fill_(PADDING)  # the mean of the loss over no token is 0 / 0
+            targets = torch.full_like(
+                targets, PADDING
+            )  # the mean of the loss over no token is 0 / 0
         check_vocabulary(inputs, step)
         loss = F.cross_entropy(parallel(inputs).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()

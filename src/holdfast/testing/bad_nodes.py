@@ -88,7 +88,7 @@ class _Watch(importlib.abc.MetaPathFinder):
     """Changes modules of torch as they are imported: torch itself is not imported before the program does."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the module's own spec, with a loader that changes the module after its import."""
         change = _CHANGES.get(name)
@@ -125,7 +125,7 @@ _CHANGES: Mapping[str, Callable[[ModuleType], None]] = {
 def _failing(call: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call)
     def called(*arguments: Any, **named: Any) -> Any:
-        if os.path.exists(os.environ.get(ENV_LINK, "")) and random.random() < FAILING_SHARE:
+        if Path(os.environ[ENV_LINK]).exists() and random.random() < FAILING_SHARE:
             cut_connections()
         return call(*arguments, **named)
 
@@ -137,8 +137,11 @@ def cut_connections() -> int:
 
     The connections to the launcher's store and to the agent remain: of a cluster they use another network.
     """
-    spared = {os.environ.get("MASTER_PORT"), os.environ.get("HOLDFAST_CHANNEL", "").rpartition(":")[2]}
-    return sum(_is_cut(int(name), spared) for name in os.listdir("/proc/self/fd"))
+    spared = {
+        os.environ.get("MASTER_PORT"),
+        os.environ.get("HOLDFAST_CHANNEL", "").rpartition(":")[2],
+    }
+    return sum(_is_cut(int(one.name), spared) for one in Path("/proc/self/fd").iterdir())
 
 
 def _is_cut(descriptor: int, spared: Collection[str | None]) -> bool:

@@ -4,9 +4,10 @@
         subprocess.Popen(hosts.command("node1", ["python", "train.py"]), env=…)
 
 Processes of all hosts share the files and the process ids of the machine. Each host resolves the names of all hosts,
-and the name of the machine as its own; there is no other host and no name server. The network of the machine itself does not
-change: the switch is in a namespace of its own, too. Names of namespaces contain the id of the process that made them,
-so that the next `Hosts.made` deletes what a killed process left. Needs Linux, root and the command `ip` (iproute2).
+and the name of the machine as its own; there is no other host and no name server. The network of the machine itself
+does not change: the switch is in a namespace of its own, too. Names of namespaces contain the id of the process that
+made them, so that the next `Hosts.made` deletes what a killed process left. Needs Linux, root and the command `ip`
+(iproute2).
 """
 
 import contextlib
@@ -104,7 +105,6 @@ class Hosts:
             # Programs ask for the route to an address elsewhere in order to find their own address.
             _ip("-n", host, "route", "add", "default", "dev", INTERFACE)
 
-
     def _write_names(self, host: str, own_address: str) -> None:
         known = {"localhost": "127.0.0.1", socket.gethostname(): own_address, **self.addresses}
         lines = [f"{address} {name}\n" for name, address in known.items()]
@@ -119,6 +119,8 @@ class Hosts:
 
 def delete_stale() -> list[str]:
     """Delete the namespaces that ended processes have left; return their names."""
+    if shutil.which("ip") is None:
+        return []
     listed = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, timeout=_COMMAND_S, check=False
     ).stdout
