@@ -131,7 +131,7 @@ def is_right(row: FaultRow, fault: Mapping[str, Any], events: Sequence[Event]) -
             left_out = [event.data for event in events if event.kind == "leave_out"]
             return any(one["first"] <= fault["step"] + 1 <= one["last"] for one in left_out)
         case _:
-            return row.rank == fault["rank"]
+            return bool(row.rank == fault["rank"])
 
 
 def _costs(shown: Sequence[Shown], name: str, fault: str | None = None) -> list[float]:
@@ -145,7 +145,7 @@ def _costs(shown: Sequence[Shown], name: str, fault: str | None = None) -> list[
 
 
 def _seed_lines(shown: Sequence[Shown]) -> list[tuple[object, ...]]:
-    lines = []
+    lines: list[tuple[object, ...]] = []
     for one in shown:
         faulty = one.faulty
         lines.append(

@@ -126,6 +126,7 @@ class _Display:
             return
         if kind == "launch":
             if data["attempt"] == 1:
+                self._fault_at_s = None
                 self._bars.start_task(self._tasks[run])
                 self._say(f"{NAMES[run]}: starting")
             return

@@ -158,9 +158,9 @@ class Demonstration:
         return (self.out / "checkpoints" / name).absolute()
 
     def _begin(
-        self, name: str, ledger: Ledger, home: Path, steps: int, extra: list[str], **options: int
+        self, name: str, ledger: Ledger, home: Path, steps: int, extra: list[str], *, nnodes: int
     ) -> None:
-        """Record a run."""
+        """Record a run, whose ranks are spread over `nnodes` nodes."""
         command = [sys.executable, "-m", "holdfast.demo.train"]
         values = {
             "--checkpoints": self._checkpoints(name),
@@ -174,7 +174,8 @@ class Demonstration:
             cwd=str(home),
             hangs=HangLimits(factor=10, floor_s=3, first_step_s=120),
             healthy_after=HEALTHY_AFTER,
-            **options,
+            nnodes=nnodes,
+            nproc=RANKS // nnodes,
         )
         begin_run(spec, ledger, home, name=name)
 
@@ -239,7 +240,7 @@ class Demonstration:
         """Train with an error of the user's own, which a restart does not mend; return how the run ended."""
         fail_at = random.Random(self.seed).randrange(2, self.save_every)
         extra = ["--fail-at-step", str(fail_at)]
-        self._begin(name, ledger, home, self.save_every, extra, nproc=RANKS)
+        self._begin(name, ledger, home, self.save_every, extra, nnodes=1)
         return self._watch(name, ledger, home, progress)
 
     def _run_left_alone(
@@ -255,7 +256,7 @@ class Demonstration:
         ranges = [one.data for one in ledger.events("faults", "leave_out")]
         if ranges:
             extra += ["--leave-out", f"{ranges[-1]['first']}-{ranges[-1]['last']}"]
-        self._begin(name, ledger, home, self.steps, extra, nproc=RANKS)
+        self._begin(name, ledger, home, self.steps, extra, nnodes=1)
         return self._watch(name, ledger, home, progress)
 
     def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:

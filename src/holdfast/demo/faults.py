@@ -122,10 +122,7 @@ class Injector:
                     faults.kill(child.pid)
                 faults.kill(pid)
             case "Loss became NaN":
-                detail = (
-                    f"batch {fault.step + 1} of {who} is damaged: all of it is padding, so that the mean loss "
-                    "over its tokens is 0 / 0"
-                )
+                detail = f"batch {fault.step + 1} of {who} is damaged: its weight is NaN, and so are all gradients"
             case "Bad node":
                 detail = (
                     f"the network card of {node} fails from now on: half of its collectives find their "

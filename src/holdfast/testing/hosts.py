@@ -107,7 +107,12 @@ class Hosts:
 
     def _write_names(self, host: str, own_address: str) -> None:
         known = {"localhost": "127.0.0.1", socket.gethostname(): own_address, **self.addresses}
-        lines = [f"{address} {name}\n" for name, address in known.items()]
+        # Programs that listen for IPv6, too, look up IPv4 addresses in their IPv6 form.
+        lines = [
+            f"{form}{address} {name}\n"
+            for name, address in known.items()
+            for form in ("", "::ffff:")
+        ]
         try:
             (_FILES / host).mkdir(parents=True)
             (_FILES / host / "hosts").write_text("".join(lines))
