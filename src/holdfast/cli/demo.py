@@ -11,6 +11,7 @@ import click
 from holdfast.cli.output import print_json, seconds
 from holdfast.core.errors import HoldfastError
 from holdfast.core.explanation.narration import narrate
+from holdfast.core.words import shorten
 
 if TYPE_CHECKING:
     from holdfast.demo import Verdict
@@ -21,6 +22,8 @@ NAMES = {
     "reference": "the same training, left alone",
 }
 FAULTS = 5
+CAUSE_LIMIT = 160
+"""The most characters of a cause in a line of the terminal."""
 
 
 @click.command()
@@ -153,9 +156,11 @@ class _Display:
                 if self._fault_at_s is not None:
                     after = f", {time.monotonic() - self._fault_at_s:.1f} s after the fault"
                 return f"  detected: {_seen(data)}{after}"
+            case "resolved" if data["action"] == "restart":  # the outcome reports a stop
+                cause = shorten(data["summary"], CAUSE_LIMIT)
+                return f"  decided: restart. {cause} {data['explanation']}".rstrip()
             case "resolved":
-                explanation = f"{data['summary']} {data['explanation']}".strip()
-                return f"  decided: {data['action']}. {explanation}"
+                return None
             case "restored":
                 passed = "".join(
                     f"; that of step {one['step']} is damaged: {one['reason']}"
