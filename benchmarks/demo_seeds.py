@@ -27,7 +27,7 @@ from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import KINDS
 from holdfast.demo.outcome import FaultRow, fault_rows
 
-SEEDS, STEPS = 5, 168
+SEEDS, STEPS = 5, 144
 QUICK_STEPS = 84
 """The fewest that leave room for all faults."""
 TIMEOUT_S = 600.0

@@ -43,7 +43,7 @@ CAUSE_LIMIT = 160
 @click.option(
     "--steps",
     type=click.IntRange(min=84),
-    default=168,
+    default=144,
     show_default=True,
     help="Length of the training; a multiple of 12.",
 )

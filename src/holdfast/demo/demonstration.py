@@ -85,7 +85,7 @@ class Demonstration:
 
     out: Path
     seed: int = 0
-    steps: int = 168
+    steps: int = 144
     save_every: int = 12
 
     def run(self, progress: Progress) -> Verdict | None:

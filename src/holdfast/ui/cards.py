@@ -76,7 +76,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     if cost.steps_lost is not None:
         figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost)))
     if lost_s > 0:
-        figures.append(KeyFigure(name="of all ranks lost", value=words.duration(lost_s)))
+        figures.append(KeyFigure(name="lost over all ranks", value=words.duration(lost_s)))
     return Card(
         number=cost.number,
         title=_title(cost, step),
