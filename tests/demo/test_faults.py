@@ -1,5 +1,7 @@
 """The plan of the demonstration's faults, and what becomes of them in its table."""
 
+import os
+
 import pytest
 
 from holdfast.core.errors import BadUse
@@ -42,8 +44,6 @@ def test_too_few_steps_are_refused_with_the_number_that_suffices():
 
 
 def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
-    import os
-
     broken = []
     plan = [
         PlannedFault(kind="Loss became NaN", rank=1, step=5),
@@ -53,6 +53,7 @@ def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_NODE_NAME", "here")
     pids = {0: os.getpid(), 1: os.getpid()}
     assert injector.stepped(4, pids) is None
+    assert injector.stepped(5, {0: os.getpid()}) is None, "its rank has no process yet"
     told = injector.stepped(5, pids)
     assert (told["fault"], told["rank"], told["step"]) == ("Loss became NaN", 1, 5)
     assert "batch 6" in told["detail"]

@@ -32,18 +32,18 @@ HEALTHY_AFTER = 10
 """Steps with an ordinary loss after which a checkpoint is healthy; fewer than between two saves."""
 
 Progress = Callable[[str, str, Mapping[str, Any]], None]
-"""Receives what happens: the run's id, a kind of the supervisor's, `hosts` or `fault_injected`, and its data."""
+"""Receives each event: the run's id, the kind (one of the supervisor's, `hosts` or `fault_injected`), and the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the demonstration showed, all of it read back from the ledger.
+    """The result of the demonstration, read back from the ledger.
 
     Attributes:
         faulty: the run with injected faults.
         stopped: the run with an error of the user's own.
         reference: the run left alone.
-        rows: each fault with what was seen and done.
+        rows: each fault with its detection and the action.
         planned: the number of faults that were to be injected.
         report: the page.
     """
@@ -57,12 +57,12 @@ class Verdict:
 
     @property
     def identical(self) -> bool:
-        """Whether the run with injected faults ended with the weights of the run left alone, to the last bit."""
+        """Return True if the run with injected faults ended with the weights of the run left alone, to the last bit."""
         return self.faulty.proof is not None and bool(self.faulty.proof["identical"])
 
     @property
     def shortcomings(self) -> list[str]:
-        """What is not as it must be, a sentence each; empty if the demonstration has succeeded."""
+        """Return a sentence for each failed expectation; an empty list if the demonstration has succeeded."""
         found = []
         if self.faulty.run.state != "completed":
             found.append(f"The run with faults did not complete: {self.faulty.run.outcome}")
@@ -81,7 +81,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """What to show. The defaults take about two minutes on two cores."""
+    """The length and the seed of a demonstration. The defaults take about two minutes on two cores."""
 
     out: Path
     seed: int = 0
@@ -89,11 +89,11 @@ class Demonstration:
     save_every: int = 12
 
     def run(self, progress: Progress) -> Verdict | None:
-        """Show it; return None when somebody stopped it.
+        """Show the demonstration; return None after Ctrl-C.
 
         Raises:
             BadUse: `out` holds something else, or the steps do not suffice; nothing was done.
-            HoldfastError: a step of the demonstration failed; the message says which one and where its records lie.
+            HoldfastError: a step of the demonstration failed; the message names the run and its folder.
         """
         if self.steps % self.save_every:
             raise BadUse(

@@ -32,7 +32,7 @@ class PlannedFault:
     """One fault.
 
     Attributes:
-        kind: what happens.
+        kind: the name of the fault.
         rank: the rank that the fault strikes.
         step: the fault strikes once the training has completed this step.
     """
@@ -97,7 +97,7 @@ class Injector:
         self._break_link = break_link
 
     def stepped(self, step: int, pids: Mapping[int, int]) -> dict[str, Any] | None:
-        """Take in that the training completed `step`; return what was injected, for the record, if anything was.
+        """Take in that the training completed `step`; return the record of the injected fault, None without one.
 
         Args:
             step: the step.
@@ -105,9 +105,13 @@ class Injector:
         """
         if not self._waiting or step < self._waiting[0].step:
             return None
-        fault = self._waiting.pop(0)
-        pid = pids[fault.rank]
-        node = _node_of(pid)
+        fault = self._waiting[0]
+        try:
+            pid = pids[fault.rank]
+            node = psutil.Process(pid).environ().get("HOLDFAST_NODE_NAME", "this host")
+        except (KeyError, psutil.Error):
+            return None  # that rank is just being replaced: at the next step
+        del self._waiting[0]
         who = f"rank {fault.rank} on {node} (pid {pid})"
         match fault.kind:
             case "Rank killed":
@@ -143,7 +147,3 @@ class Injector:
         path = self._source.choice(data)
         offset, bit = faults.flip_bit(path, self._source)
         return f"bit {bit} of byte {offset:,} of {newest.path.name}/{path.name}, the newest checkpoint, was flipped"
-
-
-def _node_of(pid: int) -> str:
-    return psutil.Process(pid).environ().get("HOLDFAST_NODE_NAME", "this host")

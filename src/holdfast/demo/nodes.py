@@ -1,8 +1,8 @@
-"""The nodes of a run of the demonstration, each in a process of its own that does what `holdfast run` does there.
+"""Start the nodes of a run of the demonstration, each in a process of its own that works as `holdfast run` does.
 
     python -m holdfast.demo.nodes PARENT_PID HOME RUN NNODES HOST:PORT
 
-The process of the first node prints what the supervisor observes, a JSON object a line; the process of another node
+The process of the first node prints the events of the supervisor, a JSON array a line; the process of another node
 prints nothing. A node's process, and with it all that runs on the node, ends when the demonstration ends, in whatever
 way.
 """
@@ -34,11 +34,11 @@ JOIN_S = 60.0
 END_S = 60.0
 """Seconds within which the other nodes end after the first one."""
 STOP_S = 90.0
-"""Seconds within which a run that was asked to stop ends."""
+"""Seconds within which a run ends after Ctrl-C."""
 POLL_S = 0.05
 
 Observed = tuple[str, Mapping[str, Any]]
-"""What the supervisor has observed: a kind, and its data."""
+"""An event that the supervisor has observed: a kind, and its data."""
 
 
 class Nodes:
@@ -62,7 +62,7 @@ class Nodes:
             nnodes: the nodes that train.
             rendezvous: where the nodes meet.
             hosts: the hosts of the nodes; None: all nodes are on this host.
-            log: the file for what the nodes' processes complain of.
+            log: the file for the error messages of the nodes' processes.
         """
         self._run = run
         self._home = home
@@ -113,7 +113,7 @@ class Nodes:
                 stdout=subprocess.PIPE if is_first else subprocess.DEVNULL,
                 stderr=log,
                 env={**environment, **place, **(variables or {})},
-                # Ctrl-C in the terminal goes to the demonstration alone, which asks the run to stop.
+                # Ctrl-C in the terminal goes to the demonstration alone, which stops the run.
                 start_new_session=True,
             )
         if is_first:
@@ -134,9 +134,9 @@ class Nodes:
             time.sleep(POLL_S)
 
     def observed(self) -> Iterator[Observed]:
-        """Yield what the supervisor observes, until the run has ended.
+        """Yield the events that the supervisor observes, until the run has ended.
 
-        Ctrl-C asks the run to save its state and stop.
+        On Ctrl-C the run saves its state and stops.
         """
         is_stopping = False
         while True:
@@ -230,7 +230,7 @@ def _print_observed(kind: str, data: Mapping[str, Any]) -> None:
 
 
 def rendezvous_of(hosts: Hosts | None, names: Sequence[str]) -> str:
-    """Return where nodes meet: on the first one, at a port that is free now."""
+    """Return the meeting place of the nodes: the first one, at a port that is free now."""
     if hosts is not None:
         return f"{hosts.addresses[names[0]]}:29500"  # no other program is on that host
     return f"127.0.0.1:{free_ports(1)[0]}"

@@ -1,4 +1,4 @@
-"""The faults of a demonstration beside what was seen and done: read from the records of the run."""
+"""Set each fault of a demonstration beside its detection and the action: read from the records of the run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,14 +17,14 @@ class FaultRow:
     Attributes:
         fault: the name of the fault.
         step: the last step before the fault.
-        injected: what was injected, in a clause.
+        injected: the injected fault in detail, in a clause.
         seen_as: the failure that was observed.
         node: the node of the rank at fault, if one was found.
         rank: the rank at fault, if one was found.
-        action: what was done, in a few words.
+        action: the action, in a few words.
         seconds_to_detect: from the fault to its detection.
         seconds_to_restart: from the detection to the next completed step; None if the training did not go on.
-        rank_seconds_lost: what the fault cost, in seconds times ranks: of training on GPUs, GPU-seconds.
+        rank_seconds_lost: the cost of the fault, in seconds times ranks: with a GPU a rank, GPU-seconds.
         incidents: the numbers of the incidents.
     """
 
@@ -87,7 +87,7 @@ def _row(
 
 
 def _action(costs: Sequence[IncidentSummary], events: Sequence[Event]) -> str:
-    """Return what was done about some incidents, as a clause."""
+    """Return the action on some incidents, as a clause."""
     last = costs[-1].incident
     if last.action != "restart":
         return "the run was ended" if last.action else "nothing was done"

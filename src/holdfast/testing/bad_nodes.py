@@ -145,7 +145,7 @@ def cut_connections() -> int:
 
 
 def _is_cut(descriptor: int, spared: Collection[str | None]) -> bool:
-    """Cut a descriptor's connection, if the descriptor is that of a TCP connection."""
+    """Cut a descriptor's connection, if the descriptor belongs to a TCP connection."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return False
