@@ -100,6 +100,7 @@ def test_a_title_names_the_injected_fault_and_the_nodes(summaries):
     cost = replace(cost, incident=incident, injected=injected, node="n2", cordoned=("n2",))
     card = incident_card(cost, summary)
     assert card.title == "Bad node: Rank 1 on n2 exited at step 66; n2 was bad"
+    assert card.done.startswith("Took n2 out of use. Restarted")
     assert ("lost over all ranks" in [figure.name for figure in card.figures]) is (
         summary.lost_time.incident_s(cost.number) > 0
     )

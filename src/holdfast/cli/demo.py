@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from holdfast.demo import Verdict
 
 NAMES = {
-    "faults": "training on two nodes, with injected faults",
+    "faults": "two nodes, injected faults",
     "own-error": "an error of the user's own",
-    "reference": "the same training, left alone",
+    "reference": "the same, left alone",
 }
 FAULTS = 5
 CAUSE_LIMIT = 160
@@ -98,7 +98,7 @@ class _Display:
 
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._bars = Progress(
-            TextColumn("{task.description:<44}"),
+            TextColumn("{task.description:<27}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),

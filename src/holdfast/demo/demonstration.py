@@ -14,6 +14,7 @@ from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.explanation import explain
 from holdfast.core.ledger import Event, Ledger
+from holdfast.core.left_out import LeftOut
 from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import Injector, PlannedFault, plan_faults
 from holdfast.demo.nodes import Nodes, rendezvous_of
@@ -253,9 +254,10 @@ class Demonstration:
     ) -> str:
         """Train without faults, by hand without the batches that the other run left out; return how the run ended."""
         extra = _bad_batch(plan)
-        ranges = [one.data for one in ledger.events("faults", "leave_out")]
-        if ranges:
-            extra += ["--leave-out", f"{ranges[-1]['first']}-{ranges[-1]['last']}"]
+        found = [one.data for one in ledger.events("faults", "leave_out")]
+        if found:
+            left_out = LeftOut.of((one["first"], one["last"]) for one in found)
+            extra += ["--leave-out", left_out.as_text()]
         self._begin(name, ledger, home, self.steps, extra, nnodes=1)
         return self._watch(name, ledger, home, progress)
 

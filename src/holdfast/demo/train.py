@@ -86,8 +86,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
     position = {"batches": batches}
     start = ckpt.restore(state, per_rank=position)
     numbered = ((batches.number, batch) for batch in batches)
-    if args.leave_out is not None:
-        numbered = (one for one in numbered if not in_range(one[0], args.leave_out))
+    numbered = (one for one in numbered if not in_ranges(one[0], args.leave_out))
     say(f"corpus {corpus.sha256[:12]}, {world_size} ranks, from step {start} to {args.steps}")
 
     for step in range(start + 1, args.steps + 1):
@@ -145,7 +144,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help="a batch of the last rank whose weight is NaN",
     )
     parser.add_argument(
-        "--leave-out", type=batch_range, metavar="FIRST-LAST", help="train without these batches"
+        "--leave-out",
+        type=batch_ranges,
+        default=(),
+        metavar="FIRST-LAST,…",
+        help="train without them",
     )
     args = parser.parse_args(arguments)
     for name in ("steps", "save_every", "keep", "eval_every"):
@@ -159,15 +162,15 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return args
 
 
-def batch_range(text: str) -> tuple[int, int]:
-    """Read a range of batch numbers such as `119-122`, both ends included."""
-    first, _, last = text.partition("-")
-    return int(first), int(last)
+def batch_ranges(text: str) -> list[tuple[int, int]]:
+    """Read ranges of batch numbers such as `119-122,300-301`, both ends included."""
+    ends = [part.partition("-") for part in text.split(",")]
+    return [(int(first), int(last)) for first, _, last in ends]
 
 
-def in_range(number: int, ends: tuple[int, int]) -> bool:
-    """Return True if a number is in a range, both ends included."""
-    return ends[0] <= number <= ends[1]
+def in_ranges(number: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return True if a number is in one of the ranges, both ends included."""
+    return any(first <= number <= last for first, last in ranges)
 
 
 def join_process_group() -> tuple[int, int]:

@@ -185,6 +185,8 @@ def _done(cost: IncidentSummary, summary: RunSummary) -> str:
         if incident.action == "restart"
         else incident.action.replace("_", " ").capitalize()
     )
+    if cost.cordoned:
+        done = f"Took {', '.join(cost.cordoned)} out of use. {done}"
     if incident.restored_step is None:
         return f"{done}."
     reading = "" if cost.restore_s is None else f", read in {words.duration(cost.restore_s)}"
