@@ -159,7 +159,15 @@ class Demonstration:
         return (self.out / "checkpoints" / name).absolute()
 
     def _begin(
-        self, name: str, ledger: Ledger, home: Path, steps: int, extra: list[str], *, nnodes: int
+        self,
+        name: str,
+        ledger: Ledger,
+        home: Path,
+        steps: int,
+        extra: list[str],
+        *,
+        nnodes: int,
+        ranks: int,
     ) -> None:
         """Record a run, whose ranks are spread over `nnodes` nodes."""
         command = [sys.executable, "-m", "holdfast.demo.train"]
@@ -176,7 +184,7 @@ class Demonstration:
             hangs=HangLimits(factor=10, floor_s=3, first_step_s=120),
             healthy_after=HEALTHY_AFTER,
             nnodes=nnodes,
-            nproc=RANKS // nnodes,
+            nproc=ranks // nnodes,
         )
         begin_run(spec, ledger, home, name=name)
 
@@ -191,7 +199,9 @@ class Demonstration:
         """Train on two nodes, and a spare one, while the faults strike; return how the run ended."""
         link = BreakingLink(home / "link")
         injector = Injector(plan, self._checkpoints(name), self.seed, break_link=link.break_now)
-        self._begin(name, ledger, home, self.steps, _bad_batch(plan), nnodes=len(NODES))
+        self._begin(
+            name, ledger, home, self.steps, _bad_batch(plan), nnodes=len(NODES), ranks=RANKS
+        )
         attempt = 0
         with contextlib.ExitStack() as stack:
             try:
@@ -241,7 +251,7 @@ class Demonstration:
         """Train with an error of the user's own, which a restart does not mend; return how the run ended."""
         fail_at = random.Random(self.seed).randrange(2, self.save_every)
         extra = ["--fail-at-step", str(fail_at)]
-        self._begin(name, ledger, home, self.save_every, extra, nnodes=1)
+        self._begin(name, ledger, home, self.save_every, extra, nnodes=1, ranks=1)
         return self._watch(name, ledger, home, progress)
 
     def _run_left_alone(
@@ -258,7 +268,7 @@ class Demonstration:
         if found:
             left_out = LeftOut.of((one["first"], one["last"]) for one in found)
             extra += ["--leave-out", left_out.as_text()]
-        self._begin(name, ledger, home, self.steps, extra, nnodes=1)
+        self._begin(name, ledger, home, self.steps, extra, nnodes=1, ranks=RANKS)
         return self._watch(name, ledger, home, progress)
 
     def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:
