@@ -20,7 +20,6 @@ from holdfast.recover.spec import RunSpec
 from holdfast.testing import FakeClock
 
 ECC = {"category": "Infrastructure", "decided_by": ["gpu-ecc"]}
-STOPPED = {"category": "Infrastructure", "decided_by": ["observer-frozen-stopped"]}
 KILLED = {"category": "Infrastructure", "decided_by": ["observer-killed"]}
 SCRIPT = {"category": "Script", "decided_by": ["python-key-error"]}
 
@@ -57,7 +56,6 @@ def view(*, lost=None, hang_of=()):
         ("auto", view(hang_of=None), SCRIPT, True, True),
         ("auto", view(hang_of=None), SCRIPT, False, False),
         ("auto", view(hang_of=1), SCRIPT, True, False),
-        ("auto", view(hang_of=1), STOPPED, True, False),
         ("always", view(), SCRIPT, True, True),
         ("never", view(), ECC, True, False),
     ],

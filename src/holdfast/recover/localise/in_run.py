@@ -15,8 +15,6 @@ from holdfast.recover.nodes import Node, Nodes
 from holdfast.recover.spec import RunSpec, TestNodes
 
 SUSPECT_CATEGORY = "Infrastructure"
-FROM_OUTSIDE = (*KILLED, ("observer-frozen-stopped",))
-"""The rules of causes that are a signal to a process: no sign of broken hardware."""
 
 
 class Records(Protocol):
@@ -56,8 +54,9 @@ def is_due(mode: TestNodes, view: AttemptView, incident: Incident | None, *, sev
     if view.frozen is not None and view.frozen.rank is None:
         return several
     diagnosis = {} if incident is None else incident.diagnosis
-    is_from_outside = tuple(diagnosis.get("decided_by", ())[:1]) in FROM_OUTSIDE
-    return diagnosis.get("category") == SUSPECT_CATEGORY and not is_from_outside
+    # A signal from outside, as from a person or for lack of memory, is no sign of broken hardware.
+    is_killed = tuple(diagnosis.get("decided_by", ())[:1]) in KILLED
+    return diagnosis.get("category") == SUSPECT_CATEGORY and not is_killed
 
 
 class NodeTests:
