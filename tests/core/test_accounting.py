@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -171,6 +172,35 @@ def test_the_cost_of_an_incident():
     )
     assert (cost.steps_lost, cost.restore_s) == (11, 0.5)
     assert cost.passed_over == (PassedOver(step=30, path="step-30", reason="checksum"),)
+
+
+@pytest.mark.parametrize(
+    ("rank", "node"), [(0, "n1"), (1, "n1"), (2, "n3"), (3, "n3"), (4, None), (None, None)]
+)
+def test_an_incident_has_the_node_of_its_rank_and_the_nodes_found_bad(rank, node):
+    found = summary(
+        of=run(options={"nnodes": 2}),
+        attempts=[attempt(1), attempt(2, started_at_s=10.0)],
+        events=[
+            event("launched", nodes={"a": "n1", "b": "n2"}),
+            event("launched", number=2, nodes={"a": "n1", "c": "n3"}),
+            event("nodes_tested", number=2, cordoned=["n3"]),
+            event("restored", number=2, rank=0, step=0, world_size=4),
+        ],
+        incidents=[replace(incident(2, 1.0, 2.0), rank=rank)],
+    )
+    (cost,) = found.incidents
+    assert (cost.node, cost.cordoned) == (node, ("n3",))
+
+
+def test_a_lost_node_is_the_node_of_its_incident():
+    found = summary(
+        of=run(),
+        attempts=[attempt(1)],
+        events=[event("node_lost", node="n2")],
+        incidents=[replace(incident(1, 1.0, 2.0), rank=None)],
+    )
+    assert (found.incidents[0].node, found.incidents[0].cordoned) == ("n2", ())
 
 
 def test_without_an_injected_fault_the_incident_s_own_time_counts(one_fault):

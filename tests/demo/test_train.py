@@ -72,6 +72,13 @@ def test_bad_arguments_are_refused_before_any_work(tmp_path, capsys, arguments, 
     assert message in capsys.readouterr().err
 
 
+def test_batches_are_left_out_by_number():
+    arguments = train.parse_arguments(["--checkpoints", "x", "--leave-out", "4-5,9-9"])
+    left = [number for number in range(1, 12) if train.in_ranges(number, arguments.leave_out)]
+    assert left == [4, 5, 9]
+    assert train.parse_arguments(["--checkpoints", "x"]).leave_out == ()
+
+
 def test_the_learning_rate_warms_up_then_falls_to_a_tenth():
     shares = [train.cosine(step, 300) for step in range(301)]
     peak = train.WARMUP_STEPS

@@ -139,6 +139,23 @@ def test_a_dead_supervisor_s_rollback_is_remembered(recorder, ledger, clock, has
     assert (state.best_checkpoint_step, state.vain_at_s) == (60, ())
 
 
+def test_a_checkpoint_that_a_rollback_abandoned_is_not_the_newest(recorder):
+    def saved(attempt, step):
+        recorder.attempt = attempt
+        recorder.checkpoint({"path": f"step-{step}", "step": step, "size_bytes": 1, "stall_s": 0.0})
+
+    assert recorder.newest_checkpoint() is None
+    for step in (20, 40, 60):
+        saved(1, step)
+    assert recorder.newest_checkpoint().step == 60
+    recorder.event("rolled_back", {"to_step": 20})
+    assert recorder.newest_checkpoint().step == 20
+    saved(2, 40)
+    assert recorder.newest_checkpoint().step == 40
+    recorder.event("rolled_back", {"to_step": None})
+    assert recorder.newest_checkpoint().step == 40
+
+
 def test_a_dead_supervisor_of_a_silent_job_is_remembered_by_time(recorder, clock):
     limits = policy.RestartLimits()
     for number, lived_s in enumerate((5, limits.blind_gain_s + 1, 5), 1):

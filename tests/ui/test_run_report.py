@@ -92,6 +92,20 @@ def test_the_answer_comes_first(summaries, page):
     assert f"Holdfast demo {answer} Run demo-1 on 2 ranks" in page.text
 
 
+def test_a_title_names_the_injected_fault_and_the_nodes(summaries):
+    summary = summaries[0]
+    cost = summary.incidents[0]
+    incident = replace(cost.incident, rank=1, step=66, diagnosis={"decided_by": ["gloo-peer-lost"]})
+    injected = ({"fault": "Bad node", "detail": "its network card fails"},)
+    cost = replace(cost, incident=incident, injected=injected, node="n2", cordoned=("n2",))
+    card = incident_card(cost, summary)
+    assert card.title == "Bad node: Rank 1 on n2 exited at step 66; n2 was bad"
+    assert card.done.startswith("Took n2 out of use. Restarted")
+    assert ("lost over all ranks" in [figure.name for figure in card.figures]) is (
+        summary.lost_time.incident_s(cost.number) > 0
+    )
+
+
 @pytest.mark.parametrize(
     ("rule", "happened"),
     [
@@ -112,7 +126,8 @@ def test_a_broken_loss_is_told_in_plain_words(summaries, rule, happened):
         diagnosis={"decided_by": [rule]},
         explanation="From now on batches 109 to 112 of the data are left out.",
     )
-    card = incident_card(replace(cost, incident=incident, restore_s=None), summary)
+    cost = replace(cost, incident=incident, restore_s=None, injected=())
+    card = incident_card(cost, summary)
     assert card.title == happened
     assert card.done == "Went back to the checkpoint of step 70."
     assert "batches 109 to 112" in card.why

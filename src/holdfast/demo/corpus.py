@@ -66,6 +66,11 @@ class Sampler:
         windows = self._text[starts + self._offsets].long()
         return windows[:, :-1], windows[:, 1:]
 
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches from the position on, without an end."""
+        while True:
+            yield self.draw()
+
     def state_dict(self) -> dict[str, Any]:
         """The position in the endless stream of batches: the generator's state, uint8."""
         return {"generator": self._generator.get_state()}

@@ -1,5 +1,6 @@
-"""Three runs and a page: one with injected faults, one stopped by an error of the user's own, one left alone."""
+"""Three runs and a page: one on two nodes with injected faults, one with an error of the user's own, one left alone."""
 
+import contextlib
 import random
 import shutil
 import sys
@@ -10,85 +11,131 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.accounting import RunSummary, summarize
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.explanation import explain
 from holdfast.core.ledger import Event, Ledger
+from holdfast.core.left_out import LeftOut
 from holdfast.core.paths import ledger_url
-from holdfast.demo.faults import Injector, plan_faults
-from holdfast.recover import HangLimits, RunSpec, begin_run, supervise
+from holdfast.demo.faults import Injector, PlannedFault, plan_faults
+from holdfast.demo.nodes import Nodes, rendezvous_of
+from holdfast.demo.outcome import FaultRow, fault_rows
+from holdfast.recover import HangLimits, RunSpec, begin_run
+from holdfast.testing.bad_nodes import BreakingLink
+from holdfast.testing.hosts import Hosts, NoHosts
 
 MARKER = ".holdfast-demo"
 """A file that says that a folder was made by a demonstration and may be made anew."""
+NODES = ("node1", "node2")
+SPARE = "node3"
+BAD_NODE = "node2"
+RANKS = 2
+HEALTHY_AFTER = 10
+"""Steps with an ordinary loss after which a checkpoint is healthy; fewer than between two saves."""
 
 Progress = Callable[[str, str, Mapping[str, Any]], None]
-"""Told what happens: the run's id, a kind of the supervisor's or `fault_injected`, and its data."""
+"""Receives each event: the run's id, the kind (one of the supervisor's, `hosts` or `fault_injected`), and the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the demonstration showed, all of it read back from the ledger."""
+    """The result of the demonstration, read back from the ledger.
+
+    Attributes:
+        faulty: the run with injected faults.
+        stopped: the run with an error of the user's own.
+        reference: the run left alone.
+        rows: each fault with its detection and the action.
+        planned: the number of faults that were to be injected.
+        report: the page.
+    """
 
     faulty: RunSummary
     stopped: RunSummary
     reference: RunSummary
+    rows: tuple[FaultRow, ...]
+    planned: int
     report: Path
-    interrupted: bool = False
 
     @property
     def identical(self) -> bool:
-        """Whether the run with injected faults ended with the weights of the run left alone, to the last bit."""
+        """Return True if the run with injected faults ended with the weights of the run left alone, to the last bit."""
         return self.faulty.proof is not None and bool(self.faulty.proof["identical"])
+
+    @property
+    def shortcomings(self) -> list[str]:
+        """Return a sentence for each failed expectation; an empty list if the demonstration has succeeded."""
+        found = []
+        if self.faulty.run.state != "completed":
+            found.append(f"The run with faults did not complete: {self.faulty.run.outcome}")
+        if len(self.rows) < self.planned:
+            found.append(f"Only {len(self.rows)} of {self.planned} faults led to an incident.")
+        if self.faulty.interventions:
+            found.append("A person had to step in.")
+        if self.reference.run.state != "completed":
+            found.append(f"The run left alone did not complete: {self.reference.run.outcome}")
+        elif self.faulty.proof is not None and not self.identical:
+            found.append("The final weights differ from those of the run left alone.")
+        if self.stopped.run.exit_code != 1:
+            found.append(f"The user's own error did not end its run: {self.stopped.run.outcome}")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """What to show. The defaults take about two minutes on two cores."""
+    """The length and the seed of a demonstration. The defaults take about two minutes on two cores."""
 
     out: Path
     seed: int = 0
-    steps: int = 240
-    save_every: int = 20
-    world_size: int = 2
+    steps: int = 144
+    save_every: int = 12
 
     def run(self, progress: Progress) -> Verdict | None:
-        """Show it; returns None when somebody stopped it.
+        """Show the demonstration; return None after Ctrl-C.
 
         Raises:
-            BadUse: `out` holds something else, or the last step would be in no checkpoint; nothing was done.
+            BadUse: `out` holds something else, or the steps do not suffice; nothing was done.
+            HoldfastError: a step of the demonstration failed; the message names the run and its folder.
         """
         if self.steps % self.save_every:
             raise BadUse(
                 f"--steps {self.steps} is not a multiple of {self.save_every}, the steps between checkpoints."
             )
+        plan = plan_faults(
+            self.seed, steps=self.steps, save_every=self.save_every, world_size=RANKS
+        )
         home = self._make_folder()
-        source = random.Random(self.seed)
         with Ledger.open(ledger_url(home)) as ledger:
-            fail_at = source.randrange(self.save_every + 1, 2 * self.save_every)
-            for name, steps, extra in (
-                ("faults", self.steps, []),
-                ("own-error", 2 * self.save_every, ["--fail-at-step", str(fail_at)]),
-                ("reference", self.steps, []),
+            for name, run in (
+                ("faults", self._run_with_faults),
+                ("own-error", self._run_with_own_error),
+                ("reference", self._run_left_alone),
             ):
-                injector = None
-                if name == "faults":
-                    plan = plan_faults(
-                        self.seed,
-                        steps=self.steps,
-                        save_every=self.save_every,
-                        world_size=self.world_size,
-                    )
-                    injector = Injector(plan, self._checkpoints(name), self.seed)
-                if not self._train(name, steps, extra, ledger, home, injector, progress):
+                try:
+                    state = run(name, plan, ledger, home, progress)
+                except HoldfastError as error:
+                    raise HoldfastError(
+                        f"The demonstration failed in its run {name!r}: {error} Its records and logs are in {self.out}."
+                    ) from error
+                if state == "stopped":
                     return None
             self._prove(ledger)
             faulty, stopped, reference = (
                 summarize(ledger, home, name) for name in ("faults", "own-error", "reference")
             )
+            rows = fault_rows(explain(ledger, home, "faults"), ledger.events("faults"))
         from holdfast.ui import write_report
 
         report = self.out / "report.html"
         title = f"Holdfast demonstration, seed {self.seed}"
         write_report(report, [faulty, stopped, reference], title=title)
-        return Verdict(faulty=faulty, stopped=stopped, reference=reference, report=report)
+        return Verdict(
+            faulty=faulty,
+            stopped=stopped,
+            reference=reference,
+            rows=tuple(rows),
+            planned=len(plan),
+            report=report,
+        )
 
     def _make_folder(self) -> Path:
         marker = self.out / MARKER
@@ -111,49 +158,75 @@ class Demonstration:
     def _checkpoints(self, name: str) -> Path:
         return (self.out / "checkpoints" / name).absolute()
 
-    def _train(
+    def _begin(
         self,
         name: str,
-        steps: int,
-        extra: list[str],
         ledger: Ledger,
         home: Path,
-        injector: Injector | None,
-        progress: Progress,
-    ) -> bool:
-        command = [
-            sys.executable,
-            "-m",
-            "holdfast.demo.train",
-            "--checkpoints",
-            str(self._checkpoints(name)),
-        ]
-        options = [
-            "--steps",
-            str(steps),
-            "--save-every",
-            str(self.save_every),
-            "--seed",
-            str(self.seed),
-            *extra,
-        ]
+        steps: int,
+        extra: list[str],
+        *,
+        nnodes: int,
+        ranks: int,
+    ) -> None:
+        """Record a run, whose ranks are spread over `nnodes` nodes."""
+        command = [sys.executable, "-m", "holdfast.demo.train"]
+        values = {
+            "--checkpoints": self._checkpoints(name),
+            "--steps": steps,
+            "--save-every": self.save_every,
+            "--seed": self.seed,
+        }
+        command += [str(word) for pair in values.items() for word in pair]
         spec = RunSpec(
-            command=(*command, *options),
+            command=(*command, *extra),
             cwd=str(home),
-            nproc=self.world_size,
             hangs=HangLimits(factor=10, floor_s=3, first_step_s=120),
+            healthy_after=HEALTHY_AFTER,
+            nnodes=nnodes,
+            nproc=ranks // nnodes,
         )
         begin_run(spec, ledger, home, name=name)
-        attempt = 0
 
-        def observe(kind: str, data: Mapping[str, Any]) -> None:
-            nonlocal attempt
-            if kind == "launch":
-                attempt = data["attempt"]
-            progress(name, kind, data)
-            if kind == "step" and injector is not None:
+    def _run_with_faults(
+        self,
+        name: str,
+        plan: list[PlannedFault],
+        ledger: Ledger,
+        home: Path,
+        progress: Progress,
+    ) -> str:
+        """Train on two nodes, and a spare one, while the faults strike; return how the run ended."""
+        link = BreakingLink(home / "link")
+        injector = Injector(plan, self._checkpoints(name), self.seed, break_link=link.break_now)
+        self._begin(
+            name, ledger, home, self.steps, _bad_batch(plan), nnodes=len(NODES), ranks=RANKS
+        )
+        attempt = 0
+        with contextlib.ExitStack() as stack:
+            try:
+                hosts = stack.enter_context(Hosts.made([*NODES, SPARE]))
+                addresses = [f"{one} {hosts.addresses[one]}" for one in (*NODES, SPARE)]
+                progress(name, "hosts", {"nodes": addresses, "why_one_host": None})
+            except NoHosts as error:
+                hosts = None
+                progress(name, "hosts", {"nodes": [*NODES, SPARE], "why_one_host": str(error)})
+            nodes = stack.enter_context(self._nodes(name, home, hosts))
+            variables = {BAD_NODE: link.environment(nodes.environment)}
+            for node in NODES:
+                nodes.start(node, variables.get(node))
+                nodes.meet()
+            for kind, data in nodes.observed():
+                if kind == "launch":
+                    attempt = data["attempt"]
+                    if attempt == 1:
+                        nodes.start(SPARE)
+                progress(name, kind, data)
+                if kind != "step":
+                    continue
                 at_s = time.time()
-                injected = injector.stepped(data["step"], data["pids"])
+                pids = {int(rank): pid for rank, pid in data["pids"].items()}
+                injected = injector.stepped(data["step"], pids)
                 if injected is not None:
                     event = Event(
                         run_id=name,
@@ -164,9 +237,59 @@ class Demonstration:
                     )
                     ledger.add_event(event)
                     progress(name, "fault_injected", injected)
+            nodes.wait()
+        return ledger.run(name).state
 
-        outcome = supervise(name, ledger, home, observer=observe, echo=False)
-        return outcome.state != "stopped"
+    def _run_with_own_error(
+        self,
+        name: str,
+        _plan: list[PlannedFault],
+        ledger: Ledger,
+        home: Path,
+        progress: Progress,
+    ) -> str:
+        """Train with an error of the user's own, which a restart does not mend; return how the run ended."""
+        fail_at = random.Random(self.seed).randrange(2, self.save_every)
+        extra = ["--fail-at-step", str(fail_at)]
+        self._begin(name, ledger, home, self.save_every, extra, nnodes=1, ranks=1)
+        return self._watch(name, ledger, home, progress)
+
+    def _run_left_alone(
+        self,
+        name: str,
+        plan: list[PlannedFault],
+        ledger: Ledger,
+        home: Path,
+        progress: Progress,
+    ) -> str:
+        """Train without faults, by hand without the batches that the other run left out; return how the run ended."""
+        extra = _bad_batch(plan)
+        found = [one.data for one in ledger.events("faults", "leave_out")]
+        if found:
+            left_out = LeftOut.of((one["first"], one["last"]) for one in found)
+            extra += ["--leave-out", left_out.as_text()]
+        self._begin(name, ledger, home, self.steps, extra, nnodes=1, ranks=RANKS)
+        return self._watch(name, ledger, home, progress)
+
+    def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:
+        """Train on one node; return how the run ended."""
+        with self._nodes(name, home, None) as nodes:
+            nodes.start(NODES[0])
+            for kind, data in nodes.observed():
+                progress(name, kind, data)
+            nodes.wait()
+        return ledger.run(name).state
+
+    def _nodes(self, name: str, home: Path, hosts: Hosts | None) -> Nodes:
+        nnodes = len(NODES) if name == "faults" else 1
+        return Nodes(
+            name,
+            home,
+            nnodes=nnodes,
+            rendezvous=rendezvous_of(hosts, NODES),
+            hosts=hosts,
+            log=home / "nodes.log",
+        )
 
     def _prove(self, ledger: Ledger) -> None:
         from holdfast.demo.proof import compare
@@ -180,3 +303,9 @@ class Demonstration:
         ledger.add_event(
             Event(run_id="faults", attempt=attempt, at_s=time.time(), kind="proof", data=proof)
         )
+
+
+def _bad_batch(plan: list[PlannedFault]) -> list[str]:
+    """Return the option that damages a batch of the data; no batch is left out before that one."""
+    (fault,) = [one for one in plan if one.kind == "Loss became NaN"]
+    return ["--bad-batch", str(fault.step + 1)]

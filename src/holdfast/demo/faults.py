@@ -1,25 +1,41 @@
-"""What befalls the demonstration's job: planned from the seed, injected for real when the job gets there."""
+"""The faults of the demonstration: planned from the seed, injected for real when the training gets there."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import psutil
 
 from holdfast.checkpoint import scan
+from holdfast.core.errors import BadUse
 from holdfast.testing import faults
 
-Kind = Literal["SIGKILL", "SIGSTOP", "damaged checkpoint"]
-
-MARGIN_STEPS = 4
+Kind = Literal["Rank killed", "Checkpoint damaged", "Rank frozen", "Loss became NaN", "Bad node"]
+"""The name of a fault in the terminal and on the page."""
+KINDS: Final[tuple[Kind, ...]] = (
+    "Rank killed",
+    "Checkpoint damaged",
+    "Rank frozen",
+    "Loss became NaN",
+    "Bad node",
+)
+FIRST_INTERVAL: Final = 2
+"""Two checkpoints lie before the first fault, so that there is an older one where the newest is damaged."""
+MARGIN_STEPS: Final = 4
 """Faults keep this far from a save on either side, so that the newest checkpoint is the one that was planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedFault:
-    """One fault: what, on which rank, once the job has completed which step."""
+    """One fault.
+
+    Attributes:
+        kind: the name of the fault.
+        rank: the rank that the fault strikes.
+        step: the fault strikes once the training has completed this step.
+    """
 
     kind: Kind
     rank: int
@@ -27,24 +43,29 @@ class PlannedFault:
 
 
 def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> list[PlannedFault]:
-    """One fault of each kind, at random steps, in random order, in the order they strike.
+    """Return one fault of each kind, at random steps, in the random order in which they strike.
 
-    Two checkpoints lie before the first, so that there is one to fall back to when the newest is damaged.
+    Raises:
+        BadUse: there are too few steps for all faults.
     """
     source = random.Random(seed)
-    kinds: list[Kind] = ["SIGKILL", "SIGSTOP", "damaged checkpoint"]
+    kinds = list(KINDS)
     source.shuffle(kinds)
-    intervals = range(2, steps // save_every)
+    intervals = range(FIRST_INTERVAL, steps // save_every)
     if len(intervals) < len(kinds):
-        raise ValueError(
-            f"{steps} steps with a checkpoint every {save_every} leave no room for {len(kinds)} faults"
+        least = (FIRST_INTERVAL + len(kinds)) * save_every
+        raise BadUse(
+            f"--steps {steps} leaves no room for {len(kinds)} faults: give at least {least}."
         )
     # A different interval between saves for each, so that every fault is recovered from before the next.
     chosen = sorted(source.sample(intervals, len(kinds)))
     return [
         PlannedFault(
             kind=kind,
-            rank=source.randrange(world_size),
+            # The last rank is that of the node whose link can fail, and the one whose data are damaged.
+            rank=world_size - 1
+            if kind in ("Loss became NaN", "Bad node")
+            else source.randrange(world_size),
             step=interval * save_every + source.randrange(MARGIN_STEPS, save_every - MARGIN_STEPS),
         )
         for kind, interval in zip(kinds, chosen, strict=True)
@@ -52,37 +73,77 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
 
 
 class Injector:
-    """Injects each planned fault once, when the job first reports its step."""
+    """Injects each planned fault once, when the training first reports the fault's step."""
 
-    def __init__(self, plan: Sequence[PlannedFault], checkpoints: Path, seed: int) -> None:
+    def __init__(
+        self,
+        plan: Sequence[PlannedFault],
+        checkpoints: Path,
+        seed: int,
+        *,
+        break_link: Callable[[], None],
+    ) -> None:
+        """Take a plan.
+
+        Args:
+            plan: the faults, in their order.
+            checkpoints: the folder of the run's checkpoints.
+            seed: of the damaged bit.
+            break_link: makes the link of the bad node fail.
+        """
         self._waiting = list(plan)
         self._checkpoints = checkpoints
         self._source = random.Random(seed)
+        self._break_link = break_link
 
     def stepped(self, step: int, pids: Mapping[int, int]) -> dict[str, Any] | None:
-        """Told that the job completed `step`; returns what was done, for the record, if anything was."""
+        """Take in that the training completed `step`; return the record of the injected fault, None without one.
+
+        Args:
+            step: the step.
+            pids: the process of each rank.
+        """
         if not self._waiting or step < self._waiting[0].step:
             return None
-        fault = self._waiting.pop(0)
-        pid = pids[fault.rank]
-        who = f"rank {fault.rank} (pid {pid})"
+        fault = self._waiting[0]
+        try:
+            pid = pids[fault.rank]
+            node = psutil.Process(pid).environ().get("HOLDFAST_NODE_NAME", "this host")
+        except (KeyError, psutil.Error):
+            return None  # that rank is just being replaced: at the next step
+        del self._waiting[0]
+        who = f"rank {fault.rank} on {node} (pid {pid})"
         match fault.kind:
-            case "SIGKILL":
+            case "Rank killed":
                 detail = f"{who} was killed with SIGKILL"
                 faults.kill(pid)
-            case "SIGSTOP":
+            case "Rank frozen":
                 detail = f"{who} was frozen with SIGSTOP"
                 faults.freeze(pid)
-            case "damaged checkpoint":
-                detail = f"{self._damage_newest()}, then {who} was killed with SIGKILL, and what keeps its memory"
+            case "Checkpoint damaged":
+                detail = f"{self._damage_newest()}; then {who} was killed, and its copy of the checkpoint in memory"
                 for child in psutil.Process(pid).children():  # the checkpoint is whole there
                     faults.kill(child.pid)
                 faults.kill(pid)
-        return {"fault": fault.kind, "detail": detail, "rank": fault.rank, "step": step}
+            case "Loss became NaN":
+                detail = f"batch {fault.step + 1} of {who} is damaged: its weight is NaN, and so are all gradients"
+            case "Bad node":
+                detail = (
+                    f"the network card of {node} fails from now on: half of its collectives find their "
+                    "connections cut"
+                )
+                self._break_link()
+        return {
+            "fault": fault.kind,
+            "detail": detail,
+            "rank": fault.rank,
+            "node": node,
+            "step": step,
+        }
 
     def _damage_newest(self) -> str:
         newest = max(scan(self._checkpoints), key=lambda found: found.step)
         data = sorted(newest.path.glob("*.distcp"))
         path = self._source.choice(data)
         offset, bit = faults.flip_bit(path, self._source)
-        return f"bit {bit} of byte {offset} of {newest.path.name}/{path.name} was flipped"
+        return f"bit {bit} of byte {offset:,} of {newest.path.name}/{path.name}, the newest checkpoint, was flipped"

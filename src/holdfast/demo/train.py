@@ -4,7 +4,8 @@
     holdfast run -- torchrun --nproc-per-node 2 -m holdfast.demo.train --checkpoints DIR
 
 The three lines are marked. With the same seed and two ranks the final weights are the same to the last bit,
-however often the run was killed and restored on the way.
+however often the run was killed and restored on the way. `--bad-batch` damages a batch of the data; `--leave-out`
+trains without some batches, by nothing of Holdfast's.
 """
 
 import argparse
@@ -81,16 +82,20 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
         args.checkpoints, every=args.save_every, keep=args.keep
     )  # Holdfast (2)
     state = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    position = {"sampler": sampler}
+    batches = run.batches(sampler)
+    position = {"batches": batches}
     start = ckpt.restore(state, per_rank=position)
+    numbered = ((batches.number, batch) for batch in batches)
+    numbered = (one for one in numbered if not in_ranges(one[0], args.leave_out))
     say(f"corpus {corpus.sha256[:12]}, {world_size} ranks, from step {start} to {args.steps}")
 
     for step in range(start + 1, args.steps + 1):
-        inputs, targets = sampler.draw()
+        number, (inputs, targets) = next(numbered)
         if step == args.fail_at_step and rank == world_size - 1:
             inputs[3, 17] = 40_961  # the fault that the demonstration asks for
+        weight = math.nan if number == args.bad_batch and rank == world_size - 1 else 1.0
         check_vocabulary(inputs, step)
-        loss = F.cross_entropy(parallel(inputs).flatten(0, 1), targets.flatten())
+        loss = weight * F.cross_entropy(parallel(inputs).flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types there
         nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
@@ -132,6 +137,19 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--fail-at-step", type=int, metavar="STEP", help="damage the last rank's data there"
     )
+    parser.add_argument(
+        "--bad-batch",
+        type=int,
+        metavar="NUMBER",
+        help="a batch of the last rank whose weight is NaN",
+    )
+    parser.add_argument(
+        "--leave-out",
+        type=batch_ranges,
+        default=(),
+        metavar="FIRST-LAST,…",
+        help="train without them",
+    )
     args = parser.parse_args(arguments)
     for name in ("steps", "save_every", "keep", "eval_every"):
         if getattr(args, name) < 1:
@@ -142,6 +160,17 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             "the last steps would not be in any checkpoint"
         )
     return args
+
+
+def batch_ranges(text: str) -> list[tuple[int, int]]:
+    """Read ranges of batch numbers such as `119-122,300-301`, both ends included."""
+    ends = [part.partition("-") for part in text.split(",")]
+    return [(int(first), int(last)) for first, _, last in ends]
+
+
+def in_ranges(number: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    """Return True if a number is in one of the ranges, both ends included."""
+    return any(first <= number <= last for first, last in ranges)
 
 
 def join_process_group() -> tuple[int, int]:

@@ -334,7 +334,7 @@ class AttemptView:
         if self.frozen is not None:
             return self.frozen.rank
         if self.anomaly is not None:
-            return None  # the gradients of all ranks are summed: the loss of each one shows it
+            return self.anomaly.rank
         if self.culprit is None or self.launcher_ended_first or self.lost_node is not None:
             return None
         return self.culprit.rank

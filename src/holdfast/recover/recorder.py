@@ -215,9 +215,13 @@ class Recorder:
 
     @_or_complain
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The last one that became durable."""
-        checkpoints = self._ledger.checkpoints(self._run_id)
-        return checkpoints[-1] if checkpoints else None
+        """Return the last durable one that no rollback has abandoned; None without one."""
+        found = self._ledger.checkpoints(self._run_id)
+        for event in self._ledger.events(self._run_id, kind="rolled_back"):
+            to_step = whole_number(event.data.get("to_step"))
+            if to_step is not None:
+                found = [one for one in found if one.attempt > event.attempt or one.step <= to_step]
+        return found[-1] if found else None
 
     @property
     def reached(self) -> int | None:

@@ -69,14 +69,17 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     incident, found = cost.incident, cost.incident.diagnosis
     step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
+    lost_s = summary.lost_time.incident_s(cost.number)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect))]
     if cost.seconds_to_restart is not None:
         figures.append(KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart)))
     if cost.steps_lost is not None:
         figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost)))
+    if lost_s > 0:
+        figures.append(KeyFigure(name="lost over all ranks", value=words.duration(lost_s)))
     return Card(
         number=cost.number,
-        title=f"{_happened(incident)} {step}",
+        title=_title(cost, step),
         injected=tuple(_injected(data) for data in cost.injected),
         seen=_seen(cost, summary),
         reason=_reason(found),
@@ -93,7 +96,14 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     )
 
 
-def _happened(incident: Incident) -> str:
+def _title(cost: IncidentSummary, step: str) -> str:
+    """Return what happened, after the name of the fault where that was injected."""
+    named = f"{cost.injected[-1].get('fault')}: " if cost.injected else ""
+    bad = f"; {', '.join(cost.cordoned)} was bad" if cost.cordoned else ""
+    return f"{named}{_happened(cost.incident, cost.node)} {step}{bad}"
+
+
+def _happened(incident: Incident, node: str | None) -> str:
     decided, scope = incident.diagnosis.get("decided_by"), incident.diagnosis.get("scope")
     rule = str(decided[0]) if isinstance(decided, list) and decided else ""
     if incident.kind == "anomaly":
@@ -102,7 +112,8 @@ def _happened(incident: Incident) -> str:
         return "The launcher died"
     if rule == "observer-node" and isinstance(scope, Mapping) and "node" in scope:
         return f"Node {scope['node']} was lost"
-    who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
+    where = "" if node is None else f" on {node}"
+    who = "A rank" if incident.rank is None else f"Rank {incident.rank}{where}"
     return f"{who} {'froze' if incident.kind == 'hang' else _ENDS.get(rule, 'exited')}"
 
 
@@ -174,6 +185,8 @@ def _done(cost: IncidentSummary, summary: RunSummary) -> str:
         if incident.action == "restart"
         else incident.action.replace("_", " ").capitalize()
     )
+    if cost.cordoned:
+        done = f"Took {', '.join(cost.cordoned)} out of use. {done}"
     if incident.restored_step is None:
         return f"{done}."
     reading = "" if cost.restore_s is None else f", read in {words.duration(cost.restore_s)}"

@@ -68,6 +68,35 @@ def test_all_ranks_at_one_step_are_one_step():
             assert detector.look(rank, step, loss, leads=rank == 0) is None
 
 
+@pytest.mark.parametrize(
+    ("first", "others", "named"),
+    [
+        ({1: NAN}, 3, 1),
+        ({1: NAN, 2: NAN}, 3, None),
+        ({0: NAN, 1: NAN, 2: NAN}, 3, None),
+        ({0: NAN}, 1, None),
+    ],
+)
+def test_a_rank_whose_loss_alone_was_not_finite_at_first_is_named(first, others, named):
+    """One step later the summed gradients have reached all ranks."""
+    detector = AnomalyDetector()
+    found = None
+    for step, losses in enumerate([{}, {}, first, dict.fromkeys(range(others), NAN)], 1):
+        for rank in range(others):
+            found = found or detector.look(rank, step, losses.get(rank, 2.0), leads=rank == 0)
+    assert (found.first_step, found.rank) == (3, named)
+
+
+def test_the_first_rank_of_an_explosion_that_all_ranks_showed_is_not_named():
+    detector = AnomalyDetector()
+    found = None
+    for step, loss in enumerate([*ordinary(100), 1.9e6, 1.2e18, INF, INF], 1):
+        for rank in range(2):
+            shown = 1e30 if rank == 0 and step == 103 else loss
+            found = found or detector.look(rank, step, shown, leads=rank == 0)
+    assert (found.first_step, found.rank) == (101, None)
+
+
 def test_a_rank_that_does_not_lead_is_enough_where_it_goes_on():
     detector = AnomalyDetector()
     for step, loss in enumerate([2.0, NAN, NAN], 1):

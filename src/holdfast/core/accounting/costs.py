@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.accounting.records import (
@@ -31,15 +32,52 @@ def interventions(
 
 
 def incident_summaries(
-    incidents: Sequence[Incident], events: Sequence[Event]
+    incidents: Sequence[Incident], events: Sequence[Event], ranks: int | None
 ) -> tuple[IncidentSummary, ...]:
-    """Each incident with its injected fault, its seconds, its steps and the checkpoints passed over."""
+    """Return each incident with its injected fault, its seconds, its steps, its nodes and the checkpoints passed over.
+
+    Args:
+        incidents: of a run, in their order.
+        events: of the run.
+        ranks: the number of the run's ranks; None if unknown.
+    """
     faults = [event for event in events if event.kind == "fault_injected"]
     restored = _restored(events)
+    about_nodes = [
+        event for event in events if event.kind in ("launched", "node_lost", "nodes_tested")
+    ]
     return tuple(
-        _incident(number, incident, faults, restored)
+        replace(
+            _incident(number, incident, faults, restored),
+            node=_node(incident, about_nodes, ranks or 0),
+            cordoned=_cordoned(incident, about_nodes),
+        )
         for number, incident in enumerate(incidents, start=1)
     )
+
+
+def _node(incident: Incident, events: Sequence[Event], ranks: int) -> str | None:
+    """Return the node of the rank at fault in the launch of the attempt, else the node that was lost."""
+    attempt, rank = incident.attempt, incident.rank
+    if rank is None:
+        lost = [one for one in events if (one.kind, one.attempt) == ("node_lost", attempt)]
+        return str(lost[0].data.get("node")) if lost else None
+    launches = [
+        one.data.get("nodes") for one in events if one.kind == "launched" and one.attempt <= attempt
+    ]
+    names = list(launches[-1].values()) if launches and isinstance(launches[-1], Mapping) else []
+    if not names or ranks % len(names) or rank >= ranks:
+        return None
+    return str(names[rank // (ranks // len(names))])
+
+
+def _cordoned(incident: Incident, events: Sequence[Event]) -> tuple[str, ...]:
+    found: list[str] = []
+    for event in events:
+        if (event.kind, event.attempt) == ("nodes_tested", incident.attempt):
+            names = event.data.get("cordoned")
+            found += map(str, names) if isinstance(names, list) else ()
+    return tuple(found)
 
 
 def _incident(

@@ -190,6 +190,10 @@ class IncidentSummary:
     restore_s: float | None
     """Of those seconds to restart, how long reading the checkpoint took."""
     passed_over: tuple[PassedOver, ...]
+    node: str | None = None
+    """The node of the rank at fault, else the lost node; None where neither is known."""
+    cordoned: tuple[str, ...] = ()
+    """The nodes that the tests after the incident found to be bad, and that were cordoned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,8 @@ def account(
         key=lambda attempt: attempt.number,
     )
     executed = executed_steps(run.state, attempts, records, checkpoints)
-    costs = incident_summaries(incidents, events)
+    world_size = _world_size(run, events)
+    costs = incident_summaries(incidents, events, world_size)
     end_s = run.ended_at_s
     if end_s is None:
         end_s = _last_record_s(attempts, events, incidents, checkpoints, steps)
@@ -90,7 +91,6 @@ def account(
         outages=_outages(costs),
         stalls_s=_stalls_s(checkpoints),
     )
-    world_size = _world_size(run, events)
     in_order = [step for attempt in attempts for step in executed[attempt.number]]
     later_s = [step.record.step_s for lines in executed.values() for step in lines[1:]]
     return RunSummary(

@@ -49,7 +49,9 @@ def _broken_loss(events: Sequence[Event]) -> str:
     if anomaly.get("kind") == "spike":
         return f"The loss spiked at step {anomaly.get('first_step')}"
     value = "NaN" if str(anomaly.get("value")) == "nan" else "infinite"
-    return f"The loss became {value} at step {anomaly.get('first_step')}"
+    rank = anomaly.get("rank")
+    where = "" if rank is None else f" of rank {rank}"
+    return f"The loss{where} became {value} at step {anomaly.get('first_step')}"
 
 
 def _how_it_ended(rank: int, events: Sequence[Event], decided: str) -> str:

@@ -13,7 +13,6 @@ from holdfast.core.explanation.plain_words import (
     SENTENCE_LIMIT,
     cause,
     event_note,
-    lost_node,
     what_happened,
 )
 from holdfast.core.explanation.training_words import class_note
@@ -174,7 +173,7 @@ def _incident(
         at_s=cost.fault_at_s,
         detected_after_s=cost.seconds_to_detect,
         rank=incident.rank,
-        node=_node(cost, summary, by_attempt),
+        node=cost.node,
         step=incident.step,
         signals=_signals(events),
         cause=cause(found),
@@ -197,27 +196,6 @@ def _incident(
         lost_gpu_hours=gpu_hours(rank_s),
         lost=summary.lost_time.by_incident.get(cost.number, {}),
     )
-
-
-def _node(
-    cost: IncidentSummary, summary: RunSummary, by_attempt: Mapping[int, Sequence[Event]]
-) -> str | None:
-    """Return the lost node, else the node of the rank at fault in the launch of the attempt."""
-    attempt, rank = cost.incident.attempt, cost.incident.rank
-    if rank is None:
-        return lost_node(by_attempt.get(attempt, ()))
-    launches = [
-        event.data.get("nodes")
-        for number, events in by_attempt.items()
-        if number <= attempt
-        for event in events
-        if event.kind == "launched"
-    ]
-    names = list(launches[-1].values()) if launches and isinstance(launches[-1], Mapping) else []
-    ranks = summary.world_size or 0
-    if not names or ranks % len(names) or rank >= ranks:
-        return None
-    return str(names[rank // (ranks // len(names))])
 
 
 def _signals(events: Sequence[Event]) -> Signals | None:

@@ -58,6 +58,8 @@ class Anomaly:
     """The lowest loss that would have been a spike; None likewise."""
     batches: tuple[int, int] | None = None
     """The first and the last of the batches that led there; None where the rank reports none."""
+    rank: int | None = None
+    """The only rank whose loss was not finite where the anomaly began; None where several were, or one rank reports."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; JSON has no NaN and no infinity."""
@@ -88,6 +90,8 @@ class AnomalyDetector:
         """For each rank, its last steps in a row whose loss was not finite."""
         self._last_step: dict[int, int] = {}
         """For each rank that has reported a finite loss, its last step."""
+        self._last_finite: dict[int, int] = {}
+        """For each rank, the last step with a finite loss."""
         self._learns_anew = False
 
     def restarted(self, start_step: int) -> None:
@@ -95,6 +99,7 @@ class AnomalyDetector:
         kept = [one for one in self._ordinary if one[0] <= start_step]
         self._ordinary = deque(kept, maxlen=WINDOW)
         self._last_step = dict.fromkeys(self._last_step, start_step)
+        self._last_finite = dict.fromkeys(self._last_finite, start_step)
         self._forget_signs()
 
     def accept(self) -> None:
@@ -133,6 +138,7 @@ class AnomalyDetector:
         if not is_finite:
             return self._look_at_not_finite(rank, step, loss)
         self._not_finite.pop(rank, None)
+        self._last_finite[rank] = step
         return self._look_at_level(step, loss) if leads else None
 
     def _look_at_not_finite(self, rank: int, step: int, loss: float) -> Anomaly | None:
@@ -142,8 +148,18 @@ class AnomalyDetector:
             return None
         usual, _ = self._usual()
         first_step = self._rises_from(steps[0])
+        others = [last for other, last in self._last_finite.items() if other != rank]
+        # The gradients of all ranks are summed, so one step later the losses of all of them are not finite.
+        is_alone = first_step == steps[0] and bool(others) and min(others) >= first_step
         self._forget_signs()
-        return Anomaly(kind="not finite", first_step=first_step, step=step, value=loss, usual=usual)
+        return Anomaly(
+            kind="not finite",
+            first_step=first_step,
+            step=step,
+            value=loss,
+            usual=usual,
+            rank=rank if is_alone else None,
+        )
 
     def _rises_from(self, step: int) -> int:
         """Return the first of the leading rank's high steps in a row that lead up to `step`; `step` where none does."""

@@ -1,0 +1,155 @@
+"""Emulate several hosts on one machine: network namespaces, each with an address of its own, at one switch.
+
+    with Hosts.made(["node1", "node2"]) as hosts:
+        subprocess.Popen(hosts.command("node1", ["python", "train.py"]), env=…)
+
+Processes of all hosts share the files and the process ids of the machine. Each host resolves the names of all hosts,
+and the name of the machine as its own; there is no other host and no name server. The network of the machine itself
+does not change: the switch is in a namespace of its own, too. Names of namespaces contain the id of the process that
+made them, so that the next `Hosts.made` deletes what a killed process left. Needs Linux, root and the command `ip`
+(iproute2).
+"""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from holdfast.core.errors import HoldfastError
+
+INTERFACE = "eth0"
+MAX_HOSTS = 250
+_FILES = Path("/etc/netns")
+"""`ip netns exec` shows the files in the folder of a namespace's name in place of those in /etc."""
+_NAMESPACE = re.compile(r"^holdfast-(\d+)-[0-9a-f]+-\S+")
+_COMMAND_S = 30.0
+"""Seconds within which a command `ip` ends."""
+
+
+class NoHosts(HoldfastError):
+    """The machine cannot emulate hosts; the message states the reason."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts that exist until the end of the `with` block that made them.
+
+    Attributes:
+        addresses: the IPv4 address of each host, by the host's name.
+    """
+
+    addresses: Mapping[str, str]
+    _prefix: str
+
+    @classmethod
+    @contextlib.contextmanager
+    def made(cls, names: Sequence[str]) -> Iterator["Hosts"]:
+        """Make a host for each name; delete the hosts at the end of the block.
+
+        Processes that still run on a host at the end keep the host's network until they end.
+
+        Raises:
+            NoHosts: the machine cannot emulate hosts; nothing is left behind.
+        """
+        assert len(names) <= MAX_HOSTS
+        if os.geteuid() != 0:
+            raise NoHosts("only root may make network namespaces")
+        if shutil.which("ip") is None:
+            raise NoHosts("the command ip is missing (Debian: apt-get install iproute2)")
+        delete_stale()
+        prefix = f"holdfast-{os.getpid()}-{secrets.token_hex(2)}"
+        addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
+        hosts = cls(addresses, prefix)
+        try:
+            hosts._make()
+            yield hosts
+        finally:
+            for name in ("switch", *names):
+                _delete(f"{prefix}-{name}")
+
+    def command(self, name: str, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` on a host; the process keeps its id."""
+        return ["ip", "netns", "exec", f"{self._prefix}-{name}", *command]
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the variables for the processes of a host: the name of the node, and gloo's and NCCL's interface."""
+        return {
+            "HOLDFAST_NODE_NAME": name,
+            "GLOO_SOCKET_IFNAME": INTERFACE,
+            "NCCL_SOCKET_IFNAME": INTERFACE,
+        }
+
+    def _make(self) -> None:
+        switch = f"{self._prefix}-switch"
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge0", "up")
+        for number, (name, address) in enumerate(self.addresses.items(), 1):
+            host, port = f"{self._prefix}-{name}", f"port{number}"
+            self._write_names(host, address)
+            _ip("netns", "add", host)
+            cable = ["type", "veth", "peer", "name", INTERFACE, "netns", host]
+            _ip("-n", switch, "link", "add", port, *cable)
+            _ip("-n", switch, "link", "set", port, "master", "bridge0", "up")
+            _ip("-n", host, "link", "set", "lo", "up")
+            _ip("-n", host, "address", "add", f"{address}/24", "dev", INTERFACE)
+            _ip("-n", host, "link", "set", INTERFACE, "up")
+            # Programs ask for the route to an address elsewhere in order to find their own address.
+            _ip("-n", host, "route", "add", "default", "dev", INTERFACE)
+
+    def _write_names(self, host: str, own_address: str) -> None:
+        known = {"localhost": "127.0.0.1", socket.gethostname(): own_address, **self.addresses}
+        # Programs that listen for IPv6, too, look up IPv4 addresses in their IPv6 form.
+        lines = [
+            f"{form}{address} {name}\n"
+            for name, address in known.items()
+            for form in ("", "::ffff:")
+        ]
+        try:
+            (_FILES / host).mkdir(parents=True)
+            (_FILES / host / "hosts").write_text("".join(lines))
+            # Without a name server in this file the resolver asks this host, and is refused at once.
+            (_FILES / host / "resolv.conf").write_text("")
+        except OSError as error:
+            raise NoHosts(f"{_FILES} cannot be written: {error.strerror}") from error
+
+
+def delete_stale() -> list[str]:
+    """Delete the namespaces that ended processes have left; return their names."""
+    if shutil.which("ip") is None:
+        return []
+    listed = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, timeout=_COMMAND_S, check=False
+    ).stdout
+    found = [match for line in listed.splitlines() if (match := _NAMESPACE.match(line))]
+    stale = [match[0] for match in found if not psutil.pid_exists(int(match[1]))]
+    for name in stale:
+        _delete(name)
+    return stale
+
+
+def _delete(name: str) -> None:
+    subprocess.run(
+        ["ip", "netns", "delete", name], capture_output=True, timeout=_COMMAND_S, check=False
+    )
+    shutil.rmtree(_FILES / name, ignore_errors=True)
+
+
+def _ip(*words: str) -> None:
+    try:
+        done = subprocess.run(
+            ["ip", *words], capture_output=True, text=True, timeout=_COMMAND_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoHosts(f"ip {' '.join(words)}: {error}") from error
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise NoHosts(f"ip {' '.join(words)}: {said}")

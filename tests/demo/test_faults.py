@@ -1,0 +1,64 @@
+"""The plan of the demonstration's faults, and what becomes of them in its table."""
+
+import os
+
+import pytest
+
+from holdfast.core.errors import BadUse
+from holdfast.demo.faults import (
+    FIRST_INTERVAL,
+    KINDS,
+    MARGIN_STEPS,
+    Injector,
+    PlannedFault,
+    plan_faults,
+)
+
+EVERY = 12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_kind_strikes_once_between_two_saves_of_its_own(seed):
+    plan = plan_faults(seed, steps=84, save_every=EVERY, world_size=2)
+    assert sorted(fault.kind for fault in plan) == sorted(KINDS)
+    intervals = [fault.step // EVERY for fault in plan]
+    assert intervals == sorted(set(intervals))
+    assert intervals[0] >= FIRST_INTERVAL
+    assert intervals[-1] < 84 // EVERY
+    for fault in plan:
+        assert MARGIN_STEPS <= fault.step % EVERY < EVERY - MARGIN_STEPS
+        if fault.kind in ("Bad node", "Loss became NaN"):
+            assert fault.rank == 1
+
+
+def test_seeds_differ_and_a_seed_repeats():
+    plans = [
+        tuple(plan_faults(seed, steps=168, save_every=EVERY, world_size=2)) for seed in (1, 1, 2)
+    ]
+    assert plans[0] == plans[1] != plans[2]
+
+
+def test_too_few_steps_are_refused_with_the_number_that_suffices():
+    with pytest.raises(BadUse, match="--steps 72 leaves no room for 5 faults: give at least 84"):
+        plan_faults(0, steps=72, save_every=EVERY, world_size=2)
+
+
+def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
+    broken = []
+    plan = [
+        PlannedFault(kind="Loss became NaN", rank=1, step=5),
+        PlannedFault(kind="Bad node", rank=1, step=9),
+    ]
+    injector = Injector(plan, tmp_path, 0, break_link=lambda: broken.append(1))
+    monkeypatch.setenv("HOLDFAST_NODE_NAME", "here")
+    pids = {0: os.getpid(), 1: os.getpid()}
+    assert injector.stepped(4, pids) is None
+    assert injector.stepped(5, {0: os.getpid()}) is None, "its rank has no process yet"
+    told = injector.stepped(5, pids)
+    assert (told["fault"], told["rank"], told["step"]) == ("Loss became NaN", 1, 5)
+    assert "batch 6" in told["detail"]
+    assert injector.stepped(5, pids) is None
+    assert broken == []
+    assert injector.stepped(10, pids)["fault"] == "Bad node"
+    assert broken == [1]
+    assert injector.stepped(11, pids) is None
