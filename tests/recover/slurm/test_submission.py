@@ -179,6 +179,12 @@ def test_a_job_of_a_run_that_is_over_starts_nothing(world, state, restarts, left
     assert not is_left(run, world.home, {})
 
 
+def test_a_damaged_record_is_an_error_with_the_next_step(world):
+    (world.paths.root / "slurm.json").write_text('{"jobs": 3}')
+    with pytest.raises(HoldfastError, match="squeue --me"):
+        Submission.read(world.paths)
+
+
 @pytest.mark.parametrize(
     ("own", "node", "is_queued", "ended"),
     [

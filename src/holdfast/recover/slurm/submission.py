@@ -50,11 +50,20 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, paths: RunPaths) -> Self | None:
-        """Return the record of a run; None for a run that was not submitted."""
+        """Return the record of a run; None for a run that was not submitted.
+
+        Raises:
+            HoldfastError: the record cannot be read.
+        """
         try:
             return msgspec.json.decode(_record(paths).read_bytes(), type=cls)
         except FileNotFoundError:
             return None
+        except msgspec.MsgspecError as error:
+            raise HoldfastError(
+                f"The record of Slurm jobs {_record(paths)} is damaged ({error}). Remove the file; "
+                f"`squeue --me` lists the jobs that wait or run."
+            ) from error
 
     def following(self, last: "Submission") -> "Submission":
         """Return this record as the next one after an earlier record of the same run."""
