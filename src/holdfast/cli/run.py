@@ -281,7 +281,10 @@ def command(
         listening = None if meeting is None or is_led else meeting.listen()
         if meeting is not None and listening is None:
             echo = not (no_echo or as_json)
-            return _join(spec, ledger, place, meeting, echo=echo, as_json=as_json, notify=urls)
+            run_id = None if run is None else run.run_id
+            return _join(
+                spec, ledger, place, meeting, run_id, echo=echo, as_json=as_json, notify=urls
+            )
         name = name or (None if meeting is None else meeting.run_name)
         run_id = _recorded(run, spec, ledger, place.home, name, meeting)
         paths = RunPaths(place.home, run_id)
@@ -385,6 +388,7 @@ def _join(
     ledger: Ledger,
     place: Place,
     meeting: "Meeting",
+    run_id: str | None,
     *,
     echo: bool,
     as_json: bool,
@@ -398,6 +402,8 @@ def _join(
             spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo, notify=notify
         )
         narrator("ended", {"outcome": outcome.sentence})
+        if outcome.led and run_id is not None:
+            settle(RunPaths(place.home, run_id), outcome, narrator.say)
     finally:
         narrator.finish()
     return _print_outcome(meeting.key, outcome, as_json=as_json)

@@ -179,24 +179,32 @@ def test_a_job_of_a_run_that_is_over_starts_nothing(world, state, restarts, left
     assert not is_left(run, world.home, {})
 
 
+def test_a_damaged_record_is_an_error_with_the_next_step(world):
+    (world.paths.root / "slurm.json").write_text('{"jobs": 3}')
+    with pytest.raises(HoldfastError, match="squeue --me"):
+        Submission.read(world.paths)
+
+
 @pytest.mark.parametrize(
-    ("own", "is_queued", "ended"),
+    ("own", "node", "is_queued", "ended"),
     [
-        ("16", True, ["16"]),  # the next job waits for that
-        ("16", False, ["17", "18"]),  # the run is over, and needs no next job
-        ("18", True, []),  # Slurm starts this job again
-        ("18", False, []),
-        ("5", True, []),  # a job of the user's own
-        (None, True, []),
+        ("16", "0", True, ["16"]),  # the next job waits for that
+        ("16", "1", True, ["16"]),
+        ("16", "0", False, ["17", "18"]),  # the run is over, and needs no next job
+        ("18", "0", True, []),  # Slurm starts this job again
+        ("18", "0", False, []),
+        ("18", "1", False, ["18"]),  # its first node is gone, and with that the batch script
+        ("5", "1", True, []),  # a job of the user's own
+        (None, "1", True, []),
     ],
 )
-def test_only_own_jobs_that_are_not_needed_are_ended(world, own, is_queued, ended):
+def test_only_own_jobs_that_are_not_needed_are_ended(world, own, node, is_queued, ended):
     jobs = ("15", "16", "17", "18")
     Submission(key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=jobs).write(
         world.paths
     )
     world.slurm.state = "RUNNING"
-    inside = {} if own is None else {"SLURM_JOB_ID": own}
+    inside = {"SLURM_NODEID": node} | ({} if own is None else {"SLURM_JOB_ID": own})
     told = settle_jobs(
         world.paths, is_queued=is_queued, environment=inside, jobs=SlurmJobs(world.slurm)
     )

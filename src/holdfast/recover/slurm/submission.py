@@ -22,7 +22,7 @@ from holdfast.core.ledger import Event, Ledger, Run
 from holdfast.core.paths import RunPaths
 from holdfast.recover.runs import remove_run
 
-ENV_JOB, ENV_RESTARTS = "SLURM_JOB_ID", "SLURM_RESTART_COUNT"
+ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
 # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not narrow them.
 
@@ -50,11 +50,20 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, paths: RunPaths) -> Self | None:
-        """Return the record of a run; None for a run that was not submitted."""
+        """Return the record of a run; None for a run that was not submitted.
+
+        Raises:
+            HoldfastError: the record cannot be read.
+        """
         try:
             return msgspec.json.decode(_record(paths).read_bytes(), type=cls)
         except FileNotFoundError:
             return None
+        except msgspec.MsgspecError as error:
+            raise HoldfastError(
+                f"The record of Slurm jobs {_record(paths)} is damaged ({error}). Remove the file; "
+                f"`squeue --me` lists the jobs that wait or run."
+            ) from error
 
     def following(self, last: "Submission") -> "Submission":
         """Return this record as the next one after an earlier record of the same run."""
@@ -235,7 +244,8 @@ def settle_jobs(
     """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
 
     For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
-    a next job that was submitted when nodes were missing for a while.
+    a next job that was submitted when nodes were missing for a while. A job whose first node is gone has lost
+    its batch script, and would keep its other nodes until its time limit: the job is ended, too.
 
     Raises:
         HoldfastError: Slurm does not answer.
@@ -245,10 +255,16 @@ def settle_jobs(
         return []
     own = environment[ENV_JOB]
     later = submission.jobs[submission.jobs.index(own) + 1 :]
-    if not later:
-        return []
+    due = [own] if is_queued and later else [] if is_queued else list(later)
+    if not has_script(environment) and own not in due:
+        due.append(own)
     jobs = jobs or SlurmJobs()
-    return [job_id for job_id in ([own] if is_queued else later) if jobs.end(job_id)]
+    return [job_id for job_id in due if jobs.end(job_id)]
+
+
+def has_script(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True on the first node of a job, which runs the batch script. Another node leads if that node is gone."""
+    return environment.get(ENV_NODE, "0") == "0"
 
 
 def _record(paths: RunPaths) -> Path:
