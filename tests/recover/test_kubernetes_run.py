@@ -96,11 +96,10 @@ def test_an_idle_pod_that_is_drained_leaves_alone(tmp_path, monkeypatch):
 
     async def drained():
         node = Node(spec, tmp_path, meeting=Meeting(nnodes=2, key="k", is_first=False))
-        joining = asyncio.create_task(node.join(ledger_url="sqlite:///none"))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        node._ended = asyncio.get_running_loop().create_future()
         node.stop("SIGTERM")
-        return await asyncio.wait_for(joining, 60)
+        node._channel.close()
+        return node._ended.result()
 
     outcome = asyncio.run(drained())
     assert (outcome.exit_code, outcome.sentence) == (4, "Stopped by SIGTERM.")
