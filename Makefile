@@ -12,11 +12,11 @@ PYTEST_FLAGS ?=
 # Where no bytecode is written, every process that the tests start compiles anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Three workers for two cores, since a third of the time tests wait. Files come in the order of their folders: by their
-# number of tests, the long end-to-end runs would all come last.
-PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 3 / 2))) --dist loadfile --no-loadscope-reorder
+# Five workers for two cores, since tests wait for more than half of their time. Files come in the order of their
+# folders, the longest first (tests/conftest.py): by their number of tests, the long end-to-end runs would all come last.
+PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 5 / 2))) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test coverage test-slow test-gpu lint format examples bench bench-quick picture ci clean
+.PHONY: demo test coverage test-slow test-gpu lint collect format examples bench bench-quick picture ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
@@ -40,6 +40,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+# Compiles the tests once, which each worker would do by itself.
+collect: $(VENV)/.dev
+	$(BIN)/python -m pytest --collect-only -p no:terminal -p no:cacheprovider
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
@@ -68,10 +72,10 @@ picture: $(VENV)/.dev $(VENV)/.debian
 # The longest ones, which come first: at the end nobody waits for one of them alone.
 LONGEST := quick-checkpoint quick-restart quick-evaluate quick-overhead quick-recover example-integrations
 
-# A failed test, example or quick benchmark runs once more, alone; lint does not.
+# A failed test, example or quick benchmark runs once more, alone; lint and the collection do not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python .ci/checks.py --once lint --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
+	$(BIN)/python .ci/checks.py --once lint collect --again $(LONGEST) $(filter-out $(LONGEST),$(EXAMPLES) $(QUICK)) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,8 +1,11 @@
-"""What the detectors of `holdfast run` find in trainings that are emulated: broken losses, slow ranks, and hangs.
+"""What `holdfast run` finds in trainings that are emulated: broken losses and their classes, slow ranks, and hangs.
 
 - `losses`: curves of training losses with six kinds of noise, in which nothing happens, and such with a loss that jumps
   and stays, or becomes NaN. The peers are two rules in use: 1.5 times the loss before (the rule of InternEvo's
   monitor), and twice the mean of the last ten (the rule of Lightning's SpikeDetection).
+- `classes`: small real trainings in this process (`detecting/anomaly_classes.py`) whose loss breaks by bad data, a bit
+  flip that passes, a node that flips bits again and again, or a damaged checkpoint with right digests; and trainings
+  that do not repeat themselves. Counted is the class that the replays find for the first broken loss. No peer has one.
 - `slow`: ranks that compute, and wait for each other at the end of each step. One of them is slower by 30% to 100%, or
   none. There is no peer: step times, which other tools compare, are the same for all ranks.
 - `hangs`: 24 hours of a training with pauses that are no hang: steps of up to five times the median, saves, an
@@ -21,13 +24,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from common.table import Must, Row, parse_arguments, report
+from detecting.anomaly_classes import CAUSES, classified
 from holdfast.recover.detectors.anomaly import NOT_FINITE_STEPS, SPIKE_STEPS, AnomalyDetector
 from holdfast.recover.detectors.collectives import Begun
 from holdfast.recover.detectors.hang import Frozen, HangDetector, HangLimits, Look
 from holdfast.recover.detectors.slow import SlowDetector
 from holdfast.recover.stacks import Place, Stand
 
-PARTS = ("losses", "slow", "hangs")
+PARTS = ("losses", "classes", "slow", "hangs")
 NOISE = ("even", "heavy tails", "slow", "sawtooth", "other data", "taking turns", "outliers")
 BEFORE = 300
 """Steps before a loss breaks."""
@@ -195,6 +199,39 @@ def loss_rows(source: random.Random, *, steps: int, poisonings: int) -> list[Row
         ),
     ]
     return rows
+
+
+# Classes
+
+
+def class_rows(source: random.Random, *, each: int) -> list[Row]:
+    """Measure how many broken losses of known causes are given the right class."""
+    right = {
+        cause: sum(found == kind for found in classified(cause, each, source))
+        for cause, kind in CAUSES.items()
+    }
+    known = [cause for cause in CAUSES if cause != "unseeded"]
+    total = len(known) * each
+    rows = [
+        Row(
+            measure=f"cause {cause}: right class, of {each}",
+            ours=found,
+            limit=each,
+            unit="trainings",
+        )
+        for cause, found in right.items()
+    ]
+    of_known = sum(right[cause] for cause in known)
+    return [
+        Row(
+            measure=f"broken losses with a cause: right class, of {total}",
+            ours=of_known,
+            limit=total,
+            unit="trainings",
+            must=Must(">=", math.ceil(0.95 * total)),
+        ),
+        *rows,
+    ]
 
 
 # Slow ranks
@@ -425,6 +462,8 @@ def main() -> int:
     if "losses" in parts:
         steps, poisonings = (12_000, 12) if args.quick else (100_000, 50)
         rows += loss_rows(source, steps=steps, poisonings=poisonings)
+    if "classes" in parts:
+        rows += class_rows(source, each=2 if args.quick else 60)
     if "slow" in parts:
         rows += slow_rows(source, rounds=2 if args.quick else args.rounds)
     if "hangs" in parts:
@@ -432,6 +471,7 @@ def main() -> int:
         rows += hang_rows(source, hours=hours, hangs=hangs)
     notes = [
         "losses: from 10.8 down to 1.8; each kind of noise has as many steps",
+        "classes: 4 ranks on 2 or 4 nodes; a flip that breaks no loss is no broken loss",
         "slow ranks: worlds of 2 to 64, 8 a node with clocks up to 2 s apart; own times vary by 1% to 10%",
         "hangs: worlds of 2 to 8, the limits as they are by default; ranks stand where such ranks were found to stand",
     ]

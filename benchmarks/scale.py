@@ -4,7 +4,8 @@ The supervisor is the real process, with a real ledger. This process speaks the 
 send by their own code (`agent.outbox`): each node has eight ranks, which make a step a second with a loss each. A spare
 waits. Ranks answer questions about their collectives as ranks with CUDA do.
 
-- CPU: the supervisor's CPU time over the steady state.
+- CPU: the supervisor's CPU time for some steps of all ranks, over the time that these steps take. It is taken once
+  all that was sent is acknowledged, so that a machine that is busy with other things changes nothing.
 - Exit: a rank is killed. From there to the first order to end the others, and to the order for the next attempt.
 - Silence: a rank is stopped, and all others wait for it. From the end of the limit, which is set to 4 s, to the order.
 - Node: the connection of an agent ends. From there to the first order.
@@ -77,7 +78,8 @@ class Job:
         """When the first order to end ranks or launchers arrived since `watch`."""
         self.started_at_s: float | None = None
         self.attempt = 0
-        self.frozen = False
+        self.frozen = self.paused = False
+        self.steps_made = 0
         self.broken: int | None = None
         """The rank that reports NaN."""
         self.trouble: BaseException | None = None
@@ -103,9 +105,20 @@ class Job:
             at_s = self.began_s + (self.step + 1) * STEP_S
             await asyncio.sleep(max(0.0, at_s - time.monotonic()))
             self.step += 1
-            if not self.frozen:
+            if not self.frozen and not self.paused:
+                self.steps_made += 1
                 for agent in self.agents:
                     agent.make_step(self.step, source)
+
+    async def pause(self) -> None:
+        """Make no steps, and wait until the supervisor has received all messages."""
+        self.paused = True
+        await self.until(lambda: self.is_acknowledged, "all is acknowledged")
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether the supervisor has received all messages of ranks."""
+        return all(agent.sent == agent.acknowledged for agent in self.agents)
 
     @property
     def is_training(self) -> bool:
@@ -127,6 +140,7 @@ class Agent:
         self.ranks: range = range(0)
         self.has_stepped = False
         self._living: set[int] = set()
+        self.sent = self.acknowledged = 0
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._stream is not None:
@@ -151,7 +165,8 @@ class Agent:
     def put(self, role: str, rank: int, kind: str, **fields: object) -> None:
         """Send a message of a rank or shim."""
         message = {"kind": kind, **fields}
-        self._outbox.put(self._peer(role, rank), message, time.monotonic(), 100)
+        envelope = self._outbox.put(self._peer(role, rank), message, time.monotonic(), 100)
+        self.sent = envelope.seq
 
     async def serve(self) -> None:
         """Connect, and obey until the supervisor is gone."""
@@ -200,6 +215,7 @@ class Agent:
         match message["kind"]:
             case "ack":
                 self._outbox.acknowledged(message["seq"])
+                self.acknowledged = message["seq"]
             case "port":
                 self._send({"kind": "port", "port": 1})
             case "launch":
@@ -301,9 +317,15 @@ async def measure(process: psutil.Process, job: Job, *, steady_s: float, rounds:
     try:
         await job.until(lambda: job.is_training, "the first step")
         await asyncio.sleep(3 * STEP_S)
-        before_s, began_s = cpu_s(process), time.monotonic()
-        await asyncio.sleep(steady_s)
-        share = (cpu_s(process) - before_s) / (time.monotonic() - began_s)
+        await job.pause()
+        before_s, first = cpu_s(process), job.steps_made
+        job.paused = False
+        await job.until(
+            lambda: job.steps_made - first >= steady_s / STEP_S, f"steps for {steady_s} s"
+        )
+        await job.pause()
+        share = (cpu_s(process) - before_s) / ((job.steps_made - first) * STEP_S)
+        job.paused = False
         say(f"the supervisor uses {share:.1%} of a core")
         rows = [
             Row(

@@ -57,10 +57,15 @@ def minimal_loop(folder: Path) -> None:
 
 
 def ddp(folder: Path) -> None:
-    """Two ranks, under torchrun and under `holdfast run`, whose checkpoints verify."""
-    script = [str(HERE / "ddp.py"), "--steps", "40", "--save-every", "20", "--checkpoints"]
-    run("ddp.py under torchrun", [*TORCHRUN, *script, str(folder / "ddp")], folder)
-    supervised = [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *script, str(folder / "ddp-2")]
+    """Two ranks, under torchrun, twice, and under `holdfast run`, whose checkpoints verify."""
+    script = [str(HERE / "ddp.py"), "--save-every", "20", "--checkpoints"]
+    for steps in ("20", "40"):
+        command = [*TORCHRUN, *script, str(folder / "ddp"), "--steps", steps]
+        printed = run(f"ddp.py under torchrun to step {steps}", command, folder)
+        if ("step 20 loss" in printed) is not (steps == "20"):
+            sys.exit("ddp.py did not go on from its checkpoint")
+    script += [str(folder / "ddp-2"), "--steps", "40"]
+    supervised = [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *script]
     run("ddp.py under holdfast run", supervised, folder)
     run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
 

@@ -44,6 +44,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # are imported, by whichever test comes first.
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
+LONGEST = {
+    "test_many_nodes.py",
+    "test_runs_that_hang.py",
+    "test_runs_with_checkpoints.py",
+    "test_supervised_runs.py",
+    "test_unmodified_scripts.py",
+}
+"""Files of a minute or more that would come last in the order of folders."""
+
+
+def pytest_collection_modifyitems(items):
+    """Put the longest files first: at the end the other workers would wait for the one that runs such a file."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 @pytest.fixture
 def small_disk(tmp_path, request):

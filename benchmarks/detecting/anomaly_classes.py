@@ -10,6 +10,7 @@ bit; the others have a relative noise of 1e-6 in each gradient, as GPUs have.
 | data | one rank's batch of one step is 300 times larger, or NaN |
 | passing | one high bit of one rank's gradient is flipped at one step, once |
 | node | the same from one step on, again and again, in whichever ranks run on one node |
+| unseeded | NaN once, in a training that gets other data in each attempt |
 | checkpoint | the job fails; the momentum or the weights in the newest checkpoint file are wrong, with right digests |
 """
 
@@ -29,6 +30,7 @@ CAUSES: dict[str, AnomalyClass] = {
     "passing": "hardware",
     "node": "hardware",
     "checkpoint": "checkpoint",
+    "unseeded": "cannot_tell",
 }
 HEALTHY_AFTER = 20
 EVERY = 10
@@ -78,7 +80,8 @@ class Training:
 
     def inputs(self, step: int, rank: int) -> list[tuple[list[float], float]]:
         """Return the batch of a rank at a step: the same in each attempt."""
-        source = random.Random(f"{self.seed} {step} {rank}")
+        draw = len(self.traces) if self.cause == "unseeded" else 0
+        source = random.Random(f"{self.seed} {step} {rank} {draw}")
         batch = []
         for _ in range(SAMPLES):
             features = [source.gauss(0, 1) for _ in range(WIDTH)]
@@ -110,9 +113,10 @@ class Training:
 
     def strikes(self, step: int, node: str, rank: int) -> bool:
         """Return whether the hardware fails in a rank's step."""
-        if rank != self.faulty_rank and self.cause == "passing":
+        is_once = self.cause in ("passing", "unseeded")
+        if is_once and rank != self.faulty_rank:
             return False
-        if self.cause == "passing" and step == self.faulty_step and not self.has_struck:
+        if is_once and step == self.faulty_step and not self.has_struck:
             self.has_struck = True
             return True
         if self.cause != "node" or node != "b":

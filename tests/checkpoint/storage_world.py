@@ -134,7 +134,7 @@ class Proxy:
             fault = self.fault(len(self.requests), handler.command, path, query)
             self.failed += fault is not None
         if fault is not None and fault.startswith("kill"):
-            os.kill(self.victim.result(timeout=20), signal.SIGKILL)
+            os.kill(self.victim.result(timeout=90), signal.SIGKILL)
         if fault == "stall":
             self._closing.wait(600)
         if fault in ("reset", "stall", "kill"):

@@ -90,7 +90,7 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path):
         pids = agent_note(tmp_path, 0)[0] + agent_note(tmp_path, 1)[0]
         assert not none_lives(pids)
         owner.kill()
-        owner.wait(timeout=30)
+        owner.wait(timeout=90)
     await_true(lambda: none_lives(pids))
 
 
@@ -105,7 +105,7 @@ def test_with_a_linger_what_is_placed_outlives_a_killed_owner_but_no_stop(tmp_pa
             owner.kill()
         else:
             owner.stdin.close()
-        owner.wait(timeout=30)
+        owner.wait(timeout=90)
     await_true(lambda: none_lives([pid]))
     assert (tmp_path / "ended").exists() == dies
 

@@ -156,7 +156,7 @@ def test_nothing_outlives_a_caller_that_is_stopped(tmp_path, number):
         pids = noted_pids(tmp_path, "a") + noted_pids(tmp_path, "b")
         assert not none_lives(pids)
         caller.send_signal(number)
-        caller.wait(timeout=30)
+        caller.wait(timeout=90)
     await_true(lambda: none_lives(pids))
 
 

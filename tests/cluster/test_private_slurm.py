@@ -86,7 +86,7 @@ def test_nothing_outlives_a_test_that_is_killed(tmp_path, number):
             lambda: any(b"sleep\x00600" in cmdline(process) for process in processes_of(tmp_path))
         )
         os.kill(test.pid, number)
-        test.wait(timeout=30)
+        test.wait(timeout=90)
     await_true(lambda: processes_of(tmp_path) == [])
 
 

@@ -131,7 +131,7 @@ def test_nothing_outlives_an_owner_that_is_killed_and_another_has_the_nodes(stan
     with started([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as owner:
         pids = [pid for index in range(4) for pid in agent_note(tmp_path, index)[0]]
         owner.kill()
-        owner.wait(timeout=30)
+        owner.wait(timeout=90)
     await_true(lambda: none_lives(pids))
     placement = places("ray", nodes=4, cpus_per_node=2).start(
         agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"

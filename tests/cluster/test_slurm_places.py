@@ -148,7 +148,7 @@ def test_what_a_killed_owner_left_is_cancelled_by_the_next_start(slurm, tmp_path
     with started([sys.executable, "-c", script], env=dict(os.environ)) as owner:
         pids, _ = agent_note(tmp_path, 0)
         owner.kill()
-        owner.wait(timeout=30)
+        owner.wait(timeout=90)
     assert not none_lives(pids)
     placement = places("slurm", nodes=1).start(
         agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"

@@ -128,7 +128,7 @@ def test_what_a_killed_caller_left_is_cancelled_by_the_next_run(slurm, tmp_path)
     with started([sys.executable, "-c", script], env=dict(os.environ)) as caller:
         pids = noted_pids(tmp_path, "slow")
         caller.send_signal(signal.SIGKILL)
-        caller.wait(timeout=30)
+        caller.wait(timeout=90)
     assert not none_lives(pids)
     finished = list(SlurmWorkers().run([python_task(tmp_path, "slow")], folder=tmp_path / "f"))
     assert exit_codes(finished) == {"slow": 0}

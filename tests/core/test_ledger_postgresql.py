@@ -1,13 +1,8 @@
 """The ledger in a real PostgreSQL: the same records, its own full-text search, several processes at once."""
 
-import itertools
-import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from ledger_records import check_that_records_come_back
@@ -15,47 +10,29 @@ from ledger_records import check_that_records_come_back
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import GoodRun, LearnedRule, Memory
+from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 
-BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
 pytest.importorskip("psycopg")
-if not BINARIES:
+if postgresql_binaries() is None:
     pytest.skip("no PostgreSQL server is installed", allow_module_level=True)
-NOT_ROOT = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
-"""The server refuses to run as root."""
-NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """The folder of a server's socket."""
-    # A path of its own: that of a socket may have 107 bytes, and pytest's folders are closed to other users.
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-postgresql-"))
-    folder.chmod(0o777)
-    data, binaries = folder / "data", BINARIES[-1]
-    settings = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
-
-    def run(program, *arguments):
-        command = [binaries / program, "-D", data, *arguments]
-        environment = {**os.environ, "LC_ALL": "C", "HOME": str(folder)}
-        subprocess.run(
-            command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder, **NOT_ROOT
-        )
-
-    run("initdb", "-U", "holdfast", "--no-sync", "-E", "UTF8", "--auth=trust")
-    run("pg_ctl", "start", "--wait", "-l", folder / "log", "-o", settings)
-    try:
-        yield folder
-    finally:
-        run("pg_ctl", "stop", "--wait", "-m", "fast")
-        shutil.rmtree(folder)
+def running():
+    with PrivatePostgreSQL() as running:
+        yield running
 
 
 @pytest.fixture
-def url(server):
+def server(running):
+    """The folder of a server's socket."""
+    return running.folder
+
+
+@pytest.fixture
+def url(running):
     """A database of its own for each test."""
-    name = f"test{next(NUMBERS)}"
-    subprocess.run([BINARIES[-1] / "createdb", "-h", server, "-U", "holdfast", name], check=True)
-    return f"postgresql+psycopg://holdfast@/{name}?host={server}"
+    return running.new_database()
 
 
 @pytest.fixture

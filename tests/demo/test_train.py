@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ import torch.distributed as dist
 from holdfast.demo import train
 from holdfast.demo.model import GPT, GPTConfig
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 ALONE = [sys.executable]
-TWO_RANKS = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SHORT = ["--steps", "9", "--save-every", "3", "--eval-every", "4"]
 
 
@@ -58,29 +55,6 @@ def test_a_run_that_broke_and_went_on_ends_with_the_same_bits(tmp_path):
         r"^step 4 loss \d\.\d{4} lr \d\.\de-0\d val \d\.\d\d$", whole.stdout, re.MULTILINE
     )
     assert final_weights(resumed) == final_weights(whole)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launch", "example"),
-    [(ALONE, "minimal_loop.py"), (TWO_RANKS, "ddp.py")],
-    ids=["minimal_loop", "ddp"],
-)
-def test_an_example_runs_and_goes_on(tmp_path, launch, example):
-    script = [
-        *launch,
-        EXAMPLES / example,
-        "--save-every",
-        "10",
-        "--checkpoints",
-        tmp_path,
-        "--steps",
-    ]
-    first, second = run(*script, "10"), run(*script, "20")
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert first.stdout.count("step 10 loss") == 1
-    assert second.stdout.count("step 10 loss") == 0
-    assert second.stdout.count("step 20 loss") == 1
 
 
 @pytest.mark.parametrize(

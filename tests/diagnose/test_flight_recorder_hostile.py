@@ -191,7 +191,7 @@ def test_none_stops_the_diagnosis_or_fills_the_memory(tmp_path, data):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=90,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     reason, grown_mib = done.stdout.split()
@@ -317,5 +317,5 @@ def test_a_pipe_with_a_dumps_name_is_not_waited_for(tmp_path):
     answers = []
     reader = threading.Thread(target=lambda: answers.append(diagnose(tmp_path).reason), daemon=True)
     reader.start()
-    reader.join(timeout=30)
+    reader.join(timeout=90)
     assert answers == ["KeyError"]

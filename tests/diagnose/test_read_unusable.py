@@ -81,7 +81,7 @@ def test_a_pattern_that_meets_a_pipe_does_not_wait_for_it(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=90,
     )
     assert done.stdout == "KeyError\n"
 

@@ -36,7 +36,7 @@ def home(tmp_path):
 
 def states(world, home) -> dict[str, str]:
     """As a person would see them."""
-    listed = json.loads(world.run("ls", "--json", home=home)[0])["evaluations"]
+    listed = json.loads(world.look("ls", "--json", home=home))["evaluations"]
     return {one["id"]: one["state"] for one in listed}
 
 
@@ -49,7 +49,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     assert "Page: " in out
     assert "1 of 1 engine ready" in err
     assert states(light, home) == {"x": "done"}
-    said, _ = light.run("why", "x", home=home)
+    said = light.look("why", "x", home=home)
     assert "What no schedule could have gone below" in said
     # An id is one evaluation's; what ended is not run again.
     _, err = light.run(
@@ -98,7 +98,7 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     finally:
         end(process)
     assert states(light, home) == {"x": "stopped"}
-    said, _ = light.run("show", "x", home=home)
+    said = light.look("show", "x", home=home)
     assert "x: stopped" in said
     assert "holdfast eval resume x" in said
     evaluation = light.json("resume", "x", home=home)

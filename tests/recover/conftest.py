@@ -1,5 +1,7 @@
 """Real runs of small jobs: `holdfast run` in a process of its own, in a home of its own."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from holdfast.cli.main import main
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths, ledger_url
 
@@ -68,8 +71,28 @@ class Place:
             out, err = process.communicate(timeout=timeout_s)
         return process.returncode, out, err
 
+    def look(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command that starts no process, in this process; return its exit code and its output.
+
+        A process of its own would import for longer than the command takes.
+        """
+        out, err, code = io.StringIO(), io.StringIO(), 0
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.setenv("HOLDFAST_HOME", str(self.home))
+            patch.setattr(sys, "argv", ["holdfast", *arguments])
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+        return code, out.getvalue(), err.getvalue()
+
     def json(self, *arguments: str) -> dict:
-        code, out, err = self.holdfast(*arguments, "--json")
+        code, out, err = self.look(*arguments, "--json")
         assert code == 0, err
         return json.loads(out)
 
@@ -93,7 +116,7 @@ class Place:
         deadline_s = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline_s, "it did not happen in time"
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     @classmethod
     def child(cls, node: subprocess.Popen, module: str) -> psutil.Process:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 
-import pytest
 import torch
 
 from holdfast.checkpoint import Checkpointer
@@ -165,11 +164,10 @@ def test_a_spike_that_comes_again_is_lived_with(place):
     assert attempts[-1].last_step == faulty + 40
 
 
-@pytest.mark.parametrize("number", ["float('nan')", "float('inf')"])
-def test_single_steps_without_a_number_end_nothing(place, number):
-    fault = f"""
+def test_single_steps_without_a_number_end_nothing(place):
+    fault = """
         if step % 10 == 0:
-            loss = loss * {number}
+            loss = loss * float("nan" if step % 20 else "inf")
 """
     code, _, err, _, attempts, incidents = outcome(place, fault, "step == 60")
     assert code == 0, err

@@ -45,7 +45,7 @@ class Server(ChannelServer):
         return "{}:{}".format(*self.listening.getsockname())
 
 
-def with_server(scenario, timeout_s=30):
+def with_server(scenario, timeout_s=90):
     """Run `scenario(server, heard)` beside a listening server; returns what was heard."""
     heard = []
 

@@ -1,5 +1,6 @@
 """Runs of several nodes: an agent a node, here all on one host, which meet at one port."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -7,10 +8,13 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
+from holdfast.core.ledger import Ledger
 from holdfast.core.link import ENV_ATTEMPT
 from holdfast.recover.agent.rendezvous import loopback_listener
+from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 from holdfast.testing.slurm import PrivateSlurm
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
@@ -44,8 +48,8 @@ class Cluster:
         self.command = ["run", "--name", "r", *meeting, *arguments]
         self.nodes = {}
 
-    def start(self, name):
-        environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name}
+    def start(self, name, **variables):
+        environment = {**self.place.environment, "HOLDFAST_NODE_NAME": name, **variables}
         if name in self.nodes:
             self.nodes[name].communicate()
         self.nodes[name] = self.place.start(*self.command, environment=environment)
@@ -109,43 +113,40 @@ def _has_joined(place, count):
     return len(list((place.paths("r").root / "nodes").glob("*.lock"))) >= count - 1
 
 
-def test_without_a_spare_a_lost_node_is_waited_for(place, cluster):
+def test_without_a_spare_a_lost_node_is_waited_for_and_a_later_node_stops_the_run(place, cluster):
     cluster.nodes["n2"].kill()
     cluster.nodes["n2"].communicate()
     place.wait_until(lambda: incidents(place))
     cluster.start("n2")
     place.wait_for_step("r", 2003)
-    ends = cluster.finish()
-    assert [code for code, _ in ends.values()] == [0, 0], ends
-    assert "waiting for nodes: 1 of 2 are there" in ends["n1"][1]
+    cluster.nodes["n2"].send_signal(signal.SIGINT)
+    said = assert_both_stop(cluster)
+    assert "waiting for nodes: 1 of 2 are there" in said["n1"]
 
 
-def test_a_killed_supervisor_or_agent_of_any_node_ends_no_rank(place, cluster):
+def assert_both_stop(cluster):
+    """Return the output of the nodes, which a stop ends."""
+    said = {name: node.communicate(timeout=60)[1] for name, node in cluster.nodes.items()}
+    assert [node.returncode for node in cluster.nodes.values()] == [4, 4], said
+    assert all("Stopped by" in text for text in said.values())
+    return said
+
+
+def test_a_killed_supervisor_or_agent_of_any_node_ends_no_rank_but_a_stop_does(place, cluster):
+    """The stop comes from a command, and reaches both nodes by the processes that have followed."""
     ranks = [cluster.rank(number) for number in range(2)]
     for step, (name, module) in enumerate(
         [("n2", "agent"), ("n1", "supervisor_process"), ("n1", "agent")], 1
     ):
         place.child(cluster.nodes[name], module).kill()
         place.wait_for_step("r", 1003 + 100 * step)
-    ends = cluster.finish()
-    assert [code for code, _ in ends.values()] == [0, 0], ends
+    code, _, err = place.holdfast("runs", "stop", "r")
+    assert code == 0, err
+    assert_both_stop(cluster)
     assert [cluster.rank(number) for number in range(2)] == ranks
     assert incidents(place) == []
     with place.ledger() as ledger:
         assert len(ledger.attempts("r")) == 1
-
-
-@pytest.mark.parametrize("by", ["Ctrl-C on the second node", "holdfast runs stop"])
-def test_a_run_is_stopped_from_any_node(place, cluster, by):
-    if by == "holdfast runs stop":
-        code, _, err = place.holdfast("runs", "stop", "r")
-        assert code == 0, err
-    else:
-        cluster.nodes["n2"].send_signal(signal.SIGINT)
-    ends = {name: node.communicate(timeout=60) for name, node in cluster.nodes.items()}
-    assert [node.returncode for node in cluster.nodes.values()] == [4, 4], ends
-    assert "Stopped by" in ends["n1"][1]
-    assert "Stopped by" in ends["n2"][1]
 
 
 @pytest.mark.slow
@@ -197,6 +198,45 @@ def test_another_node_takes_over_when_the_first_one_is_gone(place, cluster):
     assert incident.diagnosis["scope"] == {"node": "n1"}
     with place.ledger() as ledger:
         assert ledger.run("r").state == "completed"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(postgresql_binaries() is None, reason="no PostgreSQL server is installed")
+def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(place):
+    pytest.importorskip("psycopg")
+    with PrivatePostgreSQL() as server:
+        url = server.new_database()
+        cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
+        cluster.command = ["--ledger", url, *cluster.command]
+        try:
+            for name in ("n1", "n2", "n3"):
+                cluster.start(name, HOLDFAST_HOME=str(place.folder / name))
+                with Ledger.open(url) as ledger:
+                    place.wait_until(lambda: any(one.run_id == "r" for one in ledger.runs()))
+            place.wait_until(
+                lambda: all((place.folder / f"rank-{rank}").exists() for rank in (0, 1))
+            )
+            place.wait_until(lambda: "n1" in {cluster.rank(rank)[0] for rank in (0, 1)})
+            with Ledger.open(url) as ledger:
+                place.wait_until(lambda: ledger.lead("r").beats > 1)
+                place.wait_until(lambda: ledger.attempts("r")[-1].first_step_at_s is not None)
+                started = psutil.Process(cluster.nodes["n1"].pid)
+                for process in (started, *started.children(recursive=True)):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+                place.wait_until(lambda: {cluster.rank(rank)[0] for rank in (0, 1)} == {"n2", "n3"})
+                assert ledger.lead("r").generation > 1
+            ends = cluster.finish()
+            assert [ends[name][0] for name in ("n2", "n3")] == [0, 0], ends
+            with Ledger.open(url) as ledger:
+                assert ledger.run("r").state == "completed"
+                (incident,) = ledger.incidents("r")
+                assert incident.diagnosis["scope"] == {"node": "n1"}
+            assert not (place.folder / "n1" / "rendezvous").exists()
+        finally:
+            for node in cluster.nodes.values():
+                node.kill()
+                node.communicate()
 
 
 class Namespaces:

@@ -6,6 +6,7 @@ import contextlib
 import pytest
 
 from holdfast.core.clock import SystemClock
+from holdfast.recover.agent.held_connection import HeldConnection, send_connection
 from holdfast.recover.agent.rendezvous import loopback_listener
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import Peer
@@ -290,6 +291,57 @@ def test_a_new_supervisor_takes_over_launchers_and_ends_others():
                 raise AssertionError(order)
 
     with_nodes(scenario, adopting=1)
+
+
+def test_steps_that_are_sent_together_are_received_one_by_one_and_once():
+    rank = Peer(role="rank", attempt=1, rank=0, local_rank=0, world_size=1, pid=12)
+
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await one.connect()
+        told = {"kind": "step", "step": 1}
+        reports = [[seq, 0, 0.1, told] for seq in (1, 2)]
+        one.stream.send({"kind": "steps", "peers": [vars(rank)], "reports": reports})
+        reports = [[seq, 0, 0.1, told] for seq in (2, 3)]
+        one.stream.send({"kind": "steps", "peers": [vars(rank)], "reports": reports})
+        one.stream.send({"kind": "steps", "peers": [], "reports": [[9, 7, 0.1, told]]})
+        one.forward(10, {"kind": "hello"}, rank)
+        await until(lambda: ("hello", False) in listener.heard)
+        assert listener.heard == [("step", False)] * 3 + [("hello", False)]
+
+    with_nodes(scenario)
+
+
+def test_while_the_node_holds_the_connection_a_killed_agent_has_not_hung_up():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await launched(nodes, one)
+        await agent("n2").connect()  # a spare
+        held = HeldConnection()
+        held.watch()
+        try:
+            send_connection(held.sending, one.stream.fd)
+            await until(lambda: held.fd is not None)
+            one.stream.close()
+            one.incarnation = "2"
+            for _ in range(AWAY_TICKS):
+                await nodes.tick()
+                await asyncio.sleep(0)
+            assert nodes._nodes["n1"].stream is not None
+            await one.connect()
+            send_connection(held.sending, one.stream.fd)
+            former = held.fd
+            await until(lambda: held.fd != former)
+            assert listener.lost == []
+            one.stream.close()
+        finally:
+            held.close()
+        await until(lambda: nodes._nodes["n1"].stream is None)
+        for _ in range(AWAY_TICKS_WITH_SPARE + 1):
+            await nodes.tick()
+        assert listener.lost == ["n1"], "the node has died"
+
+    with_nodes(scenario)
 
 
 def test_lost_places_are_filled_and_the_others_kept():

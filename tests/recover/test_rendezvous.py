@@ -5,12 +5,13 @@ import stat
 import pytest
 
 from holdfast.core.errors import BadUse
+from holdfast.core.paths import ledger_url
+from holdfast.recover.agent.board import board_of
 from holdfast.recover.agent.rendezvous import (
     Meeting,
     loopback_listener,
     meeting_of,
     node_name,
-    read_credentials,
 )
 
 STEP = {
@@ -101,21 +102,24 @@ def test_the_first_agent_of_an_address_listens(tmp_path):
     here = Meeting(nnodes=2, key="k", host="127.0.0.1", port=port)
     elsewhere = Meeting(nnodes=2, key="k", host="192.0.2.1", port=port)
     assert elsewhere.listen() is None
-    assert not here.is_led(tmp_path)
+    board = board_of(tmp_path, "k", ledger_url(tmp_path))
+    assert not here.is_led(board)
     first = here.listen()
     assert here.listen() is None, "an agent of this node was first"
-    here.publish(tmp_path, first, "secret", run_id="r")
-    path = here.credentials(tmp_path)
+    here.publish(board, first, "secret", run_id="r")
+    path = board.path
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     told = {"hosts": ["127.0.0.1"], "port": port, "token": "secret", "run_id": "r"}
-    assert read_credentials(path) == told
-    assert here.led_before(tmp_path) == "r"
-    assert here.is_led(tmp_path)
+    assert board.read() == told
+    assert here.led_before(board) == "r"
+    assert here.is_led(board)
     first.close()
-    assert not here.is_led(tmp_path)
+    assert not here.is_led(board)
     path.write_text('{"port": 1}')
-    assert read_credentials(path) is None
+    assert board.read() is None
+    board.remove()
+    assert not path.exists()
 
 
 def test_a_node_has_the_name_that_its_scheduler_gives_it():

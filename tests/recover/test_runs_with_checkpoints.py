@@ -73,7 +73,7 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
     with place.start(*run_arguments(place, folder, ranks=1, every=10, steps=60)) as process:
         place.wait_for_step("r", 25)
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
     place.wait_until(lambda: not place.processes())
     newest = max(one.step for one in catalog.scan(folder))
     code, _, err = place.holdfast("run", "--resume", "r")

@@ -199,7 +199,7 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
 )
 def test_bad_use_is_one_clear_sentence(place, arguments, said):
     place.job("")
-    code, out, err = place.holdfast("run", *arguments)
+    code, out, err = place.look("run", *arguments)
     assert code == 2
     assert said in err
     assert "Traceback" not in err
@@ -260,7 +260,7 @@ def test_ctrl_c_leaves_no_process(place):
             code, _, err = place.holdfast(*command)
             assert (code, "still going" in err) == (2, True)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=90)
     assert process.returncode == 4
     assert "Stopped by Ctrl-C." in err
     assert "No checkpoint was saved" in err
@@ -364,7 +364,7 @@ def test_node_and_guard_killed_together_leave_no_rank(place):
         guard.suspend()
         os.kill(process.pid, signal.SIGKILL)
         guard.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
     place.wait_until(lambda: not place.processes())
 
 
@@ -391,7 +391,7 @@ def test_detached_runs_need_no_terminal(place):
         code, out, err = place.holdfast("runs", "stop", "r")
         assert code == 0, err
         assert "Stopped by" in out
-        follower.communicate(timeout=30)
+        follower.communicate(timeout=90)
     assert place.json("runs", "show", "r")["state"] == "stopped"
     assert place.holdfast("runs", "stop", "r")[0] == 2
     assert place.holdfast("runs", "rm", "r")[0] == 0
@@ -460,20 +460,20 @@ def test_a_scripts_own_sigterm_handler_runs_when_there_is_no_checkpointer(place)
     with place.start("run", "--name", "r", "--", "python", script) as process:
         place.wait_for_step("r", 3)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=90)
     assert process.returncode == 4
     assert (place.folder / "saved").exists()
     assert out == "training\n"
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.3, 1.2])
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.3, 1.2])
 def test_ctrl_c_while_the_job_is_being_started(place, delay_s):
     script = place.job(ENDLESS)
     with place.start("run", "--name", "r", "--", "python", script) as process:
         assert "attempt 1" in process.stderr.readline()
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=90)
     assert process.returncode == 4
 
 
@@ -493,7 +493,7 @@ def test_a_closed_terminal_stops_the_run(place):
     os.close(theirs)
     place.wait_for_step("r", 3)
     os.close(ours)
-    assert process.wait(timeout=30) == 4
+    assert process.wait(timeout=90) == 4
     with place.ledger() as ledger:
         assert ledger.run("r").outcome.startswith("Stopped by a closed terminal.")
 

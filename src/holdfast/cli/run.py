@@ -16,8 +16,8 @@ from holdfast.cli.output import print_json
 from holdfast.cli.run_slurm import (
     Wanted,
     check_slurm_use,
-    end_own_allocation,
     run_on_slurm,
+    settle,
     with_slurm,
 )
 from holdfast.cluster import end_of_pod, ends_pod
@@ -30,6 +30,7 @@ from holdfast.recover import (
     Outcome,
     RunSpec,
     begin_run,
+    board_of,
     change_options,
     check_urls,
     default_stem,
@@ -42,7 +43,7 @@ from holdfast.recover import (
 
 if TYPE_CHECKING:
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
-    from holdfast.recover import Meeting
+    from holdfast.recover import Board, Meeting
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
@@ -275,7 +276,8 @@ def command(
             ended = Outcome(done.state, 0, done.outcome)
             click.echo(f"holdfast: run {done.run_id} has ended: {done.outcome}", err=True)
             return _print_outcome(done.run_id, ended, as_json=as_json)
-        is_led = meeting is not None and meeting.is_led(place.home)
+        board = None if meeting is None else board_of(place.home, meeting.key, place.ledger)
+        is_led = meeting is not None and board is not None and meeting.is_led(board)
         listening = None if meeting is None or is_led else meeting.listen()
         if meeting is not None and listening is None:
             echo = not (no_echo or as_json)
@@ -324,8 +326,7 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
         outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
         if evaluation is not None:
             evaluation.finish()
-        if outcome.state == "queued":
-            end_own_allocation(paths, narrator.say)
+        settle(paths, outcome, narrator.say)
     finally:
         narrator.finish()
     return outcome
@@ -354,7 +355,7 @@ def _recorded(
 ) -> str:
     """Record a new run, or the options of one that goes on; return its id."""
     if run is None and meeting is not None:
-        run = _led_before(ledger, home, name, meeting)
+        run = _led_before(ledger, board_of(home, meeting.key, ledger.url), name, meeting)
     if run is None:
         return begin_run(spec, ledger, home, name=name).run_id
     if spec.to_options() != run.options:
@@ -362,10 +363,10 @@ def _recorded(
     return run.run_id
 
 
-def _led_before(ledger: Ledger, home: Path, name: str | None, meeting: "Meeting") -> Run | None:
+def _led_before(ledger: Ledger, board: "Board", name: str | None, meeting: "Meeting") -> Run | None:
     """Return the run that goes on: of a Slurm job that was queued again, or of a first node that comes back."""
     runs = {one.run_id: one for one in ledger.runs()}
-    led = runs.get(meeting.led_before(home) or "")
+    led = runs.get(meeting.led_before(board) or "")
     if led is not None and led.state == "running" and name in (None, led.run_id):
         return led
     return runs.get(name or "") if name == meeting.run_name else None

@@ -28,6 +28,11 @@ def ledger_url(home: Path) -> str:
     return f"sqlite:///{quote(str(home / 'ledger.db'))}"
 
 
+def is_server(ledger: str) -> bool:
+    """Whether the URL of a ledger names a server, which several hosts may use, and no file."""
+    return not ledger.startswith("sqlite")
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """Every file of one run, below `home/runs/RUN`.

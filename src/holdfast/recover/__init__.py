@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.recover.attach import Run, attach
 
 if TYPE_CHECKING:
+    from holdfast.recover.agent.board import Board, board_of
     from holdfast.recover.agent.rendezvous import Meeting, meeting_of
     from holdfast.recover.detectors.hang import HangLimits
     from holdfast.recover.localise.across import Joined, check_nodes, check_this_host
@@ -44,9 +45,9 @@ if TYPE_CHECKING:
     from holdfast.recover.slurm.following import Following
     from holdfast.recover.slurm.submission import (
         Submission,
-        end_allocation,
         is_left,
         new_submission,
+        settle_jobs,
         stop_queued,
         submit_run,
     )
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MODES",
+    "Board",
     "Following",
     "HangLimits",
     "Joined",
@@ -66,13 +68,13 @@ __all__ = [
     "approve_run",
     "attach",
     "begin_run",
+    "board_of",
     "change_options",
     "check_nodes",
     "check_this_host",
     "check_urls",
     "default_stem",
     "detach",
-    "end_allocation",
     "is_left",
     "join",
     "keep_verdicts",
@@ -80,6 +82,7 @@ __all__ = [
     "new_submission",
     "priors_of",
     "remove_run",
+    "settle_jobs",
     "state_of",
     "stop_queued",
     "stop_run",
@@ -96,11 +99,13 @@ _HOMES = {
     "check_this_host": "localise.across",
     "keep_verdicts": "localise.verdicts",
     "priors_of": "localise.verdicts",
+    "Board": "agent.board",
     "Meeting": "agent.rendezvous",
     "Outcome": "outcome",
     "RunSpec": "spec",
     "approve_run": "runs",
     "begin_run": "runs",
+    "board_of": "agent.board",
     "change_options": "runs",
     "check_urls": "people.sender",
     "default_stem": "runs",
@@ -113,7 +118,7 @@ _HOMES = {
     "supervise": "runs",
     "Following": "slurm.following",
     "Submission": "slurm.submission",
-    "end_allocation": "slurm.submission",
+    "settle_jobs": "slurm.submission",
     "is_left": "slurm.submission",
     "new_submission": "slurm.submission",
     "stop_queued": "slurm.submission",

@@ -9,11 +9,14 @@ A scheduler may send SIGTERM to every process of a job. What to do about it is d
 launcher and the shims block the signal, which children inherit, and only a shim unblocks it for its rank.
 """
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -21,26 +24,44 @@ from holdfast.checkpoint import SNAPSHOT_SERVER_PROCESS_NAME, WRITER_MODULE
 from holdfast.core.child_process import await_release
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
+from holdfast.recover.agent.warm_launcher import (
+    COMMAND,
+    launcher_arguments,
+    order_of,
+    read_line,
+)
 
 CHUNK_BYTES = 64 * 1024
 WRITING_S = 10.0
 """How long a rank's writing process may go on; storage that hangs must not keep the job from starting again."""
 
 
+STANDBY = "--standby"
+
+
 def main() -> None:
-    """`guard LOG MAX_BYTES -- LAUNCHER …`: run the launcher, end as it ends."""
-    log_path, max_bytes, dashes, *command = sys.argv[1:]
-    assert dashes == "--"
+    """`guard LOG MAX_BYTES -- LAUNCHER …`: run the launcher, end as it ends.
+
+    `guard --standby`: start a warm launcher; standard input has the same words and the environment later.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     become_subreaper()
+    words, warm = sys.argv[1:], None
+    if words == [STANDBY]:
+        warm = _popen(COMMAND, stdin=subprocess.PIPE)
+        line = read_line(0)
+        if line is None:
+            _end_all()
+            return
+        order = json.loads(line)
+        words = order["words"]
+        os.environ.clear()
+        os.environ.update(order["environment"])
+    log_path, max_bytes, dashes, *command = words
+    assert dashes == "--"
     log = RotatingLog(Path(log_path), max_bytes=int(max_bytes))
     try:
-        launcher = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread runs yet
-        )
+        launcher = _turned_into(warm, command) or _popen(command)
     except OSError as error:
         log.write(f"holdfast: cannot start {command[0]}: {error}\n".encode())
         sys.exit(127)
@@ -52,6 +73,33 @@ def main() -> None:
     _end_all()
     reader.join(1.0)
     exit_as(returncode)
+
+
+def _popen(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command,
+        stdin=stdin,
+        stderr=subprocess.PIPE,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread runs yet
+    )
+
+
+def _turned_into(
+    warm: "subprocess.Popen[bytes] | None", command: Sequence[str]
+) -> "subprocess.Popen[bytes] | None":
+    """Have a warm launcher do what a command would; return None where that is not possible."""
+    if warm is None:
+        return None
+    assert warm.stdin is not None
+    arguments = launcher_arguments(command)
+    if arguments is not None and warm.poll() is None:
+        with contextlib.suppress(BrokenPipeError):
+            warm.stdin.write(order_of(arguments, os.environ))
+            warm.stdin.close()
+            return warm
+    warm.kill()
+    warm.wait()
+    return None
 
 
 def _keep(stream: IO[bytes], log: RotatingLog) -> None:

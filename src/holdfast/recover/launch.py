@@ -6,10 +6,11 @@ own on each node. No rendezvous of ours: several nodes meet by torchrun's static
 """
 
 import asyncio
+import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel
+from holdfast.recover.guard import STANDBY
 from holdfast.recover.shim import imports, rank_shim
 from holdfast.recover.shim.gpus import ENV_TURN_GPUS
 from holdfast.recover.spec import MIB, SHIM, RunSpec
@@ -117,6 +119,7 @@ async def launch(
     echo: bool,
     environment: Mapping[str, str],
     place: Place,
+    standby: Job | None = None,
 ) -> Job:
     """Start the job's processes on this node.
 
@@ -130,6 +133,7 @@ async def launch(
         echo: whether the ranks' output is shown here as well.
         environment: the variables that differ between attempts, see `attempt_environment`.
         place: the place of this node.
+        standby: what `stand_by` has started, to be used for this.
     """
     logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
@@ -154,14 +158,44 @@ async def launch(
     }
     if spec.is_torchrun:
         variables[rank_shim.ENV_PYTHON_EXEC] = str(SHIM)
-    guard = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "holdfast.recover.guard",
+    words = [
         str(logs / ("launcher.log" if place.node_rank == 0 else f"launcher-{place.node_rank}.log")),
         str(LAUNCHER_LOG_BYTES),
         "--",
         *spec.launcher_command(place.node_rank, place.address, place.port),
+    ]
+    if standby is not None and standby.guard.returncode is None:
+        assert standby.guard.stdin is not None
+        order = json.dumps({"words": words, "environment": variables})
+        standby.guard.stdin.write(order.encode() + b"\n")
+        return standby
+    return await _start_guard(words, variables, spec, lock_fd=lock_fd, echo=echo)
+
+
+async def stand_by(spec: RunSpec, *, lock_fd: int, echo: bool) -> Job:
+    """Start a guard with a launcher that has imported PyTorch, and waits for `launch`; `kill` ends both.
+
+    Args:
+        spec: what is to be run.
+        lock_fd: the lock that the processes hold while they live.
+        echo: whether the ranks' output is to be shown here as well.
+    """
+    return await _start_guard([STANDBY], os.environ, spec, lock_fd=lock_fd, echo=echo)
+
+
+async def _start_guard(
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    spec: RunSpec,
+    *,
+    lock_fd: int,
+    echo: bool,
+) -> Job:
+    guard = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "holdfast.recover.guard",
+        *words,
         cwd=spec.cwd,
         env=variables,
         stdin=asyncio.subprocess.PIPE,

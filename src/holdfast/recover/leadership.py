@@ -1,23 +1,33 @@
-"""Which supervisor leads a run, where several nodes share the run's folder.
+"""Which supervisor leads a run of several nodes.
 
-Each supervisor takes a number by creating a file of that name, which one process alone can do. The highest number
-leads: agents obey no lower one, and a supervisor that finds a higher one ends, and touches nothing. While a supervisor
-lives it touches a file. A node takes over from a supervisor only where that file stays as it is and no connection is
-possible, for some time by the node's own clock: a cut between two nodes moves nothing.
+Each supervisor takes a number that no other one gets. The highest number leads: agents obey no lower one, and a
+supervisor that finds a higher one ends, and touches nothing. While a supervisor lives it beats. A node takes over from
+a supervisor only where that has beaten no more and no connection is possible, for some time by the node's own clock: a
+cut between two nodes moves nothing, and neither does an authority that cannot be reached.
+
+Two authorities give the numbers. A run has one of them, by its ledger:
+
+- `SharedFolder`: the folder of the runs, which all nodes share, where the ledger is a file. A number is taken by
+  creating a file of that name, which one process alone can do.
+- `SharedLedger`: a PostgreSQL. A number is taken by changing a row that is as it was when it was read. The nodes need
+  not share a folder.
 """
 
 import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from holdfast.core.errors import HoldfastError
-from holdfast.core.paths import RunPaths
+from holdfast.core.ledger import Lead, Ledger
+from holdfast.core.paths import RunPaths, is_server
 
 BEAT_S = 2.0
 SILENT_S = 20.0
-"""A supervisor that has touched its file for so long no more is gone."""
+"""A supervisor that has beaten no more for so long is gone."""
 CLAIM_S = 60.0
-"""A node that has claimed the lead and has not taken it is passed over after this time."""
+"""A node that has claimed the lead in a folder and has not taken it is passed over after this time."""
 
 
 class Superseded(HoldfastError):
@@ -30,104 +40,182 @@ class Superseded(HoldfastError):
         )
 
 
-def next_generation(paths: RunPaths, node_id: str, after: int | None = None) -> int:
-    """Return a number that no supervisor of the run has had; two never get the same.
+Sign = tuple[int, int]
+"""The number of the newest supervisor, and a sign of life that changes while it lives."""
+
+
+class Leadership(Protocol):
+    """The lead of one run."""
+
+    def take(self, node_id: str, after: int | None) -> int:
+        """Return a number that no supervisor of the run has had; two never get the same.
+
+        Args:
+            node_id: the node that keeps the supervisor going.
+            after: the number that this node had or has claimed last; None: a person has started the supervisor.
+
+        Raises:
+            Superseded: another node leads the run by now.
+            OSError, LedgerError: the authority cannot be used.
+        """
+
+    def beat(self, generation: int) -> bool:
+        """Show that a supervisor lives; return whether it still leads. An authority that fails changes nothing."""
+
+    def sign(self) -> Sign:
+        """Return the newest sign of life.
+
+        Raises:
+            OSError, LedgerError: the authority cannot be read.
+        """
+
+    def claim(self, sign: Sign, node_id: str) -> int | None:
+        """Return the number after which this node may lead, given the last sign of life; None where it may not.
+
+        Raises:
+            OSError, LedgerError: the authority cannot be written.
+        """
+
+
+class SharedFolder:
+    """The lead by files in the run's folder."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._folder = paths.supervisors
+
+    def take(self, node_id: str, after: int | None) -> int:
+        """See `Leadership`."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        newest = self._newest()
+        is_ours = newest == 0 or self._owner(newest) == node_id
+        if after is not None and newest > after and not is_ours:
+            raise Superseded
+        generation = newest + 1
+        while True:
+            try:
+                with (self._folder / f"{generation:06d}").open("x") as file:
+                    file.write(f"{node_id}\n")
+            except FileExistsError:
+                generation += 1
+                continue
+            except OSError:  # a full disk: training does not end by that
+                pass
+            return generation
+
+    def beat(self, generation: int) -> bool:
+        """See `Leadership`."""
+        try:
+            if self._newest() > generation:
+                return False
+            self._beat_file.touch()
+        except OSError:
+            pass
+        return True
+
+    def sign(self) -> Sign:
+        """See `Leadership`."""
+        return self._newest(), self._beat_file.stat().st_mtime_ns
+
+    def claim(self, sign: Sign, node_id: str) -> int | None:
+        """See `Leadership`."""
+        generation, _ = sign
+        for number in itertools.count():
+            path = self._folder / f"{generation:06d}.follower-{number}"
+            try:
+                with path.open("x") as file:
+                    file.write(f"{node_id}\n")
+            except FileExistsError:
+                probe = self._folder / "now"
+                probe.touch()  # for the time of the file server
+                if probe.stat().st_mtime - path.stat().st_mtime < CLAIM_S:
+                    return None
+            else:
+                return generation
+        raise AssertionError  # there is always another number
+
+    def _newest(self) -> int:
+        """Return the highest number that a supervisor of the run has; 0 before the first."""
+        try:
+            names = [one.name for one in self._folder.iterdir()]
+        except FileNotFoundError:
+            return 0
+        return max((int(name) for name in names if name.isdigit()), default=0)
+
+    def _owner(self, generation: int) -> str:
+        return (self._folder / f"{generation:06d}").read_text().strip()
+
+    @property
+    def _beat_file(self) -> Path:
+        return self._folder / "beat"
+
+
+class SharedLedger:
+    """The lead by a row of a ledger that is a server."""
+
+    def __init__(self, opened: Callable[[], Ledger], run_id: str) -> None:
+        """Get the ledger by `opened` with each use, which raises LedgerError while it cannot be had."""
+        self._opened = opened
+        self._run_id = run_id
+
+    def take(self, node_id: str, after: int | None) -> int:
+        """See `Leadership`."""
+        while True:
+            before = self._opened().lead(self._run_id)
+            is_ours = before.generation == 0 or before.node_id == node_id
+            if after is not None and before.generation > after and not is_ours:
+                raise Superseded
+            taken = self._opened().take_lead(before, node_id)
+            if (
+                taken is not None
+            ):  # else the last one has beaten meanwhile, or another node was first
+                return taken.generation
+
+    def beat(self, generation: int) -> bool:
+        """See `Leadership`."""
+        try:
+            return self._opened().beat(self._run_id, generation)
+        except HoldfastError:
+            return True
+
+    def sign(self) -> Sign:
+        """See `Leadership`."""
+        lead = self._opened().lead(self._run_id)
+        return lead.generation, lead.beats
+
+    def claim(self, sign: Sign, node_id: str) -> int | None:
+        """See `Leadership`. The number is this node's with the claim: who does not use it is passed over in turn."""
+        generation, beats = sign
+        seen = Lead(run_id=self._run_id, generation=generation, node_id="", beats=beats)
+        taken = self._opened().take_lead(seen, node_id)
+        return None if taken is None else taken.generation
+
+
+def leadership_of(url: str, paths: RunPaths, opened: Callable[[], Ledger]) -> Leadership:
+    """Return the authority of a run.
 
     Args:
+        url: of the ledger.
         paths: of the run.
-        node_id: the node that keeps the supervisor going.
-        after: the number of the supervisor that this one follows on; None: a person has started this one.
-
-    Raises:
-        Superseded: another node leads the run by now.
-        OSError: the run's folder cannot be used.
+        opened: returns that ledger.
     """
-    paths.supervisors.mkdir(parents=True, exist_ok=True)
-    newest = newest_generation(paths)
-    is_ours = newest == 0 or _owner(paths, newest) == node_id
-    if after is not None and newest > after and not is_ours:
-        raise Superseded
-    generation = newest + 1
-    while True:
-        try:
-            with (paths.supervisors / f"{generation:06d}").open("x") as file:
-                file.write(f"{node_id}\n")
-        except FileExistsError:
-            generation += 1
-            continue
-        except OSError:  # a full disk: training does not end by that
-            pass
-        return generation
-
-
-def _owner(paths: RunPaths, generation: int) -> str:
-    return (paths.supervisors / f"{generation:06d}").read_text().strip()
-
-
-def newest_generation(paths: RunPaths) -> int:
-    """Return the highest number that a supervisor of the run has; 0 before the first.
-
-    Raises:
-        OSError: the run's folder cannot be read.
-    """
-    try:
-        names = [one.name for one in paths.supervisors.iterdir()]
-    except FileNotFoundError:
-        return 0
-    return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def beat(paths: RunPaths, generation: int) -> bool:
-    """Show that a supervisor lives; return whether it still leads. Storage that fails changes nothing."""
-    try:
-        if newest_generation(paths) > generation:
-            return False
-        _beat_of(paths).touch()
-    except OSError:
-        pass
-    return True
-
-
-def claim(paths: RunPaths, generation: int) -> bool:
-    """Return whether this node may take over from a supervisor; of several nodes, one may.
-
-    Raises:
-        OSError: the run's folder cannot be written.
-    """
-    for number in itertools.count():
-        path = paths.supervisors / f"{generation:06d}.follower-{number}"
-        try:
-            path.open("x").close()
-        except FileExistsError:
-            probe = paths.supervisors / "now"
-            probe.touch()  # for the time of the file server
-            if probe.stat().st_mtime - path.stat().st_mtime < CLAIM_S:
-                return False
-        else:
-            return True
-    raise AssertionError  # there is always another number
+    return SharedLedger(opened, paths.run_id) if is_server(url) else SharedFolder(paths)
 
 
 class Watch:
     """Watches, from another node, whether a supervisor of the run lives."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-        self._seen: tuple[int, int] | None = None
-        """The number of the newest supervisor, and when it has touched its file last."""
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
+        self._seen: Sign | None = None
         self._since_s = time.monotonic()
 
-    def gone(self) -> int | None:
-        """Return the number of the newest supervisor once it has been silent for `SILENT_S`; else None."""
+    def gone(self) -> Sign | None:
+        """Return the last sign of life once there was no other one for `SILENT_S`; else None."""
         try:
-            seen = newest_generation(self._paths), _beat_of(self._paths).stat().st_mtime_ns
-        except OSError:  # without the folder this node cannot lead either
+            seen = self._leadership.sign()
+        except (OSError, HoldfastError):  # without the authority this node cannot lead either
             self._seen = None
             return None
         if seen != self._seen:
             self._seen, self._since_s = seen, time.monotonic()
-        return seen[0] if time.monotonic() - self._since_s > SILENT_S else None
-
-
-def _beat_of(paths: RunPaths) -> Path:
-    return paths.supervisors / "beat"
+        return seen if time.monotonic() - self._since_s > SILENT_S else None

@@ -38,9 +38,7 @@ import ipaddress
 import itertools
 import secrets
 import socket
-from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from holdfast.core.channel import is_token
@@ -48,7 +46,7 @@ from holdfast.core.clock import Clock
 from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
 from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
-from holdfast.recover.localise.orders import Orders
+from holdfast.recover.connected_node import Node
 
 AWAY_TICKS = 100
 """A node whose agent has hung up is lost after so many ticks …"""
@@ -64,49 +62,6 @@ PORT_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 10.0
 STRANGERS = 256
 """Connections that may be open without a hello."""
-
-
-@dataclass(eq=False, kw_only=True)
-class Node:
-    """One node, as its agent has described it."""
-
-    node_id: str
-    name: str
-    incarnation: str = ""
-    address: str = ""
-    preferred_rank: int | None = None
-    launched: int | None = None
-    """The attempt whose launcher runs there."""
-    stream: Stream | None = None
-    node_rank: int | None = None
-    """Its place in the last launch that it took part in."""
-    last_end: tuple[int, int] | None = None
-    """The attempt and the return code of the launcher that ended there last."""
-    seen: int = 0
-    """The `seq` of its last message."""
-    is_known: bool = False
-    """Whether its agent has sent all facts of the present attempt."""
-    peers: dict[Peer, None] = field(default_factory=dict)
-    ranks: set[int] = field(default_factory=set)
-    """Those of which a peer has been there."""
-    orders: deque[dict[str, Any]] = field(default_factory=deque)
-    """Those that its agent has not acknowledged."""
-    away_ticks: int = 0
-    silent_ticks: int = 0
-    checks: Orders = field(default_factory=Orders)
-    order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
-
-    def order(self, message: Mapping[str, Any]) -> None:
-        """Send an order; again to the next agent, until one has acknowledged it."""
-        order = {**message, "seq": next(self.order_numbers)}
-        self.orders.append(order)
-        if self.stream is not None:
-            self.stream.send(order)
-
-    def acknowledged(self, seq: int) -> None:
-        """Take in that the agent has carried out the orders up to a number."""
-        while self.orders and self.orders[0]["seq"] <= seq:
-            self.orders.popleft()
 
 
 class Listener(Protocol):
@@ -426,7 +381,7 @@ class Nodes:
                 node.silent_ticks = 0
                 try:
                     await self._take(node, message)
-                except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+                except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
                     continue  # of another version of Holdfast
         finally:
             stream.close()

@@ -22,9 +22,10 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.conduct import Conduct
-from holdfast.recover.leadership import BEAT_S, Superseded, beat
+from holdfast.recover.connected_node import Node
+from holdfast.recover.leadership import BEAT_S, Superseded, leadership_of
 from holdfast.recover.losses import Losses
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people import modes
 from holdfast.recover.recorder import Launch, Recorder
@@ -97,6 +98,7 @@ class Supervisor:
             observe=observer,
         )
         self._tell = self._conduct.tell
+        self._leadership = leadership_of(ledger.url, paths, lambda: ledger)
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
         self._over: tuple[str, int, str] | None = None
@@ -406,7 +408,7 @@ class Supervisor:
 
     async def _beat(self) -> None:
         """Show that this supervisor lives; end it where another one leads."""
-        if not await asyncio.to_thread(beat, self._paths, self._nodes.generation):
+        if not await asyncio.to_thread(self._leadership.beat, self._nodes.generation):
             raise Superseded
 
     @property

@@ -17,7 +17,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.agent.stream import Stream
-from holdfast.recover.leadership import Superseded, beat, next_generation
+from holdfast.recover.leadership import Superseded, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people.notifier import Notifier
 from holdfast.recover.spec import RunSpec
@@ -87,10 +87,11 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
 def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, Ledger]:
     """Take a number, and read what is known of the run."""
     paths = RunPaths(Path(begin["home"]), begin["run_id"])
-    generation = next_generation(paths, begin["node_id"], begin["after"])
-    beat(paths, generation)
     ledger = Ledger.open(begin["ledger"])
     try:
+        leadership = leadership_of(ledger.url, paths, lambda: ledger)
+        generation = leadership.take(begin["node_id"], begin["after"])
+        leadership.beat(generation)
         run = ledger.run(paths.run_id)
         supervisor = Supervisor(
             RunSpec.from_options(run.command, run.cwd, run.options),

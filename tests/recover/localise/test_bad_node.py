@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -28,21 +29,34 @@ while not pathlib.Path("finish").exists():
         sys.exit(1)
 """
 BAD_NODE = """
-import os
+import importlib.util, os, sys
+
+class WrongTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def execute_and_spoil(torch):
+            execute(torch)
+            right = torch.matmul
+            def wrong(one, other):
+                product = right(one, other)
+                product[3, 5] += 1
+                return product
+            torch.matmul = wrong
+        spec.loader.exec_module = execute_and_spoil
+        return spec
+
 if os.environ.get("HOLDFAST_NODE_NAME") == "n2":
-    try:
-        import torch
-    except ImportError:
-        pass
-    else:
-        right = torch.matmul
-        def wrong(one, other):
-            product = right(one, other)
-            product[3, 5] += 1
-            return product
-        torch.matmul = wrong
+    sys.meta_path.insert(0, WrongTorch())
 """
-"""A module that Python imports at its start: on the node n2 each matrix product has one wrong element."""
+"""A module that Python imports at its start: on the node n2 each matrix product has one wrong element.
+
+Only processes that import torch by themselves pay for its import.
+"""
+STARTUP = Path(__file__).parents[2] / "startup" / "sitecustomize.py"
 
 
 def port_of_nobody():
@@ -62,7 +76,7 @@ def environment_of(place, name, *, bad):
 def bad_node(tmp_path_factory):
     """A folder for PYTHONPATH that makes n2 a node whose hardware computes wrong results."""
     folder = tmp_path_factory.mktemp("bad")
-    (folder / "sitecustomize.py").write_text(BAD_NODE)
+    (folder / "sitecustomize.py").write_text(BAD_NODE + STARTUP.read_text())
     return folder
 
 
@@ -139,14 +153,14 @@ def test_nodes_that_meet_are_tested_and_the_bad_one_is_named(place, started, bad
     others = [one for one in told if one["schema"] == "holdfast.nodes_joined"]
     assert [one["outcome"] for one in others] == ["Bad: n2."] * 2
     assert not list((place.home / "rendezvous").glob("*.json"))
-    code, _, err = place.holdfast("nodes", "return", "n2")
+    code, _, err = place.look("nodes", "return", "n2")
     assert code == 2
     assert re.search("has passed no test since it was cordoned", err)
 
 
 def test_nodes_that_do_not_come_are_said(place):
-    code, _, err = place.holdfast("nodes", "check", "--nnodes", "2")
+    code, _, err = place.look("nodes", "check", "--nnodes", "2")
     assert code == 2
     assert "--rendezvous HOST:PORT" in err
-    code, _, err = place.holdfast("nodes", "check", "--nnodes", "0")
+    code, _, err = place.look("nodes", "check", "--nnodes", "0")
     assert (code, "--nnodes is 0. Give the number of nodes, at least 1." in err) == (2, True)

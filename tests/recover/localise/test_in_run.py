@@ -10,12 +10,13 @@ from holdfast.core.ledger import Incident, Ledger, Verdict
 from holdfast.core.paths import ledger_url
 from holdfast.recover import launches
 from holdfast.recover.attempt import AttemptView
+from holdfast.recover.connected_node import Node
 from holdfast.recover.detectors.hang import Frozen, HangLimits
 from holdfast.recover.localise.in_run import NodeTests, is_due
 from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
 from holdfast.recover.localise.session import Report
 from holdfast.recover.localise.solo import CheckResult
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 from holdfast.recover.spec import RunSpec
 from holdfast.testing import FakeClock
 
@@ -246,3 +247,35 @@ def test_a_bad_node_is_left_out_also_where_the_ledger_cannot_be_written(make, mo
     place.tests.leave_out()
     assert place.tests.left_out == ["n2"]
     assert not place.tests.readmit(3), "a wrong result by itself"
+
+
+def test_nodes_on_which_a_loss_broke_are_tested_before_the_next_launch(make):
+    place = make("n1", "n2")
+    case = SimpleNamespace(incident=incident(SCRIPT), add=lambda _: None)
+    place.tests.suspect(["n1"])
+    place.tests.failed(view(), case)
+    assert place.tests.is_due
+    never = make("n1", "n2", mode="never")
+    never.tests.suspect(["n1"])
+    never.tests.failed(view(), case)
+    assert not never.tests.is_due
+
+
+def test_the_ranks_of_a_replay_move_by_one_node(make, monkeypatch):
+    place = make("n1", "n2", "n3")
+    launched = launches_of(place, 3, monkeypatch)
+    place.nodes._launch = place.nodes.connected
+    heads = []
+
+    async def free_port(head):
+        heads.append(head.name)
+        return 4242
+
+    monkeypatch.setattr(place.nodes, "_free_port", free_port)
+    for moves, names in ((True, ["n2", "n3", "n1"]), (False, ["n1", "n2", "n3"])):
+        assert launched.move_ranks(moves=moves) is moves, "a launcher cannot be kept for that"
+        chosen, _ = asyncio.run(launched._choose(asyncio.Event()))
+        assert [node.name for node in chosen] == names
+        assert heads[-1] == names[0]
+    place.nodes._launch = place.nodes.connected[:1]
+    assert not launched.move_ranks(moves=True), "on one node the GPUs change below the launcher"

@@ -128,6 +128,7 @@ ENDED = {
     "leave-broken-state": policy.LossBroken(step=1, is_spike=False),
     "go-on": policy.LossBroken(step=1, is_spike=True, can_go_back=False),
     "nodes-missing": policy.NodesMissing("None came."),
+    "queued-again": policy.NodesMissing("It is queued again.", queued=True),
 }
 
 

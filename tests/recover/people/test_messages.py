@@ -359,6 +359,20 @@ def test_a_message_goes_to_all_and_is_recorded_once(run):
     assert len(outbox.orders) == 1
 
 
+def test_the_message_about_a_broken_loss_waits_for_the_replay(run):
+    ledger, paths = run
+    incident_id = fail(ledger)
+    told = Notifier(("json://a",), paths, ledger, lambda *_: None, clock=FakeClock(1030.0))
+
+    def event(kind, **data):
+        ledger.add_event(Event(run_id="r", attempt=1, at_s=1020.0, kind=kind, data=data))
+
+    event("replay", incident_id=incident_id)
+    assert told._due(False)[0] == ()
+    event("anomaly_class", incidents=[incident_id])
+    assert told._due(False)[0] == (incident_id,)
+
+
 def test_only_the_services_that_failed_are_tried_again_and_not_for_ever(run, monkeypatch):
     monkeypatch.setattr(notifier, "RETRIES_S", (0.0, 0.0))
     outbox = Outbox([1], [0], [0])

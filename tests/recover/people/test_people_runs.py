@@ -120,8 +120,8 @@ def test_a_frozen_job_is_ended_only_once_a_person_approves_it(place):
         place.wait_until(lambda: events(place, "proposal"))
         pid = int((place.folder / "frozen").read_text())
         os.kill(pid, 0)  # the rank is still there
-        assert "This waits for `holdfast runs approve r`." in place.holdfast("explain")[1]
-        code, out, err = place.holdfast("runs", "approve", "r")
+        assert "This waits for `holdfast runs approve r`." in place.look("explain")[1]
+        code, out, err = place.look("runs", "approve", "r")
         assert code == 0, err
         assert out.startswith("Approved: Rank 1 is frozen: ")
         _, err = process.communicate(timeout=180)
@@ -147,7 +147,7 @@ def test_a_broken_loss_waits_for_its_approval_also_where_the_supervisor_is_kille
         (proposal,) = events(place, "proposal")
         place.child(process, "supervisor_process").kill()
         place.wait_until(lambda: events(place, "supervisor_followed"))
-        code, out, err = place.holdfast("runs", "approve", "r")
+        code, out, err = place.look("runs", "approve", "r")
         assert code == 0, err
         assert out.startswith("Approved: The loss is not finite since step ")
         _, err = process.communicate(timeout=180)

@@ -14,6 +14,8 @@ from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import schema
 
 BUSY_TIMEOUT_S = 5.0
+SERVER_LIMITS = {"connect_timeout": 5, "tcp_user_timeout": 8000}
+"""Of PostgreSQL's client library: seconds and milliseconds."""
 _ADVISORY_LOCK = 0x686F6C64
 """In PostgreSQL, of whoever creates or migrates a ledger: `hold` in ASCII."""
 
@@ -57,7 +59,9 @@ def first_line(error: Exception) -> str:
 def _engine(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        return create_engine(parsed)
+        # A server that is restarted, or does not answer, is an error soon: training goes on without records.
+        limits = SERVER_LIMITS if parsed.get_backend_name() == "postgresql" else {}
+        return create_engine(parsed, pool_pre_ping=True, connect_args=limits)
     if parsed.database and parsed.database != ":memory:":
         Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
     engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from holdfast.core.errors import BadUse, LedgerError, NotFound
 from holdfast.core.ledger import schema
 from holdfast.core.ledger.engine import first_line, open_engine, writing
+from holdfast.core.ledger.lead_table import LeadTable
 from holdfast.core.ledger.node_table import NodeTable
 from holdfast.core.ledger.records import (
     HISTORY_LIMIT_BYTES,
@@ -21,7 +22,9 @@ from holdfast.core.ledger.records import (
     Event,
     GoodRun,
     Incident,
+    Lead,
     LearnedRule,
+    MeetingPlace,
     Memory,
     NodeRecord,
     Prior,
@@ -42,12 +45,14 @@ Record = TypeVar(
     LearnedRule,
     GoodRun,
     NodeRecord,
+    Lead,
+    MeetingPlace,
 )
 PRIORS_KEPT = 4
 """Of each task and family: the newest."""
 
 
-class Ledger(Remembered, NodeTable):
+class Ledger(Remembered, NodeTable, LeadTable):
     """One database with the records of all runs. Safe to open in several processes at once."""
 
     def __init__(self, engine: Engine) -> None:

@@ -261,6 +261,30 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lead:
+    """Which supervisor leads a run."""
+
+    run_id: str
+    generation: int
+    """The number of the supervisor; 0 before the first one."""
+    node_id: str
+    """The node that keeps the supervisor going."""
+    beats: int
+    """How often the supervisor has shown that it lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeetingPlace:
+    """Where the nodes of a run meet. Who can read a record can command the nodes of the run."""
+
+    key: str
+    run_id: str
+    hosts: list[str]
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeRecord:
     """A node that was tested or cordoned, by the name that its scheduler or host gives it."""
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0004"
+REVISION = "0005"
 """The migration that makes a ledger equal to these tables."""
 
 metadata = MetaData()
@@ -210,4 +210,23 @@ nodes = Table(
     Column("probability", Float(53)),
     Column("tested_at_s", Float(53)),
     Column("verdicts", JSON, nullable=False),
+)
+
+leads = Table(
+    "leads",
+    metadata,
+    Column("run_id", ForeignKey(RUN_KEY, ondelete="CASCADE"), primary_key=True),
+    Column("generation", Integer, nullable=False),
+    Column("node_id", String(255), nullable=False),
+    Column("beats", BigInteger, nullable=False),
+)
+
+meetings = Table(
+    "meetings",
+    metadata,
+    Column("key", String(255), primary_key=True),
+    Column("run_id", ForeignKey(RUN_KEY, ondelete="CASCADE"), nullable=False),
+    Column("hosts", JSON, nullable=False),
+    Column("port", Integer, nullable=False),
+    Column("token", String(64), nullable=False),
 )

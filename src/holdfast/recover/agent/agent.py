@@ -22,9 +22,9 @@ from typing import Any
 from holdfast.core.channel import is_token
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
+from holdfast.recover.agent.board import board_of
 from holdfast.recover.agent.held_connection import send_connection
 from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
-from holdfast.recover.agent.rendezvous import read_credentials
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
@@ -67,6 +67,10 @@ class Agent:
         self._begin = begin
         self._node = node
         self._holding = holding
+        home, key, ledger = begin["board"]
+        self._board = board_of(Path(home), key, ledger)
+        self._read: dict[str, Any] | None = None
+        """What the board had last."""
         self._launched: int | None = begin["launched"]
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
@@ -157,7 +161,8 @@ class Agent:
         """Return a connection to the supervisor that has welcomed this agent; else None, and why."""
         known = self._begin["supervisor"]
         if known is None:
-            known = read_credentials(Path(self._begin["credentials"]))
+            # What was read before may hold still, where nothing can be read just now.
+            known = self._read = await asyncio.to_thread(self._board.read) or self._read
         if known is None:
             return None, "unpublished"
         stream, welcome = None, None

@@ -10,6 +10,8 @@ whatever way, the kernel ends the agent and the supervisor, and the guard ends t
 """
 
 import asyncio
+import contextlib
+import functools
 import math
 import os
 import secrets
@@ -29,13 +31,14 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.tasks import Tasks
+from holdfast.recover.agent.board import Board, board_of
 from holdfast.recover.agent.held_connection import HeldConnection
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.agent.time_limit import stop_in_time
-from holdfast.recover.launch import Job, Place, launch
-from holdfast.recover.leadership import Superseded, Watch, claim
+from holdfast.recover.launch import Job, Place, launch, stand_by
+from holdfast.recover.leadership import Leadership, Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
@@ -56,6 +59,8 @@ LOCK_S = 5.0
 """How long the processes of a first node that is gone may hold the run's lock."""
 ALONE_S = 600.0
 """A node whose agent has found no supervisor for so long gives up, if its ranks do not train either."""
+READY_AFTER_S = 8.0
+"""So long after a launch the next launcher is made ready, so as not to slow the ranks' start."""
 END_TIMEOUT_S = 60.0
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
@@ -119,6 +124,8 @@ class Node:
         self._locks: list[RunLock] = []
         """Those that this process has taken for itself."""
         self._job: Job | None = None
+        self._standby: Job | None = None
+        """A launcher that waits for the next launch on this node."""
         self._launched: int | None = None
         self._last_end: tuple[int, int] | None = None
         """The attempt and the return code of the launcher that ended last."""
@@ -131,6 +138,8 @@ class Node:
         """Since when the agent has had no supervisor, and why."""
         self._idle_s = 0.0
         """For how long no rank of this node had reported a step, when the agent looked for its supervisor last."""
+        self._launched_s = -math.inf
+        """When the last launch began here."""
         self._has_joined = False
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
@@ -173,10 +182,9 @@ class Node:
             HoldfastError: the supervisor cannot go on.
         """
         self._paths, self._lock, self._has_joined = paths, lock, True
+        self._ledger_url = ledger_url
         listening = listening or loopback_listener()
-        await asyncio.to_thread(
-            self._lead, listening, ledger_url=ledger_url, is_lost=is_lost, adopts=False
-        )
+        await asyncio.to_thread(self._lead, listening, is_lost=is_lost, adopts=False)
         return await self._run()
 
     async def join(self, *, ledger_url: str) -> Outcome:
@@ -196,14 +204,17 @@ class Node:
             for lock in self._locks:
                 lock.release()
 
-    def _lead(
-        self, listening: socket.socket, *, ledger_url: str, is_lost: bool, adopts: bool
-    ) -> None:
+    @property
+    def _board(self) -> Board:
+        assert self._meeting is not None
+        return board_of(self._home, self._meeting.key, self._ledger_url)
+
+    def _lead(self, listening: socket.socket, *, is_lost: bool, adopts: bool) -> None:
         """Prepare this node's supervisor, which `_keep` starts."""
         assert self._paths is not None
         paths, token = self._paths, secrets.token_hex(16)
         if self._meeting is not None:
-            self._meeting.publish(self._home, listening, token, run_id=paths.run_id)
+            self._meeting.publish(self._board, listening, token, run_id=paths.run_id)
         port = listening.getsockname()[1]
         self._known = {"hosts": ["127.0.0.1"], "port": port, "token": token}
 
@@ -212,7 +223,7 @@ class Node:
                 "kind": "begin",
                 "run_id": paths.run_id,
                 "home": str(paths.home),
-                "ledger": ledger_url,
+                "ledger": self._ledger_url,
                 "token": token,
                 "node_id": self._node_id,
                 "after": self._generation,
@@ -270,6 +281,8 @@ class Node:
         for child in children:
             self._tasks.spawn(self._keep(child))
         self._tasks.spawn(self._watch_for_supervisor())
+        if self._meeting is not None:
+            self._tasks.spawn(self._keep_launcher_ready())
         if (job_id := os.environ.get("SLURM_JOB_ID")) is not None:
             grace_s = self._spec.restarts.stop_grace_s
             self._tasks.spawn(
@@ -285,17 +298,19 @@ class Node:
             return await self._ended
         finally:
             await asyncio.gather(*self._tasks.cancel(), return_exceptions=True)
-            job, self._job = self._job, None
-            if job is not None:
-                job.kill()
-                await job.wait()
+            jobs = (self._job, self._standby)
+            self._job = self._standby = None
+            for job in jobs:
+                if job is not None:
+                    job.kill()
+                    await job.wait()
             await asyncio.to_thread(end_kept_memory)
             self._channel.close()
             self._held.close()
             if self._supervisor is not None:
                 self._supervisor.listening.close()
                 if self._meeting is not None and self._leads:
-                    self._meeting.credentials(self._home).unlink(missing_ok=True)
+                    await asyncio.to_thread(self._board.remove)
 
     def _failed(self, error: BaseException) -> None:
         if self._ended is not None and not self._ended.done():
@@ -381,7 +396,7 @@ class Node:
             "name": self._name,
             "channel_token": self._channel_token,
             "supervisor": self._known,
-            "credentials": None if meeting is None else str(meeting.credentials(self._home)),
+            "board": [str(self._home), "" if meeting is None else meeting.key, self._ledger_url],
             "preferred_rank": None if meeting is None else meeting.preferred_rank,
             "launched": self._launched,
             "last_end": self._last_end,
@@ -459,7 +474,7 @@ class Node:
                 watch = None
                 continue
             if self._paths is not None:
-                watch = watch or Watch(self._paths)
+                watch = watch or Watch(self._leadership(self._paths))
                 try:
                     await self._follow(watch)
                 except (HoldfastError, OSError) as error:
@@ -474,46 +489,58 @@ class Node:
                     f"No supervisor was found for {ALONE_S / 60:.0f} minutes. {self._complaint(why)}"
                 )
 
+    def _leadership(self, paths: RunPaths) -> Leadership:
+        return leadership_of(
+            self._ledger_url, paths, functools.cache(lambda: Ledger.open(self._ledger_url))
+        )
+
     async def _follow(self, watch: Watch) -> None:
         """Start a supervisor here, where the run's last one is gone with its node and this node may take over."""
-        assert self._paths is not None
         assert self._meeting is not None
-        gone = await asyncio.to_thread(watch.gone)
-        if gone is None:
+        sign = await asyncio.to_thread(watch.gone)
+        if sign is None:
             return
-        with Ledger.open(self._ledger_url) as ledger:
-            run = await asyncio.to_thread(ledger.run, self._paths.run_id)
-            if run.state != "running":
-                code = 1 if run.exit_code is None else run.exit_code
-                self._end({"state": run.state, "exit_code": code, "outcome": run.outcome})
-                return
-            claimed = await asyncio.to_thread(claim, self._paths, gone)
-            if not claimed:
-                return
-            try:
-                lock = await asyncio.to_thread(RunLock.acquire, self._paths.lock, timeout_s=LOCK_S)
-            except HoldfastError:  # a process of the first node lives
-                return
-            host = {"pid": os.getpid(), "host": socket.gethostname()}
-            await asyncio.to_thread(ledger.set_run, self._paths.run_id, **host)
+        taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop())
+        if taken is None:
+            return
+        self._generation, lock = taken
         self._locks.append(lock)
         self._observe("nodes", {"text": f"{self._name} takes over from the first node"})
         listening = self._meeting.follow()
-        self._generation = gone
-        await asyncio.to_thread(
-            self._lead, listening, ledger_url=self._ledger_url, is_lost=False, adopts=True
-        )
+        await asyncio.to_thread(self._lead, listening, is_lost=False, adopts=True)
         assert self._supervisor is not None
         self._lock = lock
         self._tasks.spawn(self._keep(self._supervisor))
 
+    def _take_over(self, sign: Sign, loop: asyncio.AbstractEventLoop) -> tuple[int, RunLock] | None:
+        """Claim the lead; return the number after which this node leads, and the run's lock. None: it may not lead."""
+        assert self._paths is not None
+        with Ledger.open(self._ledger_url) as ledger:
+            run = ledger.run(self._paths.run_id)
+            if run.state != "running":
+                code = 1 if run.exit_code is None else run.exit_code
+                end = {"state": run.state, "exit_code": code, "outcome": run.outcome}
+                loop.call_soon_threadsafe(self._end, end)
+                return None
+            after = leadership_of(ledger.url, self._paths, lambda: ledger).claim(
+                sign, self._node_id
+            )
+            if after is None:
+                return None
+            try:
+                lock = RunLock.acquire(self._paths.lock, timeout_s=LOCK_S)
+            except HoldfastError:  # a process of the first node lives
+                return None
+            host = {"pid": os.getpid(), "host": socket.gethostname()}
+            ledger.set_run(self._paths.run_id, **host)
+        return after, lock
+
     def _complaint(self, why: str) -> str:
         assert self._meeting is not None
-        path = self._meeting.credentials(self._home)
         if why == "unpublished":
             return (
-                f"This node waits for the first one, which is to write {path}. Start `holdfast run` there too; "
-                "HOLDFAST_HOME must be one folder that all nodes share."
+                f"This node waits for the first one, which is to write {self._board.place}. Start `holdfast run` there "
+                "too; HOLDFAST_HOME must be one folder that all nodes share, or --ledger one PostgreSQL."
             )
         place = self._meeting.host or "the first node"
         return f"This node cannot join the run at {place} ({why}). Look whether `holdfast run` is going there."
@@ -531,6 +558,21 @@ class Node:
 
     # The job
 
+    async def _keep_launcher_ready(self) -> None:
+        """Have a launcher wait for the next launch: of several nodes, another one may be lost at any time."""
+        while True:
+            await asyncio.sleep(1.0)
+            is_launching = time.monotonic() - self._launched_s < READY_AFTER_S
+            if self._lock is None or is_launching:
+                continue
+            if self._standby is not None and self._standby.guard.returncode is None:
+                continue
+            async with self._starting:
+                with contextlib.suppress(OSError):  # no process is to be had just now
+                    self._standby = await stand_by(
+                        self._spec, lock_fd=self._lock.fd, echo=self._echo
+                    )
+
     async def _launch(self, message: Mapping[str, Any]) -> None:
         assert self._paths is not None
         assert self._lock is not None
@@ -545,6 +587,8 @@ class Node:
             port=int(message["port"]),
         )
         async with self._starting:
+            standby, self._standby = self._standby, None
+            self._launched_s = time.monotonic()
             self._job = job = await launch(
                 replace(self._spec, nnodes=int(message["nnodes"])),
                 self._paths,
@@ -555,6 +599,7 @@ class Node:
                 echo=self._echo,
                 environment=message["environment"],
                 place=place,
+                standby=standby,
             )
         if self._is_kill_due:
             job.kill()

@@ -4,8 +4,7 @@ The number of nodes and the meeting place come from, in this order: `--nnodes` a
 user's torchrun command, or the PET_ variables from which torchrun reads its options, too; the environment of a Slurm
 step. In a Slurm step, and in the pods of an indexed Job of Kubernetes, the nodes need no meeting place. The first node
 listens there, and is the node whose address the meeting place has; in a Slurm step, the node with SLURM_NODEID 0; in
-Kubernetes, the pod with index 0. It writes the run's token beside the runs, in `$HOLDFAST_HOME/rendezvous`: the nodes
-share that folder, and nobody else may read the file.
+Kubernetes, the pod with index 0. It publishes the run's token, see `board`.
 
 torchrun's own rendezvous stays torchrun's: see `launch`.
 """
@@ -13,16 +12,14 @@ torchrun's own rendezvous stays torchrun's: see `launch`.
 import contextlib
 import errno
 import hashlib
-import json
 import os
-import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import BadUse
+from holdfast.recover.agent.board import Board
 
 LISTEN_BACKLOG = 1024
 PROBE_S = 2.0
@@ -48,9 +45,9 @@ class Meeting:
 
     Attributes:
         nnodes: the nodes that train; agents beyond them are spares.
-        key: names the meeting in `$HOLDFAST_HOME/rendezvous`.
-        host, port: where the first node listens; None in a Slurm step and in Kubernetes, where the first node says so
-            in the file.
+        key: names the meeting where it is published, see `board`.
+        host, port: where the first node listens; None in a Slurm step and in Kubernetes, where the first node publishes
+            the address.
         is_first: whether this is the first node; None where that is the node with the address.
         preferred_rank: the place of this node among the nodes; None: in the order of arrival.
         run_name: the name of the run, where its scheduler gives one.
@@ -64,18 +61,14 @@ class Meeting:
     preferred_rank: int | None = None
     run_name: str | None = None
 
-    def credentials(self, home: Path) -> Path:
-        """Return the file with the addresses and the token."""
-        return home / "rendezvous" / f"{self.key}.json"
-
     @property
     def is_on_one_host(self) -> bool:
         """Whether all agents are on one host, since the meeting place has a loopback address."""
         return self.host is not None and (self.host.startswith("127.") or self.host == "::1")
 
-    def is_led(self, home: Path) -> bool:
+    def is_led(self, board: Board) -> bool:
         """Return whether some node leads the run already: this one takes part, also if it was the first before."""
-        known = read_credentials(self.credentials(home))
+        known = board.read()
         if known is None:
             return False
         for host in known["hosts"]:
@@ -86,9 +79,9 @@ class Meeting:
                 return True
         return False
 
-    def led_before(self, home: Path) -> str | None:
+    def led_before(self, board: Board) -> str | None:
         """Return the id of the run whose nodes met here last, if it has not ended by itself; else None."""
-        known = read_credentials(self.credentials(home))
+        known = board.read()
         return None if known is None else str(known["run_id"])
 
     def listen(self) -> socket.socket | None:
@@ -125,22 +118,16 @@ class Meeting:
         """Listen on a node that takes over from the first one."""
         return _listener("", 0)
 
-    def publish(self, home: Path, listening: socket.socket, token: str, *, run_id: str) -> None:
-        """Write the addresses, the token and the run's id for the other nodes.
+    def publish(self, board: Board, listening: socket.socket, token: str, *, run_id: str) -> None:
+        """Publish the addresses, the token and the run's id for the other nodes.
 
         Raises:
-            OSError: the folder cannot be written.
+            OSError, LedgerError: that is not possible.
         """
-        path = self.credentials(home)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         port = listening.getsockname()[1]
         is_at_place = self.host is not None and (port == self.port or self.is_on_one_host)
         hosts = [self.host] if is_at_place else _own_addresses()
-        told = {"hosts": hosts, "port": port, "token": token, "run_id": run_id}
-        new = path.with_suffix(f".{secrets.token_hex(4)}")
-        new.touch(0o600)
-        new.write_text(json.dumps(told))
-        new.replace(path)
+        board.publish({"hosts": hosts, "port": port, "token": token, "run_id": run_id})
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -176,20 +163,6 @@ def routed_address() -> str | None:
         probe.connect(("192.0.2.1", 9))  # RFC 5737: nothing is sent
         return str(probe.getsockname()[0])
     return None
-
-
-def read_credentials(path: Path) -> dict[str, Any] | None:
-    """Return `hosts`, `port`, `token` and `run_id` of a meeting; None while they are not there."""
-    try:
-        told = json.loads(path.read_bytes())
-        return {
-            "hosts": [str(host) for host in told["hosts"]],
-            "port": int(told["port"]),
-            "token": str(told["token"]),
-            "run_id": str(told["run_id"]),
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:

@@ -17,12 +17,14 @@ from typing import Any
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
 from holdfast.recover.agent.agent import Agent
+from holdfast.recover.agent.board import board_of
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.stream import Stream
 from holdfast.recover.channel import Peer
+from holdfast.recover.connected_node import Node
 from holdfast.recover.localise.session import Report, localise
 from holdfast.recover.localise.tester import NodeTester
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 
 MEET_S = 120.0
 """Seconds that the nodes wait for each other."""
@@ -133,7 +135,8 @@ async def _lead(
 ) -> tuple[Report, int]:
     token, name = secrets.token_hex(16), node_name()
     run_id = f"check-{secrets.token_hex(4)}"
-    meeting.publish(home, listening, token, run_id=run_id)
+    board = board_of(home, meeting.key, None)
+    meeting.publish(board, listening, token, run_id=run_id)
     known = {"hosts": ["127.0.0.1"], "port": listening.getsockname()[1], "token": token}
     own = _node_id(name)
     nodes = Nodes(_Deaf(), clock, run_id=run_id, token=token, generation=1, own_node=own)
@@ -159,7 +162,7 @@ async def _lead(
             farewell["outcome"] = told.sentence
             return report, missing
     finally:
-        meeting.credentials(home).unlink(missing_ok=True)
+        board.remove()
         await nodes.close(farewell)
 
 
@@ -192,7 +195,7 @@ async def _agent(
         "name": name,
         "channel_token": secrets.token_hex(16),
         "supervisor": known,
-        "credentials": str(meeting.credentials(home)),
+        "board": [str(home), meeting.key, None],
         "preferred_rank": meeting.preferred_rank,
         "launched": None,
         "last_end": None,

@@ -9,10 +9,11 @@ from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Incident, Ledger, NodeRecord
 from holdfast.recover.attempt import KILLED, AttemptView
+from holdfast.recover.connected_node import Node
 from holdfast.recover.localise.across import NodeHosts
 from holdfast.recover.localise.session import Report, localise
 from holdfast.recover.localise.verdicts import keep_verdicts, priors_of
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 from holdfast.recover.spec import RunSpec, TestNodes
 
 SUSPECT_CATEGORY = "Infrastructure"

@@ -111,8 +111,9 @@ def allowed_retries(limits: RestartLimits, failed: State, event: Diagnosed) -> i
     """Return how often the root of a failure may come back at its place without a gain."""
     if is_blind(failed, event):
         return limits.blind_retries
-    is_outside = event.waits_for_outside or event.killed_from_outside or event.is_hardware
-    return limits.outside_retries if is_outside else 1
+    is_outside = event.waits_for_outside or event.killed_from_outside
+    is_mended = event.is_hardware or event.is_checkpoint
+    return limits.outside_retries if is_outside or is_mended else 1
 
 
 def _higher(best: int | None, step: int | None) -> int | None:

@@ -7,8 +7,8 @@ replay.
 - The replay passes these steps: the hardware on which the loss broke.
 - The loss broke in the first steps after the restore of a file, and a replay from an older file passes these steps: the
   checkpoint. The other way round, a file that an earlier attempt has trained past with the same numbers is good.
-- The first loss of the replay is another one: the training does not repeat itself, and nothing can be told. That loss
-  depends on the weights and the data alone, and on no gradient.
+- The replay begins with other losses: the training does not repeat itself, and nothing can be told. Where a replay breaks
+  again, its first loss alone is compared, which depends on the weights and the data, and on no gradient.
 
 A training repeats itself exactly where the first steps that two attempts have in common agree to the last bit. Else
 numbers are the same within a tolerance.
@@ -26,7 +26,7 @@ AnomalyClass = Literal["data_or_model", "hardware", "checkpoint", "cannot_tell"]
 LEADING: Final = 3
 """The first common steps of two attempts, which show how exactly the training repeats itself."""
 NOISE: Final = 0.01
-"""The largest relative difference of the first common loss in a training that repeats itself."""
+"""The largest relative difference of the first common losses in a training that repeats itself."""
 TOLERANCE: Final = 0.02
 """The least relative difference of two numbers that differ, where the training repeats itself roughly."""
 ANOMALY_TOLERANCE: Final = 0.1
@@ -113,14 +113,14 @@ def of_passed(broken: Trace, now: Trace, earlier: Sequence[Trace]) -> Finding:
             for one in earlier
             if one.start_step < file and one.left_out == now.left_out and _ordinary(one, now)
         ]
-        noise = min((noise_of(one, now) or 0.0 for one in live), default=0.0)
-        if noise > NOISE:
-            return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, noise))
+        least = min((noise_of(one, now, steps=LEADING) or 0.0 for one in live), default=0.0)
+        if least > NOISE:
+            return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, least))
         apart = first_apart(broken, now, exactly=any(repeats_exactly(one, now) for one in live))
         if apart is not None and apart <= file + DIRECT_STEPS:
             return Finding(kind="checkpoint", evidence=_bad_file(file))
     else:
-        noise = noise_of(broken, now)
+        noise = noise_of(broken, now, steps=LEADING)
         if noise is not None and noise > NOISE:
             return Finding(kind="cannot_tell", evidence=_not_repeatable(broken, now, noise))
     return Finding(
@@ -144,17 +144,25 @@ def comes_again(before: Trace, now: Trace) -> bool:
     return one.kind == two.kind and is_near and is_alike
 
 
-def noise_of(one: Trace, other: Trace) -> float | None:
-    """Return the relative difference of the first ordinary losses that two attempts have in common; None without one.
+def noise_of(one: Trace, other: Trace, *, steps: int = 1) -> float | None:
+    """Return the largest relative difference of the first ordinary losses that two attempts have in common.
 
-    After a restore this loss depends on the weights and the data alone, whatever breaks the gradients.
+    After a restore the first loss depends on the weights and the data alone, whatever breaks the gradients.
+
+    Args:
+        one: an attempt.
+        other: another attempt.
+        steps: the number of steps that are compared.
+
+    Returns:
+        None where they have no such step in common.
     """
-    return next(
+    return max(
         (
             _difference(one.numbers[step][:1], other.numbers[step][:1])
-            for step in _ordinary(one, other)
+            for step in _ordinary(one, other)[:steps]
         ),
-        None,
+        default=None,
     )
 
 

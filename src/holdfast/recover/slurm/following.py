@@ -59,6 +59,12 @@ class Following:
 
     def until_over(self) -> None:
         """Follow until no job of the run waits or runs, or until a third stop request."""
+        try:
+            self._follow()
+        finally:
+            self._close()
+
+    def _follow(self) -> None:
         look_in_s = 0.0
         while self._stops < 3:
             self._read()
@@ -98,12 +104,10 @@ class Following:
             self._say_once(f"Slurm job {self.job_id} runs on {', '.join(state.nodes)}")
         if not state.is_over:
             return False
-        self._read()
         submission = Submission.read(self._paths)
-        if submission is None or submission.jobs[-1] == self.job_id:
-            self._read(is_last=True)
-            return True
         self._read(is_last=True)
+        if submission is None or submission.jobs[-1] == self.job_id:
+            return True
         self._close()
         self.job_id, self.has_begun = submission.jobs[-1], False
         self._tails = self._open()

@@ -31,7 +31,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the queue of Slurm.
 
     Attributes:
-        key: makes the names of the run's jobs unlike those of other runs.
+        key: makes the names of the run's jobs unlike the names of other runs' jobs.
         nodes: the nodes that train.
         spares: the nodes that wait to replace others.
         options: the user's options for sbatch.
@@ -89,7 +89,7 @@ def new_submission(
 ) -> Submission:
     """Return the record of a run that has no job yet."""
     command = [sys.executable, "-m", "holdfast.cli.main", "--ledger", ledger_url, "run"]
-    command += ["--resume", run_id, "--spares", str(spares), *([] if echo else ["--no-echo"])]
+    command += ["--resume", run_id, *([] if echo else ["--no-echo"])]
     return Submission(
         key=secrets.token_hex(4),
         nodes=nodes,
@@ -129,7 +129,9 @@ def submit(
     name = f"holdfast-{paths.run_id}-{submission.key}"
     lost = [job_id for job_id in jobs.named(name) if job_id not in submission.jobs]
     script = paths.root / "slurm-job.sh"
-    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)}\n")
+    # A job that follows another one may have got fewer nodes.
+    spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
+    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)} {spares}\n")
     job_id = lost[0] if lost else None
     total = submission.nodes + submission.spares
     # Nodes that were lost may leave too few for all spares.
@@ -223,17 +225,30 @@ def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -
     return run.state in ("completed", "failed") or (run.state == "stopped" and not is_again)
 
 
-def end_allocation(paths: RunPaths, environment: Mapping[str, str] = os.environ) -> bool:
-    """End the job in which this process is, where the next job of the run waits for that; return True if so.
+def settle_jobs(
+    paths: RunPaths,
+    *,
+    is_queued: bool,
+    environment: Mapping[str, str] = os.environ,
+    jobs: SlurmJobs | None = None,
+) -> list[str]:
+    """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
+
+    For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
+    a next job that was submitted when nodes were missing for a while.
 
     Raises:
         HoldfastError: Slurm does not answer.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
-        return False
+        return []
     own = environment[ENV_JOB]
-    return submission.jobs[-1] != own and SlurmJobs().end(own)
+    later = submission.jobs[submission.jobs.index(own) + 1 :]
+    if not later:
+        return []
+    jobs = jobs or SlurmJobs()
+    return [job_id for job_id in ([own] if is_queued else later) if jobs.end(job_id)]
 
 
 def _record(paths: RunPaths) -> Path:

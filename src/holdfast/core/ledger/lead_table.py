@@ -1,0 +1,100 @@
+"""The ledger's operations on the lead of a run: which node's supervisor leads, and where the run's nodes meet."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from holdfast.core.ledger import schema
+from holdfast.core.ledger.records import Lead, MeetingPlace
+
+
+class LeadTable(ABC):
+    """A part of `Ledger`: the tables `leads` and `meetings`."""
+
+    @abstractmethod
+    def _write(self) -> AbstractContextManager[Connection]:
+        """A transaction that writes."""
+
+    @abstractmethod
+    def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
+        """The rows of a table as records."""
+
+    def lead(self, run_id: str) -> Lead:
+        """Return the newest lead of a run; before the first one, the number is 0.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        found = self._read(Lead, schema.leads, schema.leads.c.run_id == run_id)
+        return found[0] if found else Lead(run_id=run_id, generation=0, node_id="", beats=0)
+
+    def take_lead(self, before: Lead, node_id: str) -> Lead | None:
+        """Lead a run after `before`; return None where another node was first, or where that one has beaten since.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        table = schema.leads
+        with self._write() as connection:
+            insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+            none = {"run_id": before.run_id, "generation": 0, "node_id": "", "beats": 0}
+            connection.execute(insert(table).values(**none).on_conflict_do_nothing())
+            is_same = (
+                (table.c.run_id == before.run_id)
+                & (table.c.generation == before.generation)
+                & (table.c.beats == before.beats)
+            )
+            after = Lead(
+                run_id=before.run_id, generation=before.generation + 1, node_id=node_id, beats=0
+            )
+            changed = connection.execute(table.update().where(is_same).values(**vars(after)))
+        return after if changed.rowcount else None
+
+    def beat(self, run_id: str, generation: int) -> bool:
+        """Show that a supervisor lives; return whether it still leads.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        table = schema.leads
+        is_ours = (table.c.run_id == run_id) & (table.c.generation == generation)
+        with self._write() as connection:
+            beaten = table.update().where(is_ours).values(beats=table.c.beats + 1)
+            if connection.execute(beaten).rowcount:
+                return True
+            newest = select(table.c.generation).where(table.c.run_id == run_id)
+            found = connection.execute(newest).scalar()
+        return found is None or found < generation
+
+    def publish_meeting(self, place: MeetingPlace) -> None:
+        """Record where the nodes of a run meet, in place of what was recorded under the same key.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        table = schema.meetings
+        with self._write() as connection:
+            connection.execute(table.delete().where(table.c.key == place.key))
+            connection.execute(table.insert().values(**vars(place)))
+
+    def meeting(self, key: str) -> MeetingPlace | None:
+        """Return where the nodes meet; None while that is not recorded.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        found = self._read(MeetingPlace, schema.meetings, schema.meetings.c.key == key)
+        return found[0] if found else None
+
+    def remove_meeting(self, key: str) -> None:
+        """Forget where nodes have met.
+
+        Raises:
+            LedgerError: the ledger cannot be written.
+        """
+        table = schema.meetings
+        with self._write() as connection:
+            connection.execute(table.delete().where(table.c.key == key))

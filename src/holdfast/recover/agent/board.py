@@ -1,0 +1,119 @@
+"""Publish where the nodes of a run meet, and the token of the run.
+
+The first node publishes, and each node that takes over from it; the others read. A run whose ledger is a server has
+this in the ledger, so that its nodes need not share a folder; else it is a file in `$HOLDFAST_HOME`, which they share.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.paths import is_server
+
+if TYPE_CHECKING:
+    from holdfast.core.ledger import Ledger
+
+
+class Board(Protocol):
+    """Where the leading node publishes the addresses and the token of the run."""
+
+    place: str
+    """Of what is published, for messages."""
+
+    def publish(self, told: Mapping[str, Any]) -> None:
+        """Publish `hosts`, `port`, `token` and `run_id`, in place of what was published before.
+
+        Raises:
+            OSError, LedgerError: that is not possible.
+        """
+
+    def read(self) -> dict[str, Any] | None:
+        """Return what is published; None while nothing is there, or cannot be read."""
+
+    def remove(self) -> None:
+        """Publish nothing any more."""
+
+
+class FolderBoard:
+    """A file in `$HOLDFAST_HOME/rendezvous`, which only the user can read."""
+
+    def __init__(self, home: Path, key: str) -> None:
+        self.path = home / "rendezvous" / f"{key}.json"
+        self.place = str(self.path)
+
+    def publish(self, told: Mapping[str, Any]) -> None:
+        """See `Board`."""
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new = self.path.with_suffix(f".{secrets.token_hex(4)}")
+        new.touch(0o600)
+        new.write_text(json.dumps(dict(told)))
+        new.replace(self.path)
+
+    def read(self) -> dict[str, Any] | None:
+        """See `Board`."""
+        try:
+            return _credentials(json.loads(self.path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def remove(self) -> None:
+        """See `Board`."""
+        self.path.unlink(missing_ok=True)
+
+
+class LedgerBoard:
+    """A row of a ledger that is a server. Whoever can read the row can command the nodes of the run."""
+
+    def __init__(self, url: str, key: str) -> None:
+        """Connect with the first use; a database that is away for a while costs nothing."""
+        self._url = url
+        self._key = key
+        self._ledger: Ledger | None = None
+        self.place = f"the row {key} of the ledger"
+
+    def publish(self, told: Mapping[str, Any]) -> None:
+        """See `Board`."""
+        from holdfast.core.ledger import MeetingPlace
+
+        self._opened().publish_meeting(MeetingPlace(key=self._key, **told))
+
+    def read(self) -> dict[str, Any] | None:
+        """See `Board`."""
+        try:
+            found = self._opened().meeting(self._key)
+        except HoldfastError:
+            return None
+        return None if found is None else _credentials(vars(found))
+
+    def remove(self) -> None:
+        """See `Board`."""
+        try:
+            self._opened().remove_meeting(self._key)
+        except HoldfastError:
+            return  # a token of a run that is over serves nobody
+
+    def _opened(self) -> "Ledger":
+        if self._ledger is None:
+            from holdfast.core.ledger import (
+                Ledger,
+            )  # the agent imports no database where it needs none
+
+            self._ledger = Ledger.open(self._url)
+        return self._ledger
+
+
+def board_of(home: Path, key: str, url: str | None) -> Board:
+    """Return where the nodes of a run find each other: in the ledger at `url` if that is a server, else in `home`."""
+    return LedgerBoard(url, key) if url and is_server(url) else FolderBoard(home, key)
+
+
+def _credentials(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "hosts": [str(host) for host in told["hosts"]],
+        "port": int(told["port"]),
+        "token": str(told["token"]),
+        "run_id": str(told["run_id"]),
+    }

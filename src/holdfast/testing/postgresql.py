@@ -1,0 +1,77 @@
+"""Start a private PostgreSQL server, which listens at a socket in a folder of its own, with the installed binaries."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_NUMBERS = itertools.count()
+
+
+def postgresql_binaries() -> Path | None:
+    """Return the folder of the newest installed server; None where none is installed."""
+    found = Path("/usr/lib/postgresql").glob("*/bin")
+    return max(found, key=lambda path: int(path.parent.name), default=None)
+
+
+class PrivatePostgreSQL:
+    """A server that runs from `with` to its end."""
+
+    def __init__(self) -> None:
+        # A path of its own: that of a socket may have 107 bytes, and pytest's folders are closed to other users.
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-postgresql-"))
+        self.folder.chmod(0o777)
+
+    def __enter__(self) -> Self:
+        self._run("initdb", "-U", "holdfast", "--no-sync", "-E", "UTF8", "--auth=trust")
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+        shutil.rmtree(self.folder)
+
+    def start(self) -> None:
+        """Start the server, again after `stop`."""
+        settings = (
+            f"-c listen_addresses= -c unix_socket_directories={self.folder} -c fsync=off "
+            "-c shared_buffers=16MB"
+        )
+        self._run("pg_ctl", "start", "--wait", "-l", self.folder / "log", "-o", settings)
+
+    def stop(self) -> None:
+        """Stop the server, and cut all connections; what was written stays."""
+        self._run("pg_ctl", "stop", "--wait", "-m", "fast")
+
+    def new_database(self) -> str:
+        """Return the SQLAlchemy URL of a new database."""
+        name = f"test{next(_NUMBERS)}"
+        self._execute("createdb", "-h", self.folder, "-U", "holdfast", name)
+        return f"postgresql+psycopg://holdfast@/{name}?host={self.folder}"
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        self._execute(program, "-D", self.folder / "data", *arguments)
+
+    def _execute(self, program: str, *arguments: str | Path) -> None:
+        binaries = postgresql_binaries()
+        if binaries is None:
+            raise FileNotFoundError("No PostgreSQL server is installed: apt-get install postgresql")
+        # The server refuses to run as root.
+        user: dict[str, Any] = {"user": "nobody", "group": "nogroup", "extra_groups": []}
+        subprocess.run(
+            [str(binaries / program), *map(str, arguments)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C", "HOME": str(self.folder)},
+            cwd=self.folder,
+            **(user if os.geteuid() == 0 else {}),
+        )
