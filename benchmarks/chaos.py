@@ -53,6 +53,7 @@ from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
 from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.paths import ledger_url
+from holdfast.testing.hosts import Hosts
 from holdfast.testing.injector import (
     WEIGHTS,
     Injector,
@@ -60,7 +61,6 @@ from holdfast.testing.injector import (
     read_log,
     schedule,
 )
-from holdfast.testing.network import Hosts
 from holdfast.testing.rank_faults import ENV_FOLDER
 
 PARTS = ("instants", "storm")
@@ -268,7 +268,7 @@ def conduct(
         folder = stack.enter_context(work_folder(on_tmpfs=is_storm and can_mount()))
         hosts = None
         if is_storm and Hosts.missing() is None:
-            hosts = stack.enter_context(Hosts(2 + spares))
+            hosts = stack.enter_context(Hosts.made([f"n{n}" for n in range(1, 3 + spares)]))
         server = None
         if not is_storm and Postgres.is_installed():
             server = stack.enter_context(Postgres())

@@ -16,7 +16,7 @@ import psutil
 
 from common.jobs import HOLDFAST, job
 from holdfast.core.sockets import free_ports
-from holdfast.testing.network import Hosts
+from holdfast.testing.hosts import Hosts
 
 TMPFS_MIB = 512
 _POSTGRES = sorted(
@@ -35,7 +35,7 @@ class Nodes:
         command: what the ranks run.
         count: of the nodes, spares too.
         trains: how many of them train at a time.
-        hosts: one for each node; None: all nodes share this host's addresses.
+        hosts: those named n1, n2, … of the nodes; None: all nodes share this host's addresses.
         options: of `holdfast run`.
         ledger: the URL of the ledger; None: the default.
         environment: of the nodes.
@@ -53,7 +53,7 @@ class Nodes:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        host = "127.0.0.1" if self.hosts is None else self.hosts.address(0)
+        host = "127.0.0.1" if self.hosts is None else self.hosts.addresses["n1"]
         self._place = f"{host}:{free_ports(1)[0]}"
 
     def __enter__(self) -> "Nodes":
@@ -71,11 +71,11 @@ class Nodes:
         meeting = ("--nnodes", str(self.trains), "--rendezvous", self._place)
         run = ("run", "--name", "r", "--no-echo", *meeting, *self.options, "--", *self.command)
         command = [*HOLDFAST, *ledger, *run]
+        name = f"n{number + 1}"
+        environment = {**self.environment, "HOLDFAST_NODE_NAME": name}
         if self.hosts is not None:
-            command = self.hosts.command(number, command)
-        environment = {**self.environment, "HOLDFAST_NODE_NAME": f"n{number + 1}"}
-        if self.hosts is not None:  # this machine's name stands for its loopback address
-            environment["GLOO_SOCKET_IFNAME"] = self.hosts.interface
+            command = self.hosts.command(name, command)
+            environment |= self.hosts.environment(name)
         started = self._stack.enter_context(job(command, self.folder, environment=environment))
         self.processes[number] = started
 

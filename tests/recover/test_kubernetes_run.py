@@ -94,10 +94,15 @@ def test_an_idle_pod_that_is_drained_leaves_alone(tmp_path, monkeypatch):
     (tmp_path / "x.py").touch()
     spec = RunSpec(command=("python", "x.py"), cwd=str(tmp_path), nnodes=2)
 
+    async def nothing(*_):
+        pass
+
+    monkeypatch.setattr(Node, "_keep", nothing)
+    monkeypatch.setattr(Node, "_keep_launcher_ready", nothing)
+
     async def drained():
         node = Node(spec, tmp_path, meeting=Meeting(nnodes=2, key="k", is_first=False))
         joining = asyncio.create_task(node.join(ledger_url="sqlite:///none"))
-        await asyncio.sleep(0)
         await asyncio.sleep(0)
         node.stop("SIGTERM")
         return await asyncio.wait_for(joining, 60)

@@ -13,7 +13,7 @@ import pytest
 from holdfast.core.ledger import Ledger
 from holdfast.core.link import ENV_ATTEMPT
 from holdfast.recover.agent.rendezvous import loopback_listener
-from holdfast.testing.network import Hosts
+from holdfast.testing.hosts import Hosts
 from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 from holdfast.testing.slurm import PrivateSlurm
 
@@ -337,22 +337,22 @@ def test_with_a_postgresql_another_node_takes_over_though_no_folder_is_shared(pl
 def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
     """Ranks that do not need each other go on; what they report arrives once the cable is back."""
     options = {"cwd": place.folder, "stderr": subprocess.PIPE, "text": True}
-    with Hosts(2) as hosts:
-        meeting = ["--nnodes", "2", "--rendezvous", f"{hosts.address(0)}:29500"]
+    with Hosts.made(["n1", "n2"]) as hosts:
+        meeting = ["--nnodes", "2", "--rendezvous", f"{hosts.addresses['n1']}:29500"]
         run = [*HOLDFAST, "run", "--name", "r", *meeting, "--", "python", place.job(UNTIL_FINISHED)]
         nodes = []
-        for number in range(2):
-            environment = {**place.environment, "HOLDFAST_NODE_NAME": f"n{number + 1}"}
-            command = hosts.command(number, run)
+        for name in hosts.addresses:
+            environment = {**place.environment, **hosts.environment(name)}
+            command = hosts.command(name, run)
             nodes.append(subprocess.Popen(command, env=environment, **options))
         try:
             place.wait_for_step("r", 1003)
             place.wait_until(
                 lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2))
             )
-            hosts.cut(1)
+            hosts.cut("n2")
             time.sleep(20.0)
-            hosts.mend(1)
+            hosts.mend("n2")
             (place.folder / "finish").touch()
             ends = [node.communicate(timeout=90)[1] for node in nodes]
         finally:

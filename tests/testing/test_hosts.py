@@ -107,3 +107,24 @@ def test_half_made_hosts_are_deleted_and_the_reason_is_said(two, monkeypatch):
     with pytest.raises(NoHosts, match="Operation not supported"), Hosts.made(["c"]):
         pass
     assert own_namespaces() == before
+
+
+def test_a_cut_cable_keeps_calls_away_until_it_is_mended(two):
+    listen = (
+        "import socket; s = socket.create_server(('', 7)); print(flush=True); s.accept()[0].recv(9)"
+    )
+    call = "import socket; socket.create_connection(('{}', 7), timeout={}).close()"
+
+    def reached(timeout_s):
+        code = call.format(two.addresses["a"], timeout_s)
+        command = two.command("b", [sys.executable, "-S", "-c", code])
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+    command = two.command("a", [sys.executable, "-S", "-c", listen])
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as listener:
+        listener.stdout.read(1)
+        two.cut("a")
+        assert not reached(0.2)
+        two.mend("a")
+        assert reached(60)
+        listener.wait(60)

@@ -15,7 +15,6 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.testing import Injector, faults, injector, rank_faults, read_log, schedule
-from holdfast.testing.network import Hosts
 from holdfast.testing.run_processes import NodeProcesses
 
 
@@ -194,24 +193,3 @@ def test_a_full_disk_is_full_until_the_fault_ends(victims, tmp_path):
         (folder / "file").write_bytes(bytes(8192))
         (done,) = read_log(tmp_path / "log.jsonl")
         assert done.took_effect_at_s <= done.ended_at_s
-
-
-@pytest.mark.skipif(Hosts.missing() is not None, reason=str(Hosts.missing()))
-def test_hosts_reach_each_other_until_a_cable_is_cut():
-    listen = "import socket; s = socket.create_server(('', 7000)); print(flush=True); s.accept()[0].recv(9)"
-    call = "import socket; socket.create_connection(('{}', 7000), timeout={}).close()"
-    with Hosts(2) as hosts:
-
-        def reached(timeout_s):
-            code = call.format(hosts.address(0), timeout_s)
-            command = hosts.command(1, [sys.executable, "-S", "-c", code])
-            return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-        command = hosts.command(0, [sys.executable, "-S", "-c", listen])
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as listener:
-            listener.stdout.read(1)
-            hosts.cut(0)
-            assert not reached(0.2)
-            hosts.mend(0)
-            assert reached(60)
-            listener.wait(60)

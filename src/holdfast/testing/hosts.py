@@ -60,10 +60,8 @@ class Hosts:
             NoHosts: the machine cannot emulate hosts; nothing is left behind.
         """
         assert len(names) <= MAX_HOSTS
-        if os.geteuid() != 0:
-            raise NoHosts("only root may make network namespaces")
-        if shutil.which("ip") is None:
-            raise NoHosts("the command ip is missing (Debian: apt-get install iproute2)")
+        if (why := cls.missing()) is not None:
+            raise NoHosts(why)
         delete_stale()
         prefix = f"holdfast-{os.getpid()}-{secrets.token_hex(2)}"
         addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, 1)}
@@ -75,9 +73,36 @@ class Hosts:
             for name in ("switch", *names):
                 _delete(f"{prefix}-{name}")
 
+    @staticmethod
+    def missing() -> str | None:
+        """Return the reason why the machine can have no hosts; None where the machine can."""
+        if os.geteuid() != 0:
+            return "only root may make network namespaces"
+        if shutil.which("ip") is None:
+            return "the command ip is missing (Debian: apt-get install iproute2)"
+        probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
+        return None if probe.returncode == 0 else "the kernel makes no network namespaces here"
+
+    @property
+    def namespaces(self) -> dict[str, str]:
+        """Return the network namespace of each host, by the host's name."""
+        return {name: f"{self._prefix}-{name}" for name in self.addresses}
+
     def command(self, name: str, command: Sequence[str]) -> list[str]:
         """Return the command that runs `command` on a host; the process keeps its id."""
-        return ["ip", "netns", "exec", f"{self._prefix}-{name}", *command]
+        return ["ip", "netns", "exec", self.namespaces[name], *command]
+
+    def cut(self, name: str) -> None:
+        """Cut the cable of a host."""
+        self._switch_port(name, "down")
+
+    def mend(self, name: str) -> None:
+        """Mend the cable of a host."""
+        self._switch_port(name, "up")
+
+    def _switch_port(self, name: str, state: str) -> None:
+        port = f"port{list(self.addresses).index(name) + 1}"
+        _ip("-n", f"{self._prefix}-switch", "link", "set", port, state)
 
     def environment(self, name: str) -> dict[str, str]:
         """Return the variables for the processes of a host: the name of the node, and gloo's and NCCL's interface."""

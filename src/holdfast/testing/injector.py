@@ -25,7 +25,7 @@ import psutil
 from holdfast.checkpoint import scan
 from holdfast.core.errors import BadUse
 from holdfast.testing import faults, rank_faults
-from holdfast.testing.network import Hosts
+from holdfast.testing.hosts import Hosts
 from holdfast.testing.run_processes import NodeProcesses, nodes_of
 
 Kind = Literal[
@@ -171,7 +171,7 @@ class Injector:
             seed: of the targets that are drawn.
             orders: a folder for the faults inside a script that calls `RankFaults`; None: there are none.
             checkpoints: the job's folder of checkpoints; None: no file is damaged, no disk filled.
-            hosts: the hosts that the nodes are on, in the order of the nodes' start; None: no cable is cut.
+            hosts: the hosts that the nodes are on; None: no cable is cut.
         """
         self._log = Path(log).absolute()
         self._home, self._run_id = Path(home).absolute(), run_id
@@ -390,15 +390,15 @@ class Injector:
 
     def _cut(self, struck: "_Struck", target: "_Target") -> None:
         assert self._hosts is not None
-        hosts, number = self._hosts, _host_of(target.node, self._hosts)
+        hosts, name = self._hosts, _host_of(target.node, self._hosts)
         struck.rank = None
         self._write(struck, "injected")
-        if number is None:
+        if name is None:
             struck.detail = f"the node {target.node.name} is on none of the hosts"
             self._write(struck, "no_effect")
             return
-        hosts.cut(number)
-        self._end_later(struck, lambda: hosts.mend(number))
+        hosts.cut(name)
+        self._end_later(struck, lambda: hosts.mend(name))
         struck.took_effect_at_s = time.time()
         self._write(struck, "took_effect")
 
@@ -470,13 +470,13 @@ def _targets(kind: Kind, nodes: Sequence[NodeProcesses]) -> list[_Target]:
     return found
 
 
-def _host_of(node: NodeProcesses, hosts: Hosts) -> int | None:
-    """Return the number of the host whose network namespace a node is in."""
+def _host_of(node: NodeProcesses, hosts: Hosts) -> str | None:
+    """Return the name of the host whose network namespace a node is in."""
     with contextlib.suppress(OSError):
         inside = Path(f"/proc/{node.run.pid}/ns/net").stat().st_ino
-        for number, name in enumerate(hosts.names):
-            if Path(f"/var/run/netns/{name}").stat().st_ino == inside:
-                return number
+        for name, namespace in hosts.namespaces.items():
+            if Path(f"/var/run/netns/{namespace}").stat().st_ino == inside:
+                return name
     return None
 
 
