@@ -121,3 +121,64 @@ def test_the_first_agent_of_an_address_listens(tmp_path):
 def test_a_node_has_the_name_that_its_scheduler_gives_it():
     assert node_name({"SLURMD_NODENAME": "n7"}) == "n7"
     assert node_name({"HOLDFAST_NODE_NAME": "x", "SLURMD_NODENAME": "n7"}) == "x"
+    assert node_name({"NODE_NAME": "gpu-7", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "gpu-7"
+    assert node_name({"NODE_NAME": "gpu-7"}) != "gpu-7", "somebody else's variable"
+
+
+POD = {"JOB_COMPLETION_INDEX": "2", "HOSTNAME": "train-node-0-2"}
+
+
+def test_the_pods_of_a_job_find_each_other():
+    found = meeting("python", "train.py", nnodes=4, environment=POD)
+    assert (found.nnodes, found.host, found.is_first, found.preferred_rank) == (4, None, False, 2)
+    assert (found.key, found.run_name) == ("kubernetes-train-node-0", "train-train-node-0")
+    assert meeting("x", nnodes=4, environment={**POD, "JOB_COMPLETION_INDEX": "0"}).is_first
+    words = meeting("torchrun", "--nnodes=3", "--master-addr=$(M)", "t.py", environment=POD)
+    assert (words.nnodes, words.host) == (3, None)
+    assert meeting("x", nnodes=1, environment=POD) is None, "each pod on its own"
+    assert meeting("x", environment=POD) is None, "a Job of many runs"
+    explicit = meeting("x", nnodes=2, rendezvous="n1:5", environment=POD)
+    assert (explicit.host, explicit.port) == ("n1", 5)
+
+
+@pytest.mark.parametrize(
+    ("job_index", "index", "is_first", "preferred_rank"),
+    [("0", "0", True, 0), ("3", "0", False, 3), ("0", "1", False, 1), ("2", "1", False, None)],
+)
+def test_the_pods_of_a_jobset_find_each_other(job_index, index, is_first, preferred_rank):
+    names = {"JOBSET_NAME": "train", "JOBSET_UID": "0123456789ab", "JOB_INDEX": job_index}
+    found = meeting("x", nnodes=4, environment={**names, "JOB_COMPLETION_INDEX": index})
+    assert (found.is_first, found.preferred_rank) == (is_first, preferred_rank)
+    assert (found.key, found.run_name) == ("kubernetes-train-01234567", "train-train-01234567")
+
+
+def test_a_trainjob_says_how_many_pods_it_has():
+    trainjob = {**POD, "PET_NNODES": "4", "PET_MASTER_ADDR": "train-node-0-0.train"}
+    assert meeting("torchrun", "train.py", environment=trainjob).nnodes == 4
+    found = meeting("torchrun", "train.py", environment=trainjob, spares=1)
+    assert (found.nnodes, found.host) == (3, None)
+    assert meeting("x", environment={**POD, "PET_NNODES": "1"}) is None
+    operator = {"PET_NNODES": "4", "PET_MASTER_ADDR": "m", "PET_MASTER_PORT": "23456"}
+    found = meeting("torchrun", "train.py", environment=operator)
+    assert (found.nnodes, found.host, found.port) == (4, "m", 23456), "of torchrun's own variables"
+
+
+def test_a_long_name_of_a_job_gives_a_name_of_a_run():
+    environment = {"JOB_COMPLETION_INDEX": "0", "JOBSET_NAME": "x" * 63}
+    name = meeting("x", nnodes=2, environment=environment).run_name
+    other = {**environment, "JOBSET_NAME": "x" * 62 + "y"}
+    assert len(name) <= 64
+    assert name != meeting("x", nnodes=2, environment=other).run_name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"environment": {**POD, "JOB_INDEX": "x"}, "nnodes": 2}, "JOB_INDEX is 'x'"),
+        ({"environment": POD, "spares": 1}, "--spares is for a Slurm step or Kubernetes"),
+        ({"environment": {**POD, "PET_NNODES": "2"}, "spares": 2}, "--nnodes is 0"),
+    ],
+)
+def test_what_cannot_be_in_a_pod_is_said(given, said):
+    with pytest.raises(BadUse, match=said):
+        meeting("python", "train.py", **given)

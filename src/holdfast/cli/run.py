@@ -20,12 +20,14 @@ from holdfast.cli.run_slurm import (
     run_on_slurm,
     with_slurm,
 )
+from holdfast.cluster import end_of_pod, ends_pod
 from holdfast.core.errors import BadUse
 from holdfast.core.explanation.narration import narrate
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
 from holdfast.recover import (
     MODES,
+    Outcome,
     RunSpec,
     begin_run,
     change_options,
@@ -40,7 +42,7 @@ from holdfast.recover import (
 
 if TYPE_CHECKING:
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
-    from holdfast.recover import Meeting, Outcome
+    from holdfast.recover import Meeting
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
@@ -112,7 +114,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.option(
     "--rendezvous",
     metavar="HOST:PORT",
-    help="Where the nodes meet: one of them, and a free port.  [default: of torchrun or Slurm]",
+    help="Where the nodes meet: one of them, and a free port.  [default: of torchrun, Slurm or Kubernetes]",
 )
 @with_slurm
 @click.option(
@@ -120,7 +122,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     type=int,
     default=0,
     metavar="N",
-    help="Nodes of a Slurm job that wait to replace others.",
+    help="Nodes of a Slurm job, or of a TrainJob, that wait to replace others.",
 )
 @click.option(
     "--test-nodes",
@@ -180,6 +182,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 )
 @click.argument("job", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
+@ends_pod
 def command(
     place: Place,
     /,
@@ -268,6 +271,10 @@ def command(
             raise BadUse(
                 "--detach is for one node. Of several, start each one's command in the background."
             )
+        if run is None and (done := _completed(ledger, meeting)) is not None:
+            return _print_outcome(
+                done.run_id, Outcome(done.state, 0, done.outcome), as_json=as_json
+            )
         is_led = meeting is not None and meeting.is_led(place.home)
         listening = None if meeting is None or is_led else meeting.listen()
         if meeting is not None and listening is None:
@@ -329,6 +336,14 @@ def _check_use(job: tuple[str, ...], resume: str | None, name: str | None, *, fr
         )
 
 
+def _completed(ledger: Ledger, meeting: "Meeting | None") -> Run | None:
+    """Return the run of a job that its scheduler has started once more after the run had completed."""
+    name = None if meeting is None else meeting.run_name
+    return next(
+        (run for run in ledger.runs() if run.run_id == name and run.state == "completed"), None
+    )
+
+
 def _recorded(
     run: Run | None,
     spec: RunSpec,
@@ -356,15 +371,12 @@ def _led_before(ledger: Ledger, home: Path, name: str | None, meeting: "Meeting"
     return runs.get(name or "") if name == meeting.run_name else None
 
 
-def _print_outcome(run_id: str, outcome: "Outcome", *, as_json: bool) -> int:
+def _print_outcome(run_id: str, outcome: Outcome, *, as_json: bool) -> int:
+    exit_code = end_of_pod(outcome.exit_code, outcome.sentence)
     if as_json:
-        fields = {
-            "state": outcome.state,
-            "exit_code": outcome.exit_code,
-            "outcome": outcome.sentence,
-        }
+        fields = {"state": outcome.state, "exit_code": exit_code, "outcome": outcome.sentence}
         print_json("run", {"run": run_id, **fields})
-    return outcome.exit_code
+    return exit_code
 
 
 def _join(

@@ -2,7 +2,7 @@
 
 The ledger decides where runs launch. The mark in the scheduler keeps other jobs off a faulty node, and tells the
 operators why. A mark is a help, never a condition: where Holdfast lacks the permission, the sentence has the command
-for somebody who has it.
+for an administrator.
 """
 
 import os
@@ -47,16 +47,23 @@ class Cordons(Protocol):
 
 
 def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that this process runs under; None if there is no scheduler."""
+    """Return the marks of the scheduler that this process runs under; None if there is no scheduler.
+
+    KUBECONFIG counts as Kubernetes, so that an operator can work from outside of the cluster.
+    """
     from holdfast.cluster.slurm_cordons import SlurmCordons, slurm_is_here
 
+    if "KUBERNETES_SERVICE_HOST" in environment or environment.get("KUBECONFIG"):
+        from holdfast.cluster.kubernetes_cordons import KubernetesCordons
+
+        return KubernetesCordons()
     if slurm_is_here(environment):
         return SlurmCordons()
     return None
 
 
 def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None) -> list[str]:
-    """Mark nodes in the scheduler; return one sentence a node, of the mark or of what prevented it.
+    """Mark nodes in the scheduler; return one sentence for each node: the mark, or the reason without one.
 
     Args:
         reasons: the reason of each node's cordon.
@@ -77,7 +84,7 @@ def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None)
 
 
 def unmark(node: str, *, cordons: Cordons | None = None) -> list[str]:
-    """Take Holdfast's mark of a node back; return what to say about the mark.
+    """Take back Holdfast's mark on a node; return the sentences for the user.
 
     Args:
         node: the name of the node.

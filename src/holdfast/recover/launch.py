@@ -25,6 +25,8 @@ from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
 GUARD_TIMEOUT_S = 15.0
+PET_MEETING = ("PET_RDZV_", "PET_STANDALONE")
+"""Variables from which torchrun reads options of another rendezvous than the static one."""
 ATTEMPTS_WITH_LOGS = 20
 """Logs of older attempts are deleted; what their incidents cite is in the ledger."""
 
@@ -117,8 +119,11 @@ async def launch(
     """
     logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
+    own: Mapping[str, str] = os.environ
+    if spec.nnodes > 1:  # Kubeflow sets some for its own rendezvous
+        own = {name: own[name] for name in own if not name.startswith(PET_MEETING)}
     variables = {
-        **os.environ,
+        **own,
         **environment,
         ENV_SUPERVISOR_PID: str(os.getpid()),
         channel.ENV_ADDRESS: address,

@@ -210,14 +210,29 @@ def test_tests_that_are_given_up_leave_nothing_due(make):
     asyncio.run(scenario())
 
 
+def report_of_bad(name):
+    judgement = Pairing(
+        priors=dict.fromkeys(("n1", "n2", "n3"), BASE_PRIOR), failed_solo=frozenset({name})
+    ).judge()
+    broken = CheckResult(name="memory", outcome="failed", evidence="other bytes")
+    return Report(solo={name: [broken]}, judgement=judgement, seconds=1.0, is_complete=True)
+
+
+def test_a_cordon_of_the_tests_is_marked_in_the_scheduler(make, tmp_path, monkeypatch):
+    place = make("n1", "n2", "n3")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert asyncio.run(place.tests._take(report_of_bad("n2")))
+    marked, verdict = place.said
+    assert marked.startswith("n2 is not cordoned in Kubernetes: There are no credentials")
+    assert marked.endswith("holdfast.dev/faulty=fails-its-check-of-memory-other-bytes:NoSchedule")
+    assert verdict.startswith("Node n2 fails its check of memory")
+    assert place.recorded == ["nodes_tested", "nodes_marked"]
+
+
 def test_a_bad_node_is_left_out_also_where_the_ledger_cannot_be_written(make, monkeypatch):
     place, said = make("n1", "n2", "n3"), []
     place.complain = said.append
-    judgement = Pairing(
-        priors=dict.fromkeys(("n1", "n2", "n3"), BASE_PRIOR), failed_solo=frozenset({"n2"})
-    ).judge()
-    broken = CheckResult(name="memory", outcome="failed", evidence="other bytes")
-    found = Report(solo={"n2": [broken]}, judgement=judgement, seconds=1.0, is_complete=True)
+    found = report_of_bad("n2")
 
     def refuse(*_, **__):
         raise LedgerError("full")

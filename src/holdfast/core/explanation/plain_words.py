@@ -130,6 +130,8 @@ def _node_note(event: Event) -> str | None:
             return _tested(data)
         case "nodes_not_tested":
             return f"The tests of the nodes ended without a result: {data.get('why')}"
+        case "nodes_marked":
+            return " ".join(map(str, _listed(data, "sentences")))
         case "nodes_readmitted":
             names = ", ".join(map(str, _listed(data, "nodes")))
             return f"Too few other nodes were there: the run went on with {names}, though cordoned."

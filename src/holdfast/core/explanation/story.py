@@ -17,7 +17,7 @@ from holdfast.core.explanation.plain_words import (
 )
 from holdfast.core.ledger import Event, Ledger
 
-OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_readmitted")
+OF_INCIDENT = ("nodes_tested", "nodes_not_tested", "nodes_marked", "nodes_readmitted")
 """Kinds of events that belong to the actions after an incident, if there is an incident."""
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from holdfast.cluster import is_in_pod
 from holdfast.core.child_process import RestartLimit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
@@ -225,7 +226,14 @@ class Node:
         )
 
     def stop(self, by: str) -> None:
-        """Have the run save its state and stop; called again, stop at once."""
+        """Have the run save its state and stop; called again, stop at once.
+
+        An idle pod leaves alone: Kubernetes ends single pods, as for a drain of their node.
+        """
+        is_idle = self._supervisor is None and self._launched is None and self._job is None
+        if by == "SIGTERM" and is_idle and is_in_pod():
+            self._stop_here(by)
+            return
         count = 1 if self._stop is None else self._stop["count"] + 1
         self._stop = message = {"kind": "stop", "by": by, "count": count}
         if self._supervisor is not None:

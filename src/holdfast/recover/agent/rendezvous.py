@@ -1,15 +1,18 @@
 """Find out how many nodes a run has, and where their agents meet.
 
 The number of nodes and the meeting place come from, in this order: `--nnodes` and `--rendezvous`; the words of the
-user's torchrun command; the environment of a Slurm step. The first node listens there, and is the node whose address
-the meeting place has; in a Slurm step, the node with SLURM_NODEID 0. It writes the run's token beside the runs, in
-`$HOLDFAST_HOME/rendezvous`: the nodes share that folder, and nobody else may read the file.
+user's torchrun command, or the PET_ variables from which torchrun reads its options, too; the environment of a Slurm
+step. In a Slurm step, and in the pods of an indexed Job of Kubernetes, the nodes need no meeting place. The first node
+listens there, and is the node whose address the meeting place has; in a Slurm step, the node with SLURM_NODEID 0; in
+Kubernetes, the pod with index 0. It writes the run's token beside the runs, in `$HOLDFAST_HOME/rendezvous`: the nodes
+share that folder, and nobody else may read the file.
 
 torchrun's own rendezvous stays torchrun's: see `launch`.
 """
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -23,6 +26,8 @@ from holdfast.core.errors import BadUse
 
 LISTEN_BACKLOG = 1024
 PROBE_S = 2.0
+MAX_NAME_LENGTH = 64
+"""The most characters of a run's name."""
 _WITH_VALUE = (
     "--nnodes",
     "--node-rank",
@@ -44,7 +49,8 @@ class Meeting:
     Attributes:
         nnodes: the nodes that train; agents beyond them are spares.
         key: names the meeting in `$HOLDFAST_HOME/rendezvous`.
-        host, port: where the first node listens; None in a Slurm step, where the first node says so in the file.
+        host, port: where the first node listens; None in a Slurm step and in Kubernetes, where the first node says so
+            in the file.
         is_first: whether this is the first node; None where that is the node with the address.
         preferred_rank: the place of this node among the nodes; None: in the order of arrival.
         run_name: the name of the run, where its scheduler gives one.
@@ -188,9 +194,11 @@ def read_credentials(path: Path) -> dict[str, Any] | None:
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the name of this node, as its scheduler calls it."""
+    in_pod = "KUBERNETES_SERVICE_HOST" in environment
     return (
         environment.get("HOLDFAST_NODE_NAME")
         or environment.get("SLURMD_NODENAME")
+        or (in_pod and environment.get("NODE_NAME"))
         or socket.gethostname()
     )
 
@@ -217,9 +225,11 @@ def meeting_of(
     Raises:
         BadUse: the options contradict each other, or something is missing; the message says what.
     """
-    own = torchrun_options(command) if Path(command[0]).name == "torchrun" else {}
+    own = _own_words(command, environment)
     if nnodes is None and "--nnodes" in own:
-        nnodes = _number(own["--nnodes"], "torchrun --nnodes")
+        nnodes = _number(own["--nnodes"], "torchrun --nnodes or PET_NNODES")
+        if "JOB_COMPLETION_INDEX" in environment:
+            nnodes -= spares  # what the job has of pods, of which some are to wait
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nnodes is not None and nnodes < 1:
         raise BadUse(f"--nnodes is {nnodes}. Give the number of nodes, at least 1.")
@@ -227,9 +237,11 @@ def meeting_of(
         return None  # each node on its own
     if in_step > 1 and rendezvous is None:
         return _slurm_meeting(in_step, nnodes, spares, stem, environment)
+    if nnodes is not None and rendezvous is None and "JOB_COMPLETION_INDEX" in environment:
+        return _kubernetes_meeting(nnodes, stem, environment)
     if spares:
         raise BadUse(
-            "--spares is for a Slurm step; elsewhere each agent beyond --nnodes is a spare."
+            "--spares is for a Slurm step or Kubernetes; elsewhere each agent beyond --nnodes is a spare."
         )
     if nnodes is None and rendezvous is not None:
         raise BadUse("--rendezvous is for several nodes: give --nnodes N too.")
@@ -271,6 +283,46 @@ def _slurm_meeting(
         preferred_rank=rank,
         run_name=f"{stem}-{job}.{step}",
     )
+
+
+def _kubernetes_meeting(nnodes: int, stem: str, environment: Mapping[str, str]) -> Meeting:
+    """Return the meeting of the pods of an indexed Job, or of the Jobs of a JobSet.
+
+    Kubernetes sets JOB_COMPLETION_INDEX, and the hostname JOB-INDEX. The others come from the manifest: JOBSET_NAME,
+    JOBSET_UID (or JOB_UID) and JOB_INDEX. With the uid, a new Job of the same name has a run of its own.
+    """
+    index = _index(environment, "JOB_COMPLETION_INDEX")
+    job_index = _index(environment, "JOB_INDEX")
+    hostname = environment.get("HOSTNAME") or socket.gethostname()
+    name = environment.get("JOBSET_NAME") or hostname.split(".")[0].removesuffix(f"-{index}")
+    uid = environment.get("JOBSET_UID") or environment.get("JOB_UID")
+    identity = f"{name}-{uid[:8]}" if uid else name
+    run_name = f"{stem}-{identity}"
+    if len(run_name) > MAX_NAME_LENGTH:
+        run_name = f"{run_name[:40]}-{hashlib.sha256(run_name.encode()).hexdigest()[:16]}"
+    return Meeting(
+        nnodes=nnodes,
+        key=f"kubernetes-{identity}",
+        is_first=index == 0 and job_index == 0,
+        # Jobs of one pod each, or one Job of many pods; of several Jobs with several pods, in the order of arrival.
+        preferred_rank=index + job_index if 0 in (index, job_index) else None,
+        run_name=run_name,
+    )
+
+
+def _index(environment: Mapping[str, str], variable: str) -> int:
+    text = environment.get(variable) or "0"
+    if not text.isdigit():
+        raise BadUse(f"{variable} is {text!r}. Take it from the field that docs/kubernetes.md has.")
+    return int(text)
+
+
+def _own_words(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by which torchrun's nodes meet, of PET_ variables and of a torchrun command."""
+    variables = {name: "PET" + name[1:].replace("-", "_").upper() for name in _WITH_VALUE}
+    given = {name: environment.get(variable, "") for name, variable in variables.items()}
+    words = torchrun_options(command) if Path(command[0]).name == "torchrun" else {}
+    return {**{name: text for name, text in given.items() if text}, **words}
 
 
 def _number(text: str, name: str) -> int:

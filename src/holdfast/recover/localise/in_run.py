@@ -251,8 +251,10 @@ class NodeTests:
                 self._keep(name, self._clock.now_s(), kind, probability)
         self.leave_out()
         reasons = {name: report.evidence(name) for name in cordoned}
-        for sentence in await asyncio.to_thread(mark, reasons, by=self._run_id):
-            self._observe("nodes", {"text": sentence})
+        marks = await asyncio.to_thread(mark, reasons, by=self._run_id)
+        if marks:
+            self._observe("nodes", {"text": " ".join(marks)})
+            self._records.event("nodes_marked", {"sentences": marks})
         said = [
             f"Node {name} {report.evidence(name)}"
             + (" and is cordoned." if name in cordoned else ".")

@@ -1,0 +1,185 @@
+"""Read the state of a node and a pod from Kubernetes: conditions, taints, cordons, and the coming end of a pod.
+
+`node_facts` and `pod_facts` are pure: an object of the API server goes in, and facts come out. `read_facts` reads the
+objects. A fact is a report of the cluster, not an advice.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from holdfast.cluster.kubernetes_api import Api, ApiError, connect, namespace, node_path, pod_path
+from holdfast.cluster.kubernetes_cordons import ANNOTATION, TAINT
+
+GOOD_IF_TRUE = frozenset({"Ready", "Initialized", "PodScheduled", "ContainersReady"})
+"""The conditions whose good state is True. All others, also those of a node-problem-detector, report a problem."""
+ENDS_POD = "DisruptionTarget"
+_OUTDATED_WITH_POD = frozenset({"Initialized", "PodReadyToStartContainers", "ContainersReady"})
+UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+"""The taint that Kubernetes itself adds to each cordoned node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One report of the cluster.
+
+    Attributes:
+        subject: "node" or "pod".
+        name: the name of the subject.
+        kind: the type of the condition, such as "Ready" or "KernelDeadlock"; "cordoned", "taint" or "deleted".
+        is_bad: True if the report is of a problem; None if the status is Unknown.
+        detail: the reason and message of the report.
+        since_s: when the report began, in Unix seconds of the cluster's clock; None if unknown.
+    """
+
+    subject: Literal["node", "pod"]
+    name: str
+    kind: str
+    is_bad: bool | None
+    detail: str = ""
+    since_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The facts that could be read, and one sentence for each object that could not be read."""
+
+    facts: tuple[Fact, ...]
+    unseen: tuple[str, ...] = ()
+
+
+def node_facts(node: Mapping[str, Any]) -> list[Fact]:
+    """Return the conditions of a Node, its taints, and its cordon where Holdfast has not set the cordon.
+
+    Args:
+        node: the Node, as the API server returns it.
+    """
+    name = _name(node)
+    facts = [_condition("node", name, one) for one in _conditions(node)]
+    spec = node.get("spec") or {}
+    annotations = (node.get("metadata") or {}).get("annotations") or {}
+    if spec.get("unschedulable") and ANNOTATION not in annotations:
+        facts.append(Fact(subject="node", name=name, kind="cordoned", is_bad=True))
+    for taint in spec.get("taints") or []:
+        key = str(taint.get("key", ""))
+        if key in (TAINT, UNSCHEDULABLE_TAINT):
+            continue  # Holdfast's own, and the one that says the same as the cordon
+        words = f"{key}={taint['value']}" if taint.get("value") else key
+        effect = str(taint.get("effect", ""))
+        # Taints are ordinary where a node is reserved; those of Kubernetes itself, and NoExecute, report a problem.
+        is_bad = key.startswith("node.kubernetes.io/") or effect == "NoExecute"
+        since_s = _seconds(taint.get("timeAdded"))
+        detail = f"{words}:{effect}"
+        facts.append(
+            Fact(
+                subject="node",
+                name=name,
+                kind="taint",
+                is_bad=is_bad,
+                detail=detail,
+                since_s=since_s,
+            )
+        )
+    return facts
+
+
+def pod_facts(pod: Mapping[str, Any]) -> list[Fact]:
+    """Return the conditions of a Pod, and whether the Pod is being deleted.
+
+    DisruptionTarget is bad: the Pod is about to be ended by preemption, a drain, or the loss of its node.
+
+    Args:
+        pod: the Pod, as the API server returns it.
+    """
+    name = _name(pod)
+    facts = [
+        _condition("pod", name, one)
+        for one in _conditions(pod)
+        if one.get("type") not in _OUTDATED_WITH_POD
+    ]
+    metadata = pod.get("metadata") or {}
+    if deleted := metadata.get("deletionTimestamp"):
+        grace = metadata.get("deletionGracePeriodSeconds")
+        detail = "" if grace is None else f"{grace} s of grace"
+        facts.append(
+            Fact(
+                subject="pod",
+                name=name,
+                kind="deleted",
+                is_bad=True,
+                detail=detail,
+                since_s=_seconds(deleted),
+            )
+        )
+    return facts
+
+
+def read_facts(environment: Mapping[str, str] = os.environ, api: Api | None = None) -> Look:
+    """Return the facts of this pod and its node; blocks for some seconds at most.
+
+    The names are in HOLDFAST_NODE_NAME (or NODE_NAME) and POD_NAME, from the downward API.
+
+    Args:
+        environment: of this process.
+        api: the API server; by default of KUBECONFIG or of this pod.
+    """
+    facts: list[Fact] = []
+    unseen: list[str] = []
+    try:
+        api = api or connect(environment)
+    except ApiError as error:
+        return Look(facts=(), unseen=(str(error),))
+    node = environment.get("HOLDFAST_NODE_NAME") or environment.get("NODE_NAME")
+    pod = environment.get("POD_NAME")
+    if node:
+        _read(api, node_path(node), node_facts, facts, unseen)
+    else:
+        unseen.append("The node is not read: HOLDFAST_NODE_NAME is not set to spec.nodeName.")
+    if pod:
+        _read(api, pod_path(pod, namespace(environment)), pod_facts, facts, unseen)
+    else:
+        unseen.append("The pod is not read: POD_NAME is not set to metadata.name.")
+    return Look(facts=tuple(facts), unseen=tuple(unseen))
+
+
+def _read(api: Api, path: str, parse: Any, facts: list[Fact], unseen: list[str]) -> None:
+    try:
+        facts.extend(parse(api.get(path)))
+    except ApiError as error:
+        unseen.append(str(error))
+
+
+def _name(thing: Mapping[str, Any]) -> str:
+    return str((thing.get("metadata") or {}).get("name", ""))
+
+
+def _conditions(thing: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = (thing.get("status") or {}).get("conditions") or []
+    return [one for one in found if isinstance(one, dict)]
+
+
+def _condition(subject: Literal["node", "pod"], name: str, condition: Mapping[str, Any]) -> Fact:
+    kind, status = str(condition.get("type", "")), condition.get("status")
+    is_bad = None
+    if status in ("True", "False"):
+        is_bad = (status == "True") != (kind in GOOD_IF_TRUE)
+    words = [str(condition[key]) for key in ("reason", "message") if condition.get(key)]
+    return Fact(
+        subject=subject,
+        name=name,
+        kind=kind,
+        is_bad=is_bad,
+        detail=": ".join(words),
+        since_s=_seconds(condition.get("lastTransitionTime")),
+    )
+
+
+def _seconds(moment: object) -> float | None:
+    if not isinstance(moment, str):
+        return None
+    try:
+        return datetime.fromisoformat(moment).timestamp()
+    except ValueError:
+        return None
