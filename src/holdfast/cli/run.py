@@ -16,8 +16,8 @@ from holdfast.cli.output import print_json
 from holdfast.cli.run_slurm import (
     Wanted,
     check_slurm_use,
-    end_own_allocation,
     run_on_slurm,
+    settle,
     with_slurm,
 )
 from holdfast.cluster import end_of_pod, ends_pod
@@ -279,7 +279,10 @@ def command(
         listening = None if meeting is None or is_led else meeting.listen()
         if meeting is not None and listening is None:
             echo = not (no_echo or as_json)
-            return _join(spec, ledger, place, meeting, echo=echo, as_json=as_json, notify=urls)
+            run_id = None if run is None else run.run_id
+            return _join(
+                spec, ledger, place, meeting, run_id, echo=echo, as_json=as_json, notify=urls
+            )
         name = name or (None if meeting is None else meeting.run_name)
         run_id = _recorded(run, spec, ledger, place.home, name, meeting)
         paths = RunPaths(place.home, run_id)
@@ -316,8 +319,7 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
         outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
         if evaluation is not None:
             evaluation.finish()
-        if outcome.state == "queued":
-            end_own_allocation(paths, narrator.say)
+        settle(paths, outcome, narrator.say)
     finally:
         narrator.finish()
     return outcome
@@ -384,6 +386,7 @@ def _join(
     ledger: Ledger,
     place: Place,
     meeting: "Meeting",
+    run_id: str | None,
     *,
     echo: bool,
     as_json: bool,
@@ -397,6 +400,8 @@ def _join(
             spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo, notify=notify
         )
         narrator("ended", {"outcome": outcome.sentence})
+        if outcome.led and run_id is not None:
+            settle(RunPaths(place.home, run_id), outcome, narrator.say)
     finally:
         narrator.finish()
     return _print_outcome(meeting.key, outcome, as_json=as_json)

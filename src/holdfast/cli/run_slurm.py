@@ -12,10 +12,10 @@ import click
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
 from holdfast.cluster import SlurmJobs
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
-from holdfast.recover import Following, Submission, end_allocation, new_submission, submit_run
+from holdfast.recover import Following, Outcome, Submission, new_submission, settle_jobs, submit_run
 
 INCOMPLETE = 4
 
@@ -67,7 +67,7 @@ class Wanted:
     echo: bool
 
     def submission(self, run_id: str, place: Place) -> Submission:
-        """Return the record; options that are not given are those of the run's last submission."""
+        """Return the record; options that are not given are taken from the run's last submission."""
         last = Submission.read(RunPaths(place.home, run_id))
         new = new_submission(
             run_id=run_id,
@@ -191,10 +191,15 @@ def _ended(run_id: str, place: Place, following: Following, jobs: SlurmJobs) -> 
         return ledger.run(run_id)
 
 
-def end_own_allocation(paths: RunPaths, say: Callable[[str], None]) -> None:
-    """End the Slurm job of a run that is queued again, so that the next job can start."""
-    if end_allocation(paths):
-        say("this Slurm job ends, so that the next one can start")
+def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> None:
+    """End the Slurm jobs that a run does not need any more: a run that is queued again goes on in the next one."""
+    try:
+        ended = settle_jobs(paths, is_queued=outcome.state == "queued")
+    except HoldfastError as error:  # the run has ended all the same
+        say(f"{error} See: squeue --me")
+        return
+    if ended:
+        say(f"Slurm job {', '.join(ended)} is not needed any more, and ends")
 
 
 class _Screen:

@@ -106,7 +106,7 @@ class SlurmJobs:
             name: the name of the job.
             nodes: the number of nodes, or the least and the most, such as `4-5`.
             options: the user's options for sbatch.
-            environment: variables beside those of this process.
+            environment: more variables beside this process's variables.
             working_folder: the working folder of the script.
             logs: the folder for `slurm-JOB.out` and `slurm-JOB.err`.
             after: the number of a job that must have ended before this one may start.

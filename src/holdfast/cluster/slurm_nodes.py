@@ -8,7 +8,7 @@ from holdfast.cluster.slurm import run_slurm_command
 from holdfast.core.errors import HoldfastError
 
 PREFIX = "holdfast:"
-"""Begins the reason of each drain that Holdfast asks for."""
+"""Begins the reason of each drain that Holdfast sets."""
 KUBERNETES = "k8s:"
 """Begins the reason of each drain that follows a cordon in Kubernetes, in clusters that run Slurm in Kubernetes."""
 LOST = frozenset(

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from holdfast.recover.slurm.following import Following
     from holdfast.recover.slurm.submission import (
         Submission,
-        end_allocation,
         is_left,
         new_submission,
+        settle_jobs,
         stop_queued,
         submit_run,
     )
@@ -72,7 +72,6 @@ __all__ = [
     "check_urls",
     "default_stem",
     "detach",
-    "end_allocation",
     "is_left",
     "join",
     "keep_verdicts",
@@ -80,6 +79,7 @@ __all__ = [
     "new_submission",
     "priors_of",
     "remove_run",
+    "settle_jobs",
     "state_of",
     "stop_queued",
     "stop_run",
@@ -113,7 +113,7 @@ _HOMES = {
     "supervise": "runs",
     "Following": "slurm.following",
     "Submission": "slurm.submission",
-    "end_allocation": "slurm.submission",
+    "settle_jobs": "slurm.submission",
     "is_left": "slurm.submission",
     "new_submission": "slurm.submission",
     "stop_queued": "slurm.submission",

@@ -21,6 +21,8 @@ class Outcome:
     state: str
     exit_code: int
     sentence: str
+    led: bool = True
+    """True on the node that led the run at its end."""
 
 
 def outcome_of(

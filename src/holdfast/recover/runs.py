@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -191,7 +192,8 @@ def join(
         HoldfastError: no supervisor is found, or another node has taken over from this one.
     """
     node = Node(spec, home, meeting=meeting, observer=observer, echo=echo, notify=notify)
-    return asyncio.run(_until_the_end(node, node.join(ledger_url=ledger.url)))
+    outcome = asyncio.run(_until_the_end(node, node.join(ledger_url=ledger.url)))
+    return replace(outcome, led=node.is_leading())
 
 
 async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> Outcome:

@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Incident, Ledger, Verdict
-from holdfast.core.paths import ledger_url
-from holdfast.recover import launches
+from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.recover import launches, policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.detectors.hang import Frozen, HangLimits
 from holdfast.recover.localise.in_run import NodeTests, is_due
@@ -70,6 +70,7 @@ class Place:
     """A run's nodes that are connected and free, with a ledger."""
 
     def __init__(self, tmp_path, names, *, nnodes=2, mode="auto"):
+        self.home = tmp_path
         self.ledger = Ledger.open(ledger_url(tmp_path))
         self.said, self.recorded = [], []
         self.nodes = Nodes(None, FakeClock(), run_id="r", token="t", generation=1)
@@ -171,7 +172,10 @@ def launches_of(place, nnodes, monkeypatch):
     monkeypatch.setattr(launches, "SPARE_S", 0.01)
     monkeypatch.setattr(launches, "NODES_S", 0.02)
     observe = place.tests._observe
-    return launches.Launches(None, place.nodes, None, observe, place.tests, nnodes=nnodes)
+    spec, paths = RunSpec(command=("true",), cwd="/", nnodes=nnodes), RunPaths(place.home, "r")
+    return launches.Launches(
+        paths, place.nodes, None, observe, place.tests, spec, place.tests._clock
+    )
 
 
 def test_nodes_that_stay_out_are_named_where_a_launch_waited_for_too_long(make, monkeypatch):
@@ -180,6 +184,21 @@ def test_nodes_that_stay_out_are_named_where_a_launch_waited_for_too_long(make, 
     found = asyncio.run(launches_of(place, 3, monkeypatch).choose(asyncio.Event()))
     assert found.outcome.startswith("1 of 3 nodes are missing")
     assert "Cordoned: n2; after a repair: `holdfast nodes return NODE`." in found.outcome
+
+
+def test_a_run_that_is_queued_again_waits_for_nodes_no_longer(make, monkeypatch):
+    place = make("n1", "n2", nnodes=3)
+    launching, looked = launches_of(place, 3, monkeypatch), []
+
+    async def look(connected, cordoned):
+        looked.append((connected, cordoned))
+        launching._requeue.queued = "The run is queued again."
+        return True
+
+    launching._requeue.look = look
+    found = asyncio.run(launching.choose(asyncio.Event()))
+    assert found == policy.NodesMissing("The run is queued again.", queued=True)
+    assert looked == [(["n1", "n2"], frozenset())]
 
 
 def test_a_launch_that_waits_goes_on_once_a_person_has_returned_the_node(make, monkeypatch):

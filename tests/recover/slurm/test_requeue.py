@@ -229,6 +229,13 @@ def test_slurm_starts_the_job_again_where_the_user_has_asked_for_that(tmp_path):
     assert world.requeue.queued == "Nodes are missing. Slurm is to start job 70 again."
 
 
+def test_a_job_that_has_lost_its_batch_script_cannot_be_started_again(tmp_path):
+    world = World(tmp_path, EXPEDITE)
+    world.requeue = world.supervisor(SLURM_NODEID="1")
+    assert world.look()
+    assert world.jobs == ("70", "71")
+
+
 def test_a_job_that_holdfast_has_not_submitted_is_left_alone(world):
     world.requeue = world.supervisor(SLURM_JOB_ID="69")
     assert not world.look()

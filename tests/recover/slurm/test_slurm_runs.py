@@ -34,17 +34,25 @@ def slurm(tmp_path_factory):
 
 
 def environment_of(place, slurm):
-    return {**slurm.environment, **place.environment, "SLURM_CONF": slurm.environment["SLURM_CONF"]}
+    return {**slurm.environment, **place.environment}
 
 
-def ranks(place):
-    """Return the job and the node of each rank."""
+def nodes_of(place, job_id):
+    """Return the nodes of the ranks once all of them train in a job; else None."""
     files = [place.folder / f"rank-{rank}" for rank in range(2)]
-    return [tuple(one.read_text().split()) if one.exists() else None for one in files]
+    told = [one.read_text().split() for one in files if one.exists()]
+    there = len(told) == len(files) and all(job == job_id for job, _ in told)
+    return {node for _, node in told} if there else None
 
 
-def wait_for_ranks(place, *wanted):
-    place.wait_until(lambda: ranks(place) == list(wanted), timeout_s=240)
+def wait_for(place, terminal, holds):
+    """Wait until `holds()`; fail at once where the command has ended."""
+
+    def is_there():
+        assert terminal.poll() is None, terminal.communicate()
+        return holds()
+
+    place.wait_until(is_there, timeout_s=240)
 
 
 def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_missing(
@@ -54,28 +62,35 @@ def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_m
     arguments = ["--on", "slurm", "--nodes", "2", "--spares", "1", "--name", "r"]
     environment = environment_of(place, slurm)
     with place.start("run", *arguments, "--", "python", job, environment=environment) as terminal:
-        wait_for_ranks(place, ("1", "n1"), ("1", "n2"))
+        wait_for(place, terminal, lambda: nodes_of(place, "1"))
         place.wait_for_step("r", 1003)
-        slurm.kill_node("n2")
-        wait_for_ranks(place, ("1", "n1"), ("1", "n3"))
+        first = nodes_of(place, "1")
+        lost = max(first)  # not the node of the batch script
+        (spare,) = {"n1", "n2", "n3"} - first
+        slurm.kill_node(lost)
+        wait_for(place, terminal, lambda: nodes_of(place, "1") == first - {lost} | {spare})
         place.wait_for_step("r", 2003)
-        slurm.kill_node("n3")
+        left = first - {lost} | {spare}
+        also_lost = max(left)
+        slurm.kill_node(also_lost)
         # Slurm itself would notice up to half a minute later.
-        slurm.run(["scontrol", "update", "nodename=n2,n3", "state=down", "reason=dead"])
-        wait_for_ranks(place, ("2", "n1"), ("2", "n4"))
+        down = ",".join([lost, also_lost])
+        slurm.run(["scontrol", "update", f"nodename={down}", "state=down", "reason=dead"])
+        wait_for(place, terminal, lambda: nodes_of(place, "2") == left - {also_lost} | {"n4"})
         place.wait_for_step("r", 3003)
         (place.folder / "finish").touch()
         out, err = terminal.communicate(timeout=120)
     assert terminal.returncode == 0, err
     assert "rank 1 trains" in out
     assert "Slurm job 1 runs on n1, n2, n3" in err
-    assert "queued again as Slurm job 2 without n2, n3" in err
+    without = ", ".join(sorted([lost, also_lost]))
+    assert f"queued again as Slurm job 2 without {without}" in err
     assert err.count("holdfast: The job completed.") == 1
     with place.ledger() as ledger:
         assert ledger.run("r").state == "completed"
         assert [one.diagnosis["scope"] for one in ledger.incidents()] == [
-            {"node": "n2"},
-            {"node": "n3"},
+            {"node": lost},
+            {"node": also_lost},
         ]
         assert len(ledger.attempts("r")) == 3
     assert Submission.read(place.paths("r")).jobs == ("1", "2")

@@ -12,9 +12,9 @@ from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.runs import remove_run
 from holdfast.recover.slurm.submission import (
     Submission,
-    end_allocation,
     is_left,
     new_submission,
+    settle_jobs,
     stop_queued,
     submit_run,
 )
@@ -91,7 +91,7 @@ def test_a_submitted_run_is_queued_and_its_job_resumes_it(world):
     assert world.known().state == "queued"
     assert "exec srun " in world.slurm.script
     assert "--no-kill" in world.slurm.script
-    assert "run --resume r --spares 1 --no-echo" in world.slurm.script
+    assert "run --resume r --no-echo --spares $((SLURM_JOB_NUM_NODES - 2))" in world.slurm.script
     assert "secret" not in world.slurm.script
     mode = (world.paths.root / "slurm.json").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600, "the addresses of messages hold secrets"
@@ -179,11 +179,27 @@ def test_a_job_of_a_run_that_is_over_starts_nothing(world, state, restarts, left
     assert not is_left(run, world.home, {})
 
 
-def test_only_an_own_job_for_which_the_next_one_waits_is_ended(world):
-    assert not end_allocation(world.paths, {"SLURM_JOB_ID": "17"})
-    Submission(
-        key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=("17",)
-    ).write(world.paths)
-    assert not end_allocation(world.paths, {"SLURM_JOB_ID": "17"}), "Slurm starts it again"
-    assert not end_allocation(world.paths, {"SLURM_JOB_ID": "5"})
-    assert not end_allocation(world.paths, {})
+@pytest.mark.parametrize(
+    ("own", "node", "is_queued", "ended"),
+    [
+        ("16", "0", True, ["16"]),  # the next job waits for that
+        ("16", "1", True, ["16"]),
+        ("16", "0", False, ["17", "18"]),  # the run is over, and needs no next job
+        ("18", "0", True, []),  # Slurm starts this job again
+        ("18", "0", False, []),
+        ("18", "1", False, ["18"]),  # its first node is gone, and with that the batch script
+        ("5", "1", True, []),  # a job of the user's own
+        (None, "1", True, []),
+    ],
+)
+def test_only_own_jobs_that_are_not_needed_are_ended(world, own, node, is_queued, ended):
+    jobs = ("15", "16", "17", "18")
+    Submission(key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=jobs).write(
+        world.paths
+    )
+    world.slurm.state = "RUNNING"
+    inside = {"SLURM_NODEID": node} | ({} if own is None else {"SLURM_JOB_ID": own})
+    told = settle_jobs(
+        world.paths, is_queued=is_queued, environment=inside, jobs=SlurmJobs(world.slurm)
+    )
+    assert told == ended == world.slurm.cancelled

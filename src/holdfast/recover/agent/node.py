@@ -250,7 +250,8 @@ class Node:
         if self._stop is None:
             self.stop(by)
 
-    def _is_leading(self) -> bool:
+    def is_leading(self) -> bool:
+        """Return True if this node's supervisor leads the run."""
         return self._supervisor is not None and self._leads
 
     def _stop_here(self, by: str) -> None:
@@ -272,7 +273,7 @@ class Node:
                     job_id,
                     grace_s,
                     self._stop_once,
-                    leads=self._is_leading,
+                    leads=self.is_leading,
                     complain=lambda text: self._observe("trouble", {"text": text}),
                 )
             )

@@ -13,7 +13,7 @@ from holdfast.cluster import EXPEDITE, SlurmJobs, SlurmNode, read_slurm_nodes
 from holdfast.core.clock import Clock
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.paths import RunPaths
-from holdfast.recover.slurm.submission import ENV_JOB, Submission, submit
+from holdfast.recover.slurm.submission import ENV_JOB, Submission, has_script, submit
 
 PATIENCE_S = 300.0
 """Seconds for a missing node that Slurm calls healthy to connect: the default after which Slurm gives a node up."""
@@ -191,7 +191,7 @@ class Requeue:
     def _next(self, submission: Submission, excluded: Collection[str]) -> str:
         """Return the number of the next job, which is submitted unless an earlier supervisor has submitted the job."""
         own, jobs = self._environment[ENV_JOB], self._jobs()
-        if EXPEDITE in submission.options:
+        if EXPEDITE in submission.options and has_script(self._environment):
             return own
         newest = submission.jobs[-1]
         if newest != own and not jobs.state(newest).is_over:

@@ -22,7 +22,7 @@ from holdfast.core.ledger import Event, Ledger, Run
 from holdfast.core.paths import RunPaths
 from holdfast.recover.runs import remove_run
 
-ENV_JOB, ENV_RESTARTS = "SLURM_JOB_ID", "SLURM_RESTART_COUNT"
+ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
 # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not narrow them.
 
@@ -31,7 +31,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     """A run in the queue of Slurm.
 
     Attributes:
-        key: makes the names of the run's jobs unlike those of other runs.
+        key: makes the names of the run's jobs unlike the names of other runs' jobs.
         nodes: the nodes that train.
         spares: the nodes that wait to replace others.
         options: the user's options for sbatch.
@@ -89,7 +89,7 @@ def new_submission(
 ) -> Submission:
     """Return the record of a run that has no job yet."""
     command = [sys.executable, "-m", "holdfast.cli.main", "--ledger", ledger_url, "run"]
-    command += ["--resume", run_id, "--spares", str(spares), *([] if echo else ["--no-echo"])]
+    command += ["--resume", run_id, *([] if echo else ["--no-echo"])]
     return Submission(
         key=secrets.token_hex(4),
         nodes=nodes,
@@ -129,7 +129,9 @@ def submit(
     name = f"holdfast-{paths.run_id}-{submission.key}"
     lost = [job_id for job_id in jobs.named(name) if job_id not in submission.jobs]
     script = paths.root / "slurm-job.sh"
-    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)}\n")
+    # A job that follows another one may have got fewer nodes.
+    spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
+    script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)} {spares}\n")
     job_id = lost[0] if lost else None
     total = submission.nodes + submission.spares
     # Nodes that were lost may leave too few for all spares.
@@ -223,17 +225,37 @@ def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -
     return run.state in ("completed", "failed") or (run.state == "stopped" and not is_again)
 
 
-def end_allocation(paths: RunPaths, environment: Mapping[str, str] = os.environ) -> bool:
-    """End the job in which this process is, where the next job of the run waits for that; return True if so.
+def settle_jobs(
+    paths: RunPaths,
+    *,
+    is_queued: bool,
+    environment: Mapping[str, str] = os.environ,
+    jobs: SlurmJobs | None = None,
+) -> list[str]:
+    """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
+
+    For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
+    a next job that was submitted when nodes were missing for a while. A job whose first node is gone has lost
+    its batch script, and would keep its other nodes until its time limit: the job is ended, too.
 
     Raises:
         HoldfastError: Slurm does not answer.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
-        return False
+        return []
     own = environment[ENV_JOB]
-    return submission.jobs[-1] != own and SlurmJobs().end(own)
+    later = submission.jobs[submission.jobs.index(own) + 1 :]
+    due = [own] if is_queued and later else [] if is_queued else list(later)
+    if not has_script(environment) and own not in due:
+        due.append(own)
+    jobs = jobs or SlurmJobs()
+    return [job_id for job_id in due if jobs.end(job_id)]
+
+
+def has_script(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return True on the first node of a job, which runs the batch script. Another node leads if that node is gone."""
+    return environment.get(ENV_NODE, "0") == "0"
 
 
 def _record(paths: RunPaths) -> Path:
