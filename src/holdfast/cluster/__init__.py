@@ -22,7 +22,7 @@ from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
 if TYPE_CHECKING:
-    from holdfast.cluster.kubernetes_nodes import read_facts
+    from holdfast.cluster.kubernetes_nodes import Look, read_facts
     from holdfast.cluster.kubernetes_pod import end_of_pod, ends_pod, is_in_pod
     from holdfast.cluster.leash import release, start_on_leash
     from holdfast.cluster.local import core_count
@@ -36,6 +36,7 @@ __all__ = [
     "Cordons",
     "Finished",
     "JobState",
+    "Look",
     "NotMarked",
     "Place",
     "Placement",
@@ -62,6 +63,7 @@ __all__ = [
 _HOMES = {
     "EXPEDITE": "slurm_jobs",
     "JobState": "slurm_jobs",
+    "Look": "kubernetes_nodes",
     "SlurmJobs": "slurm_jobs",
     "SlurmNode": "slurm_nodes",
     "core_count": "local",

@@ -52,6 +52,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "oom-kill": Meaning("record", "OutOfMemoryError"),
     "clock-jump": Meaning("record", "Others"),
     "clock-unsynchronised": Meaning("record", "Others"),
+    "scheduler-pressure": Meaning("record", "Others"),
     "scheduler-down": Meaning("hardware", "NodeFailure"),
 }
 """The meaning of each signal whose name holds no code of a driver."""

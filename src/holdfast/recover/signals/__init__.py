@@ -8,6 +8,7 @@
 | `links` | network links and their counters |
 | `host` | file systems, memory, the clock, a planned shutdown |
 | `slurm` | the states that Slurm gives the nodes |
+| `kubernetes` | the conditions of a pod and its node |
 | `watch` | reads the sources of one node, each in a thread of its own |
 | `in_run` | keeps the facts of all nodes of a run, and has the policy decide on them |
 """

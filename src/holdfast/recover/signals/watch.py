@@ -1,6 +1,7 @@
 """Read the sources of one node, each in a thread of its own: a source that hangs hides no other one."""
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,13 @@ def sources_of_this_host(*, since_s: float) -> list[Source]:
     Args:
         since_s: monotonic seconds; lines of the kernel's log from before are left out.
     """
+    pod: list[Source] = []
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        from holdfast.recover.signals.kubernetes import Kubernetes
+
+        pod = [Kubernetes()]
     return [
+        *pod,
         KernelLog(since_s=since_s),
         Gpus(),
         Links(),
