@@ -65,7 +65,7 @@ class Conduct:
         self.view = AttemptView.begin(recorder.attempt, spec.hangs)
         self._logs = self._follower()
         self._tests = NodeTests(paths.run_id, spec, nodes, ledger, recorder, clock, observe)
-        self.launches = Launches(paths, nodes, recorder, observe, self._tests, nnodes=spec.nnodes)
+        self.launches = Launches(paths, nodes, recorder, observe, self._tests, sizes=spec.sizes)
         self.stopping = Stopping(paths.stop_asked, nodes, recorder, self.tell, observe)
         self.speed = Speed(nodes, recorder, observe)
         self.casework = Casework(paths.run_id, recorder, losses, clock, observe)
@@ -113,7 +113,8 @@ class Conduct:
 
     def adopted(self, *, in_place: bool) -> None:
         """Take in that an attempt was taken over from an earlier supervisor."""
-        event = policy.Adopted(in_place)
+        grows = any(at == self.view.number for _, at, _ in self._recorder.events("nodes_back"))
+        event = policy.Adopted(in_place, grows)
         now_s = self._clock.monotonic_s()
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
@@ -121,6 +122,15 @@ class Conduct:
         """Follow the logs of an attempt that was taken over, and wait for the end of the attempt."""
         self._follow_logs()
         self.tasks.spawn(self._see_through())
+
+    def grow_if_possible(self) -> None:
+        """Have the ranks save and leave if there are nodes for a larger launch than the present one."""
+        is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
+        if self._spec.mode == "act" and is_free and self.launches.can_grow and self.view.steps:
+            # The next supervisor must not take the ranks' leave for the end of the training.
+            self._recorder.event("nodes_back", {})
+            self._observe("nodes", {"text": "nodes are back: saving, then going on with more"})
+            self.tell(policy.NodesBack())
 
     def all_ended(self) -> None:
         """Take in that no trainer of the present attempt is left."""
@@ -132,7 +142,8 @@ class Conduct:
         verdict = self.decisions.decide(view, before, event, now_s)
         self.state = verdict.state
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
-        if before.phase is policy.Phase.RUNNING and self.state.phase in failing:
+        was_up = before.phase is policy.Phase.RUNNING or before.grows
+        if was_up and self.state.phase in failing:
             self.casework.begin(view)
         for action in verdict.actions:
             self._do(action)
@@ -218,7 +229,7 @@ class Conduct:
         self._recorder.observed(self.view.observations(self._clock.now_s()))
         if self.view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self.view.dropped_log_bytes})
-        stopping = self.state.stop_by is not None
+        stopping = self.state.stop_by is not None or self.state.grows
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
         self.tell(policy.JobExited(returncode))

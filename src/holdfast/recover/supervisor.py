@@ -395,6 +395,7 @@ class Supervisor:
                     self._tell(policy.RankFailed(others_run=True))
                 self._conduct.speed.tick(self._view, now_s)
             await self._nodes.tick()
+            self._conduct.grow_if_possible()
             self._conduct.stopping.look()
             if self._conduct.decisions.is_approved():
                 self._tell(modes.Approved())

@@ -167,11 +167,13 @@ def test_a_lost_node_is_tested_before_a_launch_on_it_alone(make):
     assert place.tests.is_due_for([n1, n2])
 
 
-def launches_of(place, nnodes, monkeypatch):
+def launches_of(place, nnodes, monkeypatch, sizes=()):
     monkeypatch.setattr(launches, "SPARE_S", 0.01)
     monkeypatch.setattr(launches, "NODES_S", 0.02)
     observe = place.tests._observe
-    return launches.Launches(None, place.nodes, None, observe, place.tests, nnodes=nnodes)
+    recorder = SimpleNamespace(any_step=True)
+    sizes = sizes or (nnodes,)
+    return launches.Launches(None, place.nodes, recorder, observe, place.tests, sizes=sizes)
 
 
 def test_nodes_that_stay_out_are_named_where_a_launch_waited_for_too_long(make, monkeypatch):
@@ -262,3 +264,23 @@ def test_the_ranks_of_a_replay_move_by_one_node(make, monkeypatch):
         assert heads[-1] == names[0]
     place.nodes._launch = place.nodes.connected[:1]
     assert not launched.move_ranks(moves=True), "on one node the GPUs change below the launcher"
+
+
+def test_a_job_goes_on_with_fewer_nodes_and_grows_once_there_are_more(make, monkeypatch):
+    place = make("n1", "n2", "n3")
+    launched = launches_of(place, 4, monkeypatch, sizes=(4, 2))
+    never = asyncio.Event()
+    assert asyncio.run(launched._gather(never)) == 2, "3 nodes do not divide the work of 4"
+    n1, n2, n3 = place.nodes.connected
+    place.nodes._launch = [n1, n2]
+    n1.launched = n2.launched = 1
+    assert not launched.can_grow
+    n4 = Node(node_id="n4", name="n4", stream=n3.stream)
+    place.nodes._nodes["n4"] = n4
+    assert launched.can_grow
+    place.nodes.cordoned = frozenset({"n3"})
+    assert not launched.can_grow
+    launched._recorder.any_step = False
+    place.nodes._nodes.pop("n4")
+    n1.launched = n2.launched = None
+    assert asyncio.run(launched._gather(never)) is None, "at the start all nodes are waited for"

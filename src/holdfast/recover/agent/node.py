@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -531,7 +531,7 @@ class Node:
         )
         async with self._starting:
             self._job = job = await launch(
-                replace(self._spec, nnodes=int(message["nnodes"])),
+                self._spec.of_size(int(message["nnodes"])),
                 self._paths,
                 attempt,
                 address="{}:{}".format(*self._channel.getsockname()[:2]),

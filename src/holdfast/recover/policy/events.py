@@ -18,6 +18,8 @@ class Adopted:
 
     in_place: bool
     """True if that attempt began below the launchers of the attempt before."""
+    grows: bool = False
+    """True if that attempt was to save its state and end, for a launch on more nodes."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class NodesMissing:
 
     outcome: str
     """The number of missing nodes, as a sentence."""
+
+
+@dataclass(frozen=True)
+class NodesBack:
+    """The job runs on fewer nodes than it is to, and there are enough nodes for more now."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,7 @@ Event = (
     Begin
     | Adopted
     | NodesMissing
+    | NodesBack
     | RankFailed
     | JobFrozen
     | LossBroken

@@ -85,6 +85,10 @@ class State:
     """The step of the last spike of the loss that ended an attempt."""
     broken_step: int | None = None
     """The step of the last broken loss after which the run went back to a healthy checkpoint."""
+    grows: bool = False
+    """True if the ranks save their state and leave, for a launch on more nodes."""
+    keeps_size: bool = False
+    """True if the present attempt cannot save, so that it stays on its nodes until it ends."""
     is_replay: bool = False
     """True if the present attempt, or the next one, runs the steps of a broken loss again."""
     replays_in_vain: int = 0

@@ -18,6 +18,7 @@ from holdfast.recover.policy.events import (
     Kill,
     Launch,
     LossBroken,
+    NodesBack,
     NodesMissing,
     RankFailed,
     Replay,
@@ -61,15 +62,68 @@ def rule_of(state: State, event: object) -> str:
 def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     in_place = state.has_stepped
     running = replace(
-        state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s, in_place=in_place
+        state,
+        phase=Phase.RUNNING,
+        deadline_s=None,
+        launched_at_s=now_s,
+        in_place=in_place,
+        grows=False,
+        keeps_size=False,
     )
     return running, (Launch(in_place=in_place, moves_ranks=state.is_replay),)
 
 
-def _adopt(_limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, Adopted)
-    in_place = event.in_place
-    return replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=in_place), ()
+    running = replace(
+        state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=event.in_place, grows=event.grows
+    )
+    if not event.grows:
+        return running, ()
+    # The votes of the ranks are lost, so that this attempt is ended if it does not end by itself.
+    return replace(running, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s), ()
+
+
+def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    if state.keeps_size:
+        return state, ()
+    saving = replace(
+        state, phase=Phase.STOPPING, grows=True, deadline_s=now_s + limits.stop_grace_s
+    )
+    return saving, (AskRanksToSave(),)
+
+
+def _cannot_save(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.grows:
+        going_on = replace(state, phase=Phase.RUNNING, grows=False, keeps_size=True)
+        return replace(going_on, deadline_s=None), ()
+    return _terminate(limits, state, event, now_s)
+
+
+def _fail_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.grows:
+        return _await_teardown(limits, replace(state, grows=False), event, now_s)
+    return _terminate(limits, state, event, now_s)
+
+
+def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.grows:
+        return _kill_frozen(limits, replace(state, grows=False), event, now_s)
+    return _kill_leaving(limits, state, event, now_s)
+
+
+def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    if state.grows:  # the ranks are saving already
+        return replace(state, grows=False, stop_by=event.by), ()
+    return _kill_leaving(limits, state, event, now_s)
+
+
+def _end_saving(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    """Return the decision after an end of the job before all ranks had saved."""
+    if state.grows:
+        return _exited(limits, replace(state, grows=False, phase=Phase.RUNNING), event, now_s)
+    return _stopped_now(limits, state, event, now_s)
 
 
 def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
@@ -104,7 +158,8 @@ def _leave_broken_state(
 def _kill_when_due(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     if state.deadline_s is None or now_s < state.deadline_s:
         return state, ()
-    return replace(state, deadline_s=None), (Kill(),)
+    phase = Phase.LEAVING if state.grows else state.phase
+    return replace(state, phase=phase, deadline_s=None), (Kill(),)
 
 
 def _exited(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
@@ -235,7 +290,10 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
     return finish(state, _stopped(replace(state, stop_by=event.by)))
 
 
-def _stopped_now(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
+def _stopped_now(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.grows:
+        # Another number of nodes needs other launchers.
+        return _launch(limits, replace(state, has_stepped=False), event, now_s)
     return finish(state, _stopped(state))
 
 
@@ -268,6 +326,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.IDLE, Adopted): _adopt,
     (Phase.RUNNING, NodesMissing): _give_up,
     (Phase.STOPPING, NodesMissing): _give_up,
+    (Phase.RUNNING, NodesBack): _grow,
     (Phase.RUNNING, RankFailed): _await_teardown,
     (Phase.RUNNING, JobFrozen): _kill_frozen,
     (Phase.RUNNING, LossBroken): _leave_broken_state,
@@ -281,13 +340,13 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.WAITING, Tick): _launch_when_due,
     (Phase.WAITING, StopAsked): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
-    (Phase.STOPPING, CannotSave): _terminate,
-    (Phase.STOPPING, RankFailed): _terminate,
-    (Phase.STOPPING, StopAsked): _kill_leaving,
-    (Phase.STOPPING, JobFrozen): _kill_leaving,
+    (Phase.STOPPING, CannotSave): _cannot_save,
+    (Phase.STOPPING, RankFailed): _fail_stopping,
+    (Phase.STOPPING, StopAsked): _stop_again,
+    (Phase.STOPPING, JobFrozen): _freeze_stopping,
     (Phase.STOPPING, Tick): _kill_when_due,
-    (Phase.STOPPING, JobExited): _stopped_now,
-    (Phase.LEAVING, StopAsked): _kill_leaving,
+    (Phase.STOPPING, JobExited): _end_saving,
+    (Phase.LEAVING, StopAsked): _stop_again,
     (Phase.LEAVING, Tick): _kill_when_due,
     (Phase.LEAVING, JobExited): _stopped_now,
 }

@@ -7,8 +7,8 @@ replay.
 - The replay passes these steps: the hardware on which the loss broke.
 - The loss broke in the first steps after the restore of a file, and a replay from an older file passes these steps: the
   checkpoint. The other way round, a file that an earlier attempt has trained past with the same numbers is good.
-- The replay begins with other losses: the training does not repeat itself, and nothing can be told. Where a replay breaks
-  again, its first loss alone is compared, which depends on the weights and the data, and on no gradient.
+- The replay begins with other losses: the training does not repeat itself, and nothing can be told. Where a replay
+  breaks again, its first loss alone is compared, which depends on the weights and the data, and on no gradient.
 
 A training repeats itself exactly where the first steps that two attempts have in common agree to the last bit. Else
 numbers are the same within a tolerance.
