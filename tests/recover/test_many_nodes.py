@@ -317,7 +317,7 @@ def test_a_job_goes_on_with_fewer_nodes_and_is_whole_again_once_they_are_back(pl
     ends = cluster.finish()
     assert [code for code, _ in ends.values()] == [0, 0], ends
     with place.ledger() as ledger:
-        first, alone, whole = ledger.attempts("r")
+        _, alone, whole = ledger.attempts("r")
         (lost,) = ledger.incidents("r")
     assert lost.diagnosis["decided_by"] == ["observer-node"]
     assert (alone.outcome, whole.outcome) == ("stopped", "completed")
