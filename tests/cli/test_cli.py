@@ -348,6 +348,7 @@ def test_the_command_line_is_what_was_agreed():
             "--json",
             "--log-max-mib",
             "--max-restarts",
+            "--min-nodes",
             "--mode",
             "--name",
             "--nnodes",

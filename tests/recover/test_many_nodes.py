@@ -364,3 +364,59 @@ def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
     with place.ledger() as ledger:
         (attempt,) = ledger.attempts("r")
     assert attempt.last_step > 1300, "also in the time of the cut"
+
+
+ELASTIC = """
+import os, pathlib, time
+import torch
+import torch.distributed as dist
+import holdfast
+
+dist.init_process_group("gloo")
+run = holdfast.attach()
+state = {"model": torch.nn.Linear(2, 2)}
+with holdfast.Checkpointer("checkpoints", every=20, keep=2) as ckpt:
+    step = ckpt.restore(state)
+    while True:
+        step += 1
+        ends = torch.tensor(float(pathlib.Path("finish").exists()))
+        dist.all_reduce(ends)
+        if dist.get_rank() == 0:
+            place = pathlib.Path("place.new")
+            place.write_text(f"{dist.get_world_size()} {run.accumulation}")
+            place.rename("place")
+        time.sleep(0.02)
+        run.step(step)
+        ckpt.save(step, state)
+        if ends:
+            break
+"""
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_with_fewer_nodes_and_is_whole_again_once_they_are_back(place):
+    cluster = Cluster(place, "--min-nodes", "1", "--", "python", place.job(ELASTIC))
+
+    def runs_as(world, accumulation):
+        told = place.folder / "place"
+        return told.exists() and told.read_text() == f"{world} {accumulation}"
+
+    cluster.start("n1")
+    place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+    cluster.start("n2")
+    place.wait_until(lambda: runs_as(2, 1))
+    place.wait_for_step("r", 25)
+    cluster.nodes["n2"].kill()
+    cluster.nodes["n2"].communicate()
+    place.wait_until(lambda: runs_as(1, 2))
+    cluster.start("n2")
+    place.wait_until(lambda: runs_as(2, 1))
+    ends = cluster.finish()
+    assert [code for code, _ in ends.values()] == [0, 0], ends
+    with place.ledger() as ledger:
+        _, alone, whole = ledger.attempts("r")
+        (lost,) = ledger.incidents("r")
+    assert lost.diagnosis["decided_by"] == ["observer-node"]
+    assert (alone.outcome, whole.outcome) == ("stopped", "completed")
+    assert whole.start_step == alone.last_step, "what was saved for the launch is gone on from"
+    assert alone.start_step % 20 == 0

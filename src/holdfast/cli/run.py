@@ -113,6 +113,12 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     help="Nodes that train; start this command on each.  [default: 1]",
 )
 @click.option(
+    "--min-nodes",
+    type=int,
+    metavar="M",
+    help="Where nodes are lost and no other comes, go on with fewer, at least M.  [default: wait]",
+)
+@click.option(
     "--rendezvous",
     metavar="HOST:PORT",
     help="Where the nodes meet: one of them, and a free port.  [default: of torchrun, Slurm or Kubernetes]",
@@ -189,6 +195,7 @@ def command(
     /,
     job: tuple[str, ...],
     nnodes: int | None,
+    min_nodes: int | None,
     rendezvous: str | None,
     spares: int,
     on: str,
@@ -230,7 +237,7 @@ def command(
     told: dict[str, float | str | None] = {
         path: settings[path.replace(".", "_")] for _, path, _ in SETTINGS
     }
-    told |= {"mode": mode, "test_nodes": test_nodes}
+    told |= {"mode": mode, "test_nodes": test_nodes, "min_nodes": min_nodes}
     given = {path: value for path, value in told.items() if value is not None}
     with Ledger.open(place.ledger) as ledger:
         run = None if resume is None else ledger.run(resume)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.errors import BadUse, ChannelError
 from holdfast.core.link import (
+    ENV_ACCUMULATION,
     JobLink,
     Number,
     Unsupervised,
@@ -68,6 +69,14 @@ class Run:
     def supervised(self) -> bool:
         """Whether somebody listens."""
         return self._link is not None
+
+    @property
+    def accumulation(self) -> int:
+        """Return how many micro-batches to accumulate in each step where the job on all of its nodes has one.
+
+        1, unless `holdfast run --min-nodes` has started the job on fewer nodes. The global batch stays the same.
+        """
+        return int(os.environ.get(ENV_ACCUMULATION, "1"))
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number) -> None:
         """Say that `step` steps are completed.

@@ -126,7 +126,8 @@ class Conduct:
 
     def adopted(self, *, in_place: bool) -> None:
         """Take in that an attempt was taken over from an earlier supervisor."""
-        event = policy.Adopted(in_place)
+        grows = any(at == self.view.number for _, at, _ in self._recorder.events("nodes_back"))
+        event = policy.Adopted(in_place, grows)
         now_s = self._clock.monotonic_s()
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
@@ -134,6 +135,15 @@ class Conduct:
         """Follow the logs of an attempt that was taken over, and wait for the end of the attempt."""
         self._follow_logs()
         self.tasks.spawn(self._see_through())
+
+    def grow_if_possible(self) -> None:
+        """Have the ranks save and leave if there are nodes for a larger launch than the present one."""
+        is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
+        if self._spec.mode == "act" and is_free and self.launches.can_grow and self.view.steps:
+            # The next supervisor must not take the ranks' leave for the end of the training.
+            self._recorder.event("nodes_back", {})
+            self._observe("nodes", {"text": "nodes are back: saving, then going on with more"})
+            self.tell(policy.NodesBack())
 
     def all_ended(self) -> None:
         """Take in that no trainer of the present attempt is left."""
@@ -232,7 +242,7 @@ class Conduct:
         self._recorder.observed(self.view.observations(self._clock.now_s()))
         if self.view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self.view.dropped_log_bytes})
-        stopping = bool(self.state.stop_by or self.state.leaving)
+        stopping = self.state.stop_by is not None or self.state.is_moving
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
         self.tell(policy.JobExited(returncode))

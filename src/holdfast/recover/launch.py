@@ -17,7 +17,7 @@ from pathlib import Path
 from holdfast.checkpoint import ENV_SUPERVISOR_PID
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
-from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
+from holdfast.core.link import ENV_ACCUMULATION, ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel
@@ -90,7 +90,12 @@ def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
 
 
 def attempt_environment(
-    attempt: int, history: FailureHistory, left_out: LeftOut, *, turns_gpus: bool = False
+    attempt: int,
+    history: FailureHistory,
+    left_out: LeftOut,
+    *,
+    turns_gpus: bool = False,
+    accumulation: int = 1,
 ) -> dict[str, str]:
     """Return the variables of the ranks' environment that differ between attempts.
 
@@ -99,11 +104,13 @@ def attempt_environment(
         history: the failures before.
         left_out: the batches that the attempt leaves out.
         turns_gpus: True if each rank is to use another GPU of its node than before.
+        accumulation: the number of micro-batches where the job as launched at first has one.
     """
     told = {
         ENV_ATTEMPT: str(attempt),
         ENV_LEAVE_OUT: left_out.as_text(),
         ENV_TURN_GPUS: "1" if turns_gpus else "",
+        ENV_ACCUMULATION: str(accumulation),
     }
     return {**history.as_environment(), **told}
 

@@ -37,19 +37,30 @@ class Launches:
         spec: RunSpec,
         clock: Clock,
     ) -> None:
+        """Begin before the first launch.
+
+        Args:
+            paths: the paths of the run.
+            nodes: the nodes of the run.
+            recorder: the recorder of the run.
+            observe: receives the events of the run.
+            tests: the tests of the nodes.
+            sizes: the numbers of nodes on which the job may run, the largest first.
+        """
         self._paths = paths
         self._nodes = nodes
         self._recorder = recorder
         self._observe = observe
         self._tests = tests
-        self._nnodes = spec.nnodes
+        self._sizes = spec.sizes
+        self._nnodes = self._sizes[0]
         self._requeue = Requeue(
             paths,
             spec.cwd,
             recorder,
             observe,
             clock,
-            nnodes=spec.nnodes,
+            nnodes=self._nnodes,
             limit=spec.restarts.max_restarts,
         )
         self._order: dict[str, Any] | None = None
@@ -116,11 +127,14 @@ class Launches:
                 out = self._tests.left_out
                 more = f"; cordoned: {', '.join(out)}" if out else ""
                 self._observe("nodes", {"text": f"waiting for nodes: {there} are there{more}"})
-            if not await self._gather(given_up):
+            size = await self._gather(given_up)
+            if size is None:
                 break
-            if (
-                chosen := await self._nodes.choose(self._nnodes, turn=int(self._moves_ranks))
-            ) is not None:
+            if size < self._nnodes:
+                text = f"going on with {size} of {self._nnodes} nodes: run.accumulation is {self._nnodes // size}"
+                self._observe("nodes", {"text": text})
+            chosen = await self._nodes.choose(size, turn=int(self._moves_ranks))
+            if chosen is not None:
                 return chosen
         if given_up.is_set():
             return policy.JobExited(-9)
@@ -137,19 +151,42 @@ class Launches:
             f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes.{cordoned}"
         )
 
-    async def _gather(self, given_up: asyncio.Event) -> bool:
-        """Wait for enough nodes; return whether they are there. Without others, cordoned ones are taken back."""
+    async def _gather(self, given_up: asyncio.Event) -> int | None:
+        """Wait for enough nodes; return for how many there are enough, None where there are too few.
+
+        After a while without others, cordoned nodes are taken back. Then a smaller size is taken.
+        """
         for _ in range(round(NODES_S / SPARE_S)):
             if await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S):
                 self._requeue.enough()
-                return True
+                return self._nnodes
             self._tests.leave_out()  # a person may have returned a node meanwhile
             if given_up.is_set() or self._tests.readmit(self._nnodes):
                 break
+            # At the start of a run its nodes may take longer to come.
+            size = self._size_for(self._nodes.missing) if self._recorder.any_step else None
+            if size is not None:
+                return size
             names = [node.name for node in self._nodes.connected]
             if await self._requeue.look(names, self._nodes.cordoned):
-                return False
-        return self._nodes.missing(self._nnodes) == 0 and not given_up.is_set()
+                return None
+        return (
+            self._nnodes
+            if not self._nodes.missing(self._nnodes) and not given_up.is_set()
+            else None
+        )
+
+    def _size_for(self, missing: Callable[[int], int]) -> int | None:
+        return next((size for size in self._sizes if missing(size) == 0), None)
+
+    @property
+    def can_grow(self) -> bool:
+        """Return whether there are nodes for a larger size than the one that the job runs on."""
+        present = len(self._nodes.launched)
+        if not 0 < present < self._nnodes:
+            return False
+        size = self._size_for(lambda size: max(0, self._nodes.missing(size) - present))
+        return size is not None and size > present
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
         """Start an attempt on the nodes that were chosen; None: below the launchers that are there."""
@@ -158,17 +195,20 @@ class Launches:
             self._nodes.send(self._order, to="shim")
             return
         self._order = None
-        self._nodes.launch(number, *chosen, self._environment(number))
+        self._nodes.launch(number, *chosen, self._environment(number, len(chosen[0])))
         self._recorder.launched({node.node_id: node.name for node in chosen[0]})
 
     def _order_of(self, number: int) -> dict[str, Any]:
-        environment = self._environment(number)
+        environment = self._environment(number, len(self._nodes.launched))
         environment["TORCHELASTIC_RESTART_COUNT"] = str(number - self.attempt)
         logs = str(make_log_folder(self._paths, number, launched=self.attempt))
         return {"kind": "start", "attempt": number, "logs": logs, "environment": environment}
 
-    def _environment(self, number: int) -> dict[str, str]:
+    def _environment(self, number: int, size: int) -> dict[str, str]:
         history = self._recorder.failures() or FailureHistory()
         left_out = self._recorder.skipping.left_out
         turns = self._moves_ranks and self._nnodes == 1
-        return attempt_environment(number, history, left_out, turns_gpus=turns)
+        accumulation = self._nnodes // max(1, size)
+        return attempt_environment(
+            number, history, left_out, turns_gpus=turns, accumulation=accumulation
+        )

@@ -4,7 +4,7 @@ import importlib.util
 import shlex
 import shutil
 import sys
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -37,6 +37,8 @@ class RunSpec:
     nproc: int = 1
     """Ranks on each node; a `torchrun` command says that itself."""
     nnodes: int = 1
+    min_nodes: int | None = None
+    """The fewest nodes on which the job may go on; None: `nnodes`."""
     """Nodes that train."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
@@ -55,6 +57,12 @@ class RunSpec:
         _require(bool(self.command), "command", "nothing", "the job's command after `--`")
         _require(self.nproc >= 1, "--nproc", self.nproc, "at least 1")
         _require(self.nnodes >= 1, "--nnodes", self.nnodes, "at least 1")
+        _require(
+            self.min_nodes is None or 1 <= self.min_nodes <= self.nnodes,
+            "--min-nodes",
+            self.min_nodes,
+            f"from 1 to {self.nnodes}, the number of nodes",
+        )
         _require(
             self.restarts.max_restarts >= 0,
             "--max-restarts",
@@ -145,6 +153,23 @@ class RunSpec:
                 )
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the numbers of nodes on which the job may run, the largest first.
+
+        Each divides `nnodes`, so that whole micro-batches make up the global batch.
+        """
+        least = self.min_nodes or self.nnodes
+        return tuple(size for size in range(self.nnodes, least - 1, -1) if self.nnodes % size == 0)
+
+    def of_size(self, nnodes: int) -> Self:
+        """Return the same job on a number of nodes."""
+        command = self.command
+        if self.is_torchrun and nnodes == 1 < self.nnodes:
+            program, *rest = without_rendezvous(command)
+            command = (program, "--standalone", *rest)
+        return replace(self, nnodes=nnodes, min_nodes=None, command=command)
+
+    @property
     def is_torchrun(self) -> bool:
         """Whether the user's command is PyTorch's launcher itself."""
         return Path(self.command[0]).name == "torchrun"
@@ -209,6 +234,7 @@ class RunSpec:
         return {
             "nproc": cls.nproc,
             "nnodes": cls.nnodes,
+            "min_nodes": cls.min_nodes,
             "restarts": asdict(RestartLimits()),
             "hangs": asdict(HangLimits()),
             "healthy_after": cls.healthy_after,

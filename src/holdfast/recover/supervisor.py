@@ -398,6 +398,7 @@ class Supervisor:
                 self._conduct.speed.tick(self._view, now_s)
             await self._nodes.tick()
             self._conduct.health.tick(self._view, self._conduct.state)
+            self._conduct.grow_if_possible()
             self._recorder.flush()
             self._conduct.stopping.look()
             if self._conduct.decisions.is_approved():

@@ -174,13 +174,14 @@ def test_a_lost_node_is_tested_before_a_launch_on_it_alone(make):
     assert place.tests.is_due_for([n1, n2])
 
 
-def launches_of(place, nnodes, monkeypatch):
+def launches_of(place, nnodes, monkeypatch, min_nodes=None):
     monkeypatch.setattr(launches, "SPARE_S", 0.01)
     monkeypatch.setattr(launches, "NODES_S", 0.02)
     observe = place.tests._observe
-    spec, paths = RunSpec(command=("true",), cwd="/", nnodes=nnodes), RunPaths(place.home, "r")
+    paths, recorder = RunPaths(place.home, "r"), SimpleNamespace(any_step=True)
+    spec = RunSpec(command=("true",), cwd="/", nnodes=nnodes, min_nodes=min_nodes)
     return launches.Launches(
-        paths, place.nodes, None, observe, place.tests, spec, place.tests._clock
+        paths, place.nodes, recorder, observe, place.tests, spec, place.tests._clock
     )
 
 
@@ -303,3 +304,23 @@ def test_the_ranks_of_a_replay_move_by_one_node(make, monkeypatch):
         assert heads[-1] == names[0]
     place.nodes._launch = place.nodes.connected[:1]
     assert not launched.move_ranks(moves=True), "on one node the GPUs change below the launcher"
+
+
+def test_a_job_goes_on_with_fewer_nodes_and_grows_once_there_are_more(make, monkeypatch):
+    place = make("n1", "n2", "n3")
+    launched = launches_of(place, 4, monkeypatch, min_nodes=2)
+    never = asyncio.Event()
+    assert asyncio.run(launched._gather(never)) == 2, "3 nodes do not divide the work of 4"
+    n1, n2, n3 = place.nodes.connected
+    place.nodes._launch = [n1, n2]
+    n1.launched = n2.launched = 1
+    assert not launched.can_grow
+    n4 = Node(node_id="n4", name="n4", stream=n3.stream)
+    place.nodes._nodes["n4"] = n4
+    assert launched.can_grow
+    place.nodes.cordoned = frozenset({"n3"})
+    assert not launched.can_grow
+    launched._recorder.any_step = False
+    place.nodes._nodes.pop("n4")
+    n1.launched = n2.launched = None
+    assert asyncio.run(launched._gather(never)) is None, "at the start all nodes are waited for"

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -593,7 +593,7 @@ class Node:
             standby, self._standby = self._standby, None
             self._launched_s = time.monotonic()
             self._job = job = await launch(
-                replace(self._spec, nnodes=int(message["nnodes"])),
+                self._spec.of_size(int(message["nnodes"])),
                 self._paths,
                 attempt,
                 address="{}:{}".format(*self._channel.getsockname()[:2]),

@@ -18,6 +18,8 @@ class Adopted:
 
     in_place: bool
     """True if that attempt began below the launchers of the attempt before."""
+    grows: bool = False
+    """True if that attempt was to save its state and end, for a launch on more nodes."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class NodesMissing:
     """The number of missing nodes, as a sentence."""
     queued: bool = False
     """True if the run is queued again, and goes on in another job of its scheduler."""
+
+
+@dataclass(frozen=True)
+class NodesBack:
+    """The job runs on fewer nodes than it is to, and there are enough nodes for more now."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,7 @@ Event = (
     Begin
     | Adopted
     | NodesMissing
+    | NodesBack
     | RankFailed
     | JobFrozen
     | LossBroken

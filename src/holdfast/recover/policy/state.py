@@ -87,9 +87,18 @@ class State:
     """The step of the last spike of the loss that ended an attempt."""
     broken_step: int | None = None
     """The step of the last broken loss after which the run went back to a healthy checkpoint."""
+    grows: bool = False
+    """True if the ranks save their state and leave, for a launch on more nodes."""
+    keeps_size: bool = False
+    """True if the present attempt cannot save, so that it stays on its nodes until it ends."""
     is_replay: bool = False
     """True if the present attempt, or the next one, runs the steps of a broken loss again."""
     replays_in_vain: int = 0
     """The number of replays since the last gain."""
     skipping: Skipping = field(default_factory=Skipping)
     """The batches that the attempts leave out."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Return True if the state is saved for a launch on other nodes, and nobody has asked to stop."""
+        return self.stop_by is None and bool(self.leaving or self.grows)

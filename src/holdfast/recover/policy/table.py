@@ -18,6 +18,7 @@ from holdfast.recover.policy.events import (
     Kill,
     Launch,
     LossBroken,
+    NodesBack,
     NodesMissing,
     NodeToLeave,
     RankFailed,
@@ -68,14 +69,63 @@ def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -
         launched_at_s=now_s,
         in_place=in_place,
         leaving="",
+        grows=False,
+        keeps_size=False,
     )
     return running, (Launch(in_place=in_place, moves_ranks=state.is_replay),)
 
 
-def _adopt(_limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, Adopted)
-    in_place = event.in_place
-    return replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=in_place), ()
+    running = replace(
+        state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=event.in_place, grows=event.grows
+    )
+    if not event.grows:
+        return running, ()
+    # The votes of the ranks are lost, so that this attempt is ended if it does not end by itself.
+    return replace(running, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s), ()
+
+
+def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    if state.keeps_size:
+        return state, ()
+    saving = replace(
+        state, phase=Phase.STOPPING, grows=True, deadline_s=now_s + limits.stop_grace_s
+    )
+    return saving, (AskRanksToSave(),)
+
+
+def _cannot_save(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.is_moving and not state.leaving:
+        going_on = replace(state, phase=Phase.RUNNING, grows=False, keeps_size=True)
+        return replace(going_on, deadline_s=None), ()
+    return _terminate(limits, state, event, now_s)
+
+
+def _fail_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.is_moving:  # nobody has asked to stop: the failure is one like any other
+        return _await_teardown(limits, replace(state, grows=False), event, now_s)
+    return _terminate(limits, state, event, now_s)
+
+
+def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    if state.is_moving:
+        return _kill_frozen(limits, replace(state, grows=False), event, now_s)
+    return _kill_leaving(limits, state, event, now_s)
+
+
+def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    if state.is_moving:  # the ranks save their state already
+        return replace(state, grows=False, stop_by=event.by), ()
+    return _kill_leaving(limits, state, event, now_s)
+
+
+def _end_saving(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
+    """Return the decision after an end of the job before all ranks had saved."""
+    if state.is_moving:
+        return _exited(limits, replace(state, grows=False, phase=Phase.RUNNING), event, now_s)
+    return _stopped_now(limits, state, event, now_s)
 
 
 def _give_up(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
@@ -112,7 +162,8 @@ def _leave_broken_state(
 def _kill_when_due(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     if state.deadline_s is None or now_s < state.deadline_s:
         return state, ()
-    return replace(state, deadline_s=None), (Kill(),)
+    phase = Phase.LEAVING if state.is_moving else state.phase
+    return replace(state, phase=phase, deadline_s=None), (Kill(),)
 
 
 def _exited(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
@@ -222,30 +273,13 @@ def _let_leave(limits: RestartLimits, state: State, _event: Event, now_s: float)
     return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), ()
 
 
-def _terminate_or_fail(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    rule = _await_teardown if _only_leaves_node(state) else _terminate
-    return rule(limits, state, event, now_s)
-
-
-def _kill_or_fail(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
-    rule = _kill_frozen if _only_leaves_node(state) else _kill_leaving
-    return rule(limits, state, event, now_s)
-
-
-def _only_leaves_node(state: State) -> bool:
-    """Return True if nobody has asked to stop: a failure is then one like any other."""
-    return state.stop_by is None
-
-
 def _terminate(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), (
         Terminate(),
     )
 
 
-def _kill_leaving(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
-    if isinstance(event, StopAsked) and state.stop_by is None:
-        return replace(state, stop_by=event.by), ()  # the ranks save their state already
+def _kill_leaving(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
     return replace(state, phase=Phase.LEAVING, deadline_s=None), (Kill(),)
 
 
@@ -269,11 +303,9 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
 
 def _stopped_now(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, JobExited)
-    if state.stop_by is not None:
-        return finish(state, _stopped(state))
-    if state.phase is Phase.STOPPING and event.returncode == 0:
-        return finish(state, _completed())  # the training was over before its state was saved
-    return _launch(limits, replace(state, has_stepped=False), event, now_s)
+    if state.is_moving:  # other nodes need other launchers
+        return _launch(limits, replace(state, has_stepped=False), event, now_s)
+    return finish(state, _stopped(state))
 
 
 def _completed() -> End:
@@ -305,6 +337,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.IDLE, Adopted): _adopt,
     (Phase.RUNNING, NodesMissing): _give_up,
     (Phase.STOPPING, NodesMissing): _give_up,
+    (Phase.RUNNING, NodesBack): _grow,
     (Phase.RUNNING, RankFailed): _await_teardown,
     (Phase.RUNNING, JobFrozen): _kill_frozen,
     (Phase.RUNNING, LossBroken): _leave_broken_state,
@@ -319,13 +352,13 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.WAITING, Tick): _launch_when_due,
     (Phase.WAITING, StopAsked): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
-    (Phase.STOPPING, CannotSave): _terminate,
-    (Phase.STOPPING, RankFailed): _terminate_or_fail,
-    (Phase.STOPPING, StopAsked): _kill_leaving,
-    (Phase.STOPPING, JobFrozen): _kill_or_fail,
+    (Phase.STOPPING, CannotSave): _cannot_save,
+    (Phase.STOPPING, RankFailed): _fail_stopping,
+    (Phase.STOPPING, StopAsked): _stop_again,
+    (Phase.STOPPING, JobFrozen): _freeze_stopping,
     (Phase.STOPPING, Tick): _kill_when_due,
-    (Phase.STOPPING, JobExited): _stopped_now,
-    (Phase.LEAVING, StopAsked): _kill_leaving,
+    (Phase.STOPPING, JobExited): _end_saving,
+    (Phase.LEAVING, StopAsked): _stop_again,
     (Phase.LEAVING, Tick): _kill_when_due,
     (Phase.LEAVING, JobExited): _stopped_now,
 }

@@ -7,7 +7,7 @@ replay.
 - The replay passes these steps: the hardware on which the loss broke.
 - The loss broke in the first steps after the restore of a file, and a replay from an older file passes these steps: the
   checkpoint. The other way round, a file that an earlier attempt has trained past with the same numbers is good.
-- The replay begins with other losses: the training does not repeat itself, and nothing can be told. Where a replay
+- The replay begins with other losses: the training does not repeat itself, and the cause is unknown. Where a replay
   breaks again, its first loss alone is compared, which depends on the weights and the data, and on no gradient.
 
 A training repeats itself exactly where the first steps that two attempts have in common agree to the last bit. Else
@@ -32,9 +32,9 @@ TOLERANCE: Final = 0.02
 ANOMALY_TOLERANCE: Final = 0.1
 """The largest relative difference of the same broken step, where the training repeats itself roughly."""
 SLACK_STEPS: Final = 3
-"""Steps by which a loss may break earlier or later, likewise."""
+"""Steps by which a loss may break earlier or later, where the training repeats itself roughly."""
 DIRECT_STEPS: Final = 2
-"""Numbers differ at most so many steps after the restore of a damaged file: the optimizer's state shows only in the
+"""The most steps from the restore of a damaged file to different numbers: the optimizer's state shows only in the
 second loss."""
 
 

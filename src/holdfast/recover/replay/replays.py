@@ -16,7 +16,10 @@ from holdfast.recover.replay.traces import KINDS, Trace, steps_of, traces_of
 REPLAY = "replay"
 """The kind of the event that a replay is decided; its data: `incident_id` and `anomaly`."""
 CLASSIFIED = "anomaly_class"
-"""The kind of the event that the class is found; its data: `incidents`, `attempts`, and those of `Finding.to_json`."""
+"""The kind of the event that the class is found.
+
+Its data: `incidents`, `attempts`, and the values of `Finding.to_json`.
+"""
 CANNOT_READ = "The records of the steps cannot be read, so that the cause cannot be told."
 
 

@@ -22,7 +22,7 @@ Numbers = tuple[float, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one attempt has reported."""
+    """The reports of one attempt."""
 
     attempt: int
     numbers: Mapping[int, Numbers]

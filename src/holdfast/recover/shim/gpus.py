@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ENV_TURN_GPUS = "HOLDFAST_TURN_GPUS"
-"""Set where the ranks of an attempt use other GPUs than those of the attempt before."""
+"""Set if the ranks of an attempt use other GPUs than in the attempt before."""
 ENV_VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """The driver has a folder for each GPU there."""
 
 
 def turned(environment: Mapping[str, str], *, driver: Path = DRIVER) -> dict[str, str]:
-    """Return the variable that moves the ranks of a node by one GPU; empty where that is not asked for or possible.
+    """Return the variable that moves the ranks of a node by one GPU; empty if the ranks stay, or cannot move.
 
     Args:
         environment: the environment of a rank.
