@@ -48,6 +48,8 @@ START_TIMEOUT_S = 90.0
 STEPS_BETWEEN_KILLS = 15
 BOUND_S = 120.0
 """How long a round waits for a new step; then it counts as not recovered."""
+SETTLED_S = 12.0
+"""So long after its first steps a job is struck: the spare is there, and each node has a launcher ready."""
 VICTIMS = (("n1", "agent"), ("n2", "agent"), ("n1", "supervisor_process"))
 
 
@@ -179,7 +181,7 @@ def process_rows(source: random.Random, kills: int) -> list[Row]:
 def strike(commands: dict[str, Sequence[str]], victim: str) -> float | None:
     """Kill a node with all its processes; return the seconds to the first new step of every rank."""
     with nodes(commands) as found:
-        time.sleep(2.0)  # the spare is there as well
+        time.sleep(SETTLED_S)
         old, at_s = found.pids(), time.time()
         struck = found.processes[victim]
         below = struck.children(recursive=True)
@@ -285,6 +287,7 @@ def main() -> int:
         return 1
     notes = [
         "2 nodes of one gloo rank on one host, and a spare; steps of 0.06 s, a checkpoint every 5 steps",
+        f"nodes are killed {SETTLED_S:.0f} s after the first steps: the spare is there, each node has a launcher ready",
         "limit in seconds: a fresh group without launcher, supervisor and checkpoint, to its first step",
         quiet.sentence(),
         others.sentence(),
