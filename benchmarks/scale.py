@@ -228,9 +228,7 @@ class Agent:
             case "kill":
                 self._was_ended()
                 if self._launched is not None:
-                    attempt, self._launched = self._launched, None
-                    self._send({"kind": "launcher_ended", "attempt": attempt, "returncode": -9})
-                    self.ranks, self.has_stepped, self._living = range(0), False, set()
+                    self._end_launcher()
             case "look":
                 used = {str(rank): [1.0, 1] for rank in map(int, message["pids"])}
                 self._send({"kind": "looked", "look": message["look"], "used": used})
@@ -239,6 +237,12 @@ class Agent:
                     self.put("rank", rank, "begun", collectives=None)
             case "pass":
                 self._take(message["message"])
+
+    def _end_launcher(self) -> None:
+        ended = {"kind": "launcher_ended", "attempt": self._launched, "returncode": -9}
+        self._launched, self.ranks, self.has_stepped, self._living = None, range(0), False, set()
+        self._outbox.flush()
+        self._send(ended)
 
     def _shim(self, rank: int) -> Peer:
         return self._peer("shim", rank)
@@ -253,6 +257,8 @@ class Agent:
                 self.has_stepped = False
                 for rank in sorted(self._living):
                     self.exit(rank, -9)
+            case "leave" if self._launched is not None:
+                self._end_launcher()
             case "start":
                 if self._job.started_at_s is None:
                     self._job.started_at_s = time.monotonic()
