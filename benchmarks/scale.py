@@ -66,7 +66,7 @@ STACK = [
 
 
 class Job:
-    """All emulated nodes: what happens to them together."""
+    """All emulated nodes of one job."""
 
     def __init__(self, port: int, nodes: int) -> None:
         self.port = port
@@ -75,7 +75,7 @@ class Job:
         self.began_s = time.monotonic()
         self.step = 0
         self.ended_at_s: float | None = None
-        """When the first order to end ranks or launchers arrived since `watch`."""
+        """The moment of the first order to end ranks or launchers since `watch`."""
         self.started_at_s: float | None = None
         self.attempt = 0
         self.frozen = self.paused = False
@@ -468,15 +468,15 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     begin = {"kind": "begin", "run_id": "r", "home": str(home), "ledger": url, "token": TOKEN}
     begin |= {"node_id": "n000", "after": None, "is_lost": False, "adopts": False}
     node.send({**begin, "stop": None, "notify": []})
-    told: list[str] = []
-    reading = asyncio.create_task(_read_all(node, told))
+    observed: list[str] = []
+    reading = asyncio.create_task(_read_all(node, observed))
     try:
         job = Job(listening.getsockname()[1], nodes)
         listening.close()
         limit_s = await round_trip_s()
         rows = await measure(psutil.Process(process.pid), job, steady_s=steady_s, rounds=rounds)
     except DoesNotWork as error:
-        said = "\n".join([*told[-20:], (home / "supervisor.log").read_text()[-2000:]])
+        said = "\n".join([*observed[-20:], (home / "supervisor.log").read_text()[-2000:]])
         raise DoesNotWork(f"{error}\n{said}") from error
     finally:
         reading.cancel()
@@ -487,10 +487,10 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     return rows
 
 
-async def _read_all(node: Stream, told: list[str]) -> None:
+async def _read_all(node: Stream, observed: list[str]) -> None:
     while (message := await node.receive()) is not None:
         if message.get("what") != "step":
-            told.append(str(message)[:300])
+            observed.append(str(message)[:300])
 
 
 def main() -> int:
