@@ -99,7 +99,7 @@ class Outbox:
                 kept.popleft()
 
     def unseen(self, seen: int) -> Iterator[dict[str, Any]]:
-        """Yield, as messages, all that is kept and newer than the number `seen`; the list of waiting reports is empty afterwards."""
+        """Yield all kept messages that are newer than the number `seen`; the waiting reports are among them."""
         self._waiting, self._waiting_bytes = [], 0
         left = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
         left = [envelope for envelope in left if envelope.seq > seen]
