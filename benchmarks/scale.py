@@ -66,7 +66,7 @@ STACK = [
 
 
 class Job:
-    """All emulated nodes: what happens to them together."""
+    """All emulated nodes of one job."""
 
     def __init__(self, port: int, nodes: int) -> None:
         self.port = port
@@ -75,7 +75,7 @@ class Job:
         self.began_s = time.monotonic()
         self.step = 0
         self.ended_at_s: float | None = None
-        """When the first order to end ranks or launchers arrived since `watch`."""
+        """The moment of the first order to end ranks or launchers since `watch`."""
         self.started_at_s: float | None = None
         self.attempt = 0
         self.frozen = self.paused = False
@@ -228,9 +228,7 @@ class Agent:
             case "kill":
                 self._was_ended()
                 if self._launched is not None:
-                    attempt, self._launched = self._launched, None
-                    self._send({"kind": "launcher_ended", "attempt": attempt, "returncode": -9})
-                    self.ranks, self.has_stepped, self._living = range(0), False, set()
+                    self._end_launcher()
             case "look":
                 used = {str(rank): [1.0, 1] for rank in map(int, message["pids"])}
                 self._send({"kind": "looked", "look": message["look"], "used": used})
@@ -239,6 +237,12 @@ class Agent:
                     self.put("rank", rank, "begun", collectives=None)
             case "pass":
                 self._take(message["message"])
+
+    def _end_launcher(self) -> None:
+        ended = {"kind": "launcher_ended", "attempt": self._launched, "returncode": -9}
+        self._launched, self.ranks, self.has_stepped, self._living = None, range(0), False, set()
+        self._outbox.flush()
+        self._send(ended)
 
     def _shim(self, rank: int) -> Peer:
         return self._peer("shim", rank)
@@ -253,6 +257,8 @@ class Agent:
                 self.has_stepped = False
                 for rank in sorted(self._living):
                     self.exit(rank, -9)
+            case "leave" if self._launched is not None:
+                self._end_launcher()
             case "start":
                 if self._job.started_at_s is None:
                     self._job.started_at_s = time.monotonic()
@@ -462,15 +468,15 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     begin = {"kind": "begin", "run_id": "r", "home": str(home), "ledger": url, "token": TOKEN}
     begin |= {"node_id": "n000", "after": None, "is_lost": False, "adopts": False}
     node.send({**begin, "stop": None, "notify": []})
-    told: list[str] = []
-    reading = asyncio.create_task(_read_all(node, told))
+    observed: list[str] = []
+    reading = asyncio.create_task(_read_all(node, observed))
     try:
         job = Job(listening.getsockname()[1], nodes)
         listening.close()
         limit_s = await round_trip_s()
         rows = await measure(psutil.Process(process.pid), job, steady_s=steady_s, rounds=rounds)
     except DoesNotWork as error:
-        said = "\n".join([*told[-20:], (home / "supervisor.log").read_text()[-2000:]])
+        said = "\n".join([*observed[-20:], (home / "supervisor.log").read_text()[-2000:]])
         raise DoesNotWork(f"{error}\n{said}") from error
     finally:
         reading.cancel()
@@ -481,10 +487,10 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     return rows
 
 
-async def _read_all(node: Stream, told: list[str]) -> None:
+async def _read_all(node: Stream, observed: list[str]) -> None:
     while (message := await node.receive()) is not None:
         if message.get("what") != "step":
-            told.append(str(message)[:300])
+            observed.append(str(message)[:300])
 
 
 def main() -> int:

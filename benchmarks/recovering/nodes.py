@@ -24,6 +24,8 @@ from common.table import Must, Row
 from holdfast.core.sockets import free_ports
 from recovering.jobs import SCRIPT, START_TIMEOUT_S, read_steps
 
+SETTLED_S = 12.0
+"""So long after its first steps a job is struck: the spare is there, and each node has a launcher ready."""
 FIRST_STEPS = 15
 """Steps before a node is struck."""
 BOUND_S = 120.0
@@ -85,7 +87,7 @@ def torchruns(count: int) -> dict[str, Sequence[str]]:
 def strike(commands: dict[str, Sequence[str]], victim: str) -> float | None:
     """Kill a node with all its processes; return the seconds to the first new step of every rank."""
     with nodes(commands) as found:
-        time.sleep(2.0)  # the spare is there as well
+        time.sleep(SETTLED_S)
         old, at_s = found.pids(), time.time()
         struck = found.processes[victim]
         below = struck.children(recursive=True)

@@ -104,6 +104,19 @@ def test_an_incident_is_resolved_and_resumed(recorder, ledger, clock):
     )
 
 
+@pytest.mark.parametrize("hours", [-5, 5])
+def test_a_wall_clock_that_is_set_hides_no_incident(recorder, ledger, clock, hours):
+    recorder.event("begun", {})
+    recorder.attempt_began(1)
+    clock.jump(hours * 3600.0)
+    incident_id = recorder.incident(incident(clock))
+    opened = recorder.open_incident()
+    assert opened is not None
+    assert opened.incident_id == incident_id
+    recorder.event("begun", {})  # a person has looked at it
+    assert recorder.open_incident() is None
+
+
 def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock):
     recorder.attempt_began(1)
     incident_id = recorder.incident(incident(clock, step=7, fingerprint="f"))

@@ -45,7 +45,8 @@ class Launches:
             recorder: the recorder of the run.
             observe: receives the events of the run.
             tests: the tests of the nodes.
-            sizes: the numbers of nodes on which the job may run, the largest first.
+            spec: the job and its limits.
+            clock: the clock of this host.
         """
         self._paths = paths
         self._nodes = nodes

@@ -355,9 +355,10 @@ class Recorder:
 
     def _incidents(self) -> list[Incident]:
         """Return the incidents since a person has started the run last: that person has looked at the earlier ones."""
-        begun_s = [one.at_s for one in self._ledger.events(self._run_id, kind="begun")]
-        since_s = max(begun_s, default=0.0)
-        return [one for one in self._ledger.incidents(self._run_id) if one.detected_at_s >= since_s]
+        # By attempts, since the wall clock may have been set meanwhile.
+        begun = [one.attempt for one in self._ledger.events(self._run_id, kind="begun")]
+        since = max(begun, default=0)
+        return [one for one in self._ledger.incidents(self._run_id) if one.attempt > since]
 
     @_or_complain
     def open_incident(self) -> Incident | None:

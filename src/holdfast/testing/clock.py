@@ -16,6 +16,10 @@ class FakeClock:
         """Seconds advanced so far."""
         return self._elapsed_s
 
+    def jump(self, seconds: float) -> None:
+        """Set the wall clock by `seconds`, which may be negative; the monotonic clock goes on."""
+        self._epoch_s += seconds
+
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass."""
         assert seconds >= 0, "time does not go back"

@@ -49,7 +49,7 @@ class PrivatePostgreSQL:
         self._run("pg_ctl", "start", "--wait", "-l", self.folder / "log", "-o", settings)
 
     def stop(self) -> None:
-        """Stop the server, and cut all connections; what was written stays."""
+        """Stop the server, and cut all connections. The databases stay."""
         self._run("pg_ctl", "stop", "--wait", "-m", "fast")
 
     def new_database(self) -> str:

@@ -70,7 +70,7 @@ class LeadTable(ABC):
         return found is None or found < generation
 
     def publish_meeting(self, place: MeetingPlace) -> None:
-        """Record where the nodes of a run meet, in place of what was recorded under the same key.
+        """Record where the nodes of a run meet, in place of the record under the same key.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -81,7 +81,7 @@ class LeadTable(ABC):
             connection.execute(table.insert().values(**vars(place)))
 
     def meeting(self, key: str) -> MeetingPlace | None:
-        """Return where the nodes meet; None while that is not recorded.
+        """Return where the nodes meet; None while there is no record.
 
         Raises:
             LedgerError: the ledger cannot be read.

@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class Board(Protocol):
-    """Where the leading node publishes the addresses and the token of the run."""
+    """A place where the leading node publishes the addresses and the token of the run."""
 
     place: str
-    """Of what is published, for messages."""
+    """The place, as messages name it."""
 
     def publish(self, told: Mapping[str, Any]) -> None:
-        """Publish `hosts`, `port`, `token` and `run_id`, in place of what was published before.
+        """Publish `hosts`, `port`, `token` and `run_id`, in place of an earlier publication.
 
         Raises:
             OSError, LedgerError: that is not possible.
         """
 
     def read(self) -> dict[str, Any] | None:
-        """Return what is published; None while nothing is there, or cannot be read."""
+        """Return the publication; None while there is none, or while it cannot be read."""
 
     def remove(self) -> None:
-        """Publish nothing any more."""
+        """Withdraw the publication."""
 
 
 class FolderBoard:
@@ -65,7 +65,7 @@ class FolderBoard:
 
 
 class LedgerBoard:
-    """A row of a ledger that is a server. Whoever can read the row can command the nodes of the run."""
+    """A row of a ledger that is a server. A reader of the row can command the nodes of the run."""
 
     def __init__(self, url: str, key: str) -> None:
         """Connect with the first use; a database that is away for a while costs nothing."""
@@ -106,7 +106,7 @@ class LedgerBoard:
 
 
 def board_of(home: Path, key: str, url: str | None) -> Board:
-    """Return where the nodes of a run find each other: in the ledger at `url` if that is a server, else in `home`."""
+    """Return the board of a run: in the ledger at `url` if that is a server, else in `home`."""
     return LedgerBoard(url, key) if url and is_server(url) else FolderBoard(home, key)
 
 

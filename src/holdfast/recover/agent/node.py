@@ -455,9 +455,8 @@ class Node:
     def _join(self, run_id: str) -> None:
         self._away = None
         if self._paths is not None and self._paths.run_id != run_id:
-            raise HoldfastError(
-                f"Another run, {run_id}, is led at this meeting place now. Start this node anew."
-            )
+            said = f"Another run, {run_id}, is led at this meeting place now."
+            raise HoldfastError(f"{said} Start this node anew.")
         if self._paths is not None:
             return
         self._paths = RunPaths(self._home, run_id)
@@ -493,9 +492,8 @@ class Node:
                 )
 
     def _leadership(self, paths: RunPaths) -> Leadership:
-        return leadership_of(
-            self._ledger_url, paths, functools.cache(lambda: Ledger.open(self._ledger_url))
-        )
+        opened = functools.cache(lambda: Ledger.open(self._ledger_url))
+        return leadership_of(self._ledger_url, paths, opened)
 
     async def _follow(self, watch: Watch) -> None:
         """Start a supervisor here, where the run's last one is gone with its node and this node may take over."""
@@ -565,16 +563,14 @@ class Node:
         """Have a launcher wait for the next launch: of several nodes, another one may be lost at any time."""
         while True:
             await asyncio.sleep(1.0)
-            is_launching = time.monotonic() - self._launched_s < READY_AFTER_S
-            if self._lock is None or is_launching:
-                continue
-            if self._standby is not None and self._standby.guard.returncode is None:
+            is_there = self._standby is not None and self._standby.guard.returncode is None
+            is_early = time.monotonic() - self._launched_s < READY_AFTER_S
+            if self._lock is None or is_there or is_early:
                 continue
             async with self._starting:
+                lock_fd = self._lock.fd
                 with contextlib.suppress(OSError):  # no process is to be had just now
-                    self._standby = await stand_by(
-                        self._spec, lock_fd=self._lock.fd, echo=self._echo
-                    )
+                    self._standby = await stand_by(self._spec, lock_fd=lock_fd, echo=self._echo)
 
     async def _launch(self, message: Mapping[str, Any]) -> None:
         assert self._paths is not None

@@ -63,7 +63,7 @@ class Outbox:
         """The reports of steps that have not been sent yet."""
         self._waiting_bytes = 0
         self._known: set[Peer] = set()
-        """Those of which a report was sent."""
+        """The peers of which a report was sent."""
 
     def put(
         self, peer: Peer, message: Mapping[str, Any], at_monotonic_s: float, size_bytes: int
@@ -99,7 +99,7 @@ class Outbox:
                 kept.popleft()
 
     def unseen(self, seen: int) -> Iterator[dict[str, Any]]:
-        """Yield, as messages, all that is kept and newer than the number `seen`; nothing waits any more then."""
+        """Yield all kept messages that are newer than the number `seen`; the waiting reports are among them."""
         self._waiting, self._waiting_bytes = [], 0
         left = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
         left = [envelope for envelope in left if envelope.seq > seen]
