@@ -26,7 +26,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.processes import die_with_parent, module_command
 from holdfast.core.sockets import free_ports
-from holdfast.recover import Meeting, RunSpec, join, meeting_of, supervise
+from holdfast.recover import Meeting, RunSpec, board_of, join, meeting_of, supervise
 from holdfast.testing.hosts import Hosts
 
 JOIN_S = 60.0
@@ -199,7 +199,7 @@ def main() -> int:
 
 
 def _take_part(paths: RunPaths, ledger: Ledger, meeting: Meeting | None) -> int:
-    is_led = meeting is not None and meeting.is_led(paths.home)
+    is_led = meeting is not None and meeting.is_led(board_of(paths.home, meeting.key, ledger.url))
     listening = None if meeting is None or is_led else meeting.listen()
     if meeting is None or listening is not None:
         outcome = supervise(

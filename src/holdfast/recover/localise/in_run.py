@@ -212,7 +212,7 @@ class NodeTests:
         self._nodes.is_testing = True
         known = await self._known()
         priors = priors_of(members, known, self._clock.now_s())
-        suspicion = {} if self.health is None else self.health.suspicion()
+        suspicion = {} if self.health is None else dict(self.health.suspicion())
         suspicion |= dict.fromkeys(self._suspects, SUSPECT_PRIOR)
         priors = {name: max(prior, suspicion.get(name, 0.0)) for name, prior in priors.items()}
         self._suspects.clear()

@@ -9,11 +9,12 @@ from holdfast.core.clock import Clock
 from holdfast.core.ledger import Incident, NodeRecord
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
+from holdfast.recover.connected_node import Node
 from holdfast.recover.detectors import external, node
 from holdfast.recover.detectors.liveness import Liveness, Looks, blind
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.localise.pairing import MAX_PRIOR, cordon_limit
-from holdfast.recover.nodes import Node, Nodes
+from holdfast.recover.nodes import Nodes
 from holdfast.recover.policy.nodes import Around, Finding, NodePlan, plan_for
 from holdfast.recover.signals import slurm
 from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Notice
