@@ -100,6 +100,11 @@ _numbers: tuple[int, Mapping[str, Any]] = (-1, {})
 _batches: tuple[int, int] | None = None
 
 
+def accumulation() -> int:
+    """Return how many micro-batches a rank accumulates where the job on all of its nodes has one."""
+    return int(os.environ.get(ENV_ACCUMULATION, "1"))
+
+
 def job_link() -> JobLink:
     """The link of this process."""
     return _link

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.errors import BadUse, ChannelError
 from holdfast.core.link import (
-    ENV_ACCUMULATION,
     JobLink,
     Number,
     Unsupervised,
+    accumulation,
     note_numbers,
     set_job_link,
     take_batches,
@@ -76,7 +76,7 @@ class Run:
 
         1, unless `holdfast run --min-nodes` has started the job on fewer nodes. The global batch stays the same.
         """
-        return int(os.environ.get(ENV_ACCUMULATION, "1"))
+        return accumulation()
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number) -> None:
         """Say that `step` steps are completed.

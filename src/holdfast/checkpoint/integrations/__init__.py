@@ -3,6 +3,7 @@
 | module | replaces |
 |---|---|
 | `huggingface_trainer` | the saving and resuming of `transformers.Trainer`, as a callback |
+| `huggingface_data` | the order of its batches, without those that are left out |
 | `lightning` | Lightning's `ModelCheckpoint` and `CheckpointIO` |
 | `fsdp2` | an optimizer whose parameters `fully_shard` has sharded |
 | `torchtitan` | torchtitan's `CheckpointManager` |

@@ -30,6 +30,8 @@ from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.reporting import Reporter
 from holdfast.checkpoint.schedule.data_workers import replaced
 from holdfast.core.errors import BadUse
+from holdfast.core.left_out import LeftOut
+from holdfast.core.link import accumulation
 
 try:
     from safetensors.torch import save_file
@@ -44,10 +46,14 @@ try:
     from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import SaveStrategy
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+
+    from holdfast.checkpoint.integrations.huggingface_data import TrainerData
 except ImportError as error:
     raise missing(error, "huggingface") from error
 
 _WEIGHTS_NAME: Final = "held-by-holdfast.safetensors"
+_POSITION: Final = "position_in_the_data"
+"""The entry of `TrainerData.state` beside the Trainer's own state."""
 _SAMPLING: Final = ("random", "sequential")
 """Orders that depend on the seed and the epoch alone."""
 _logger = logging.getLogger("holdfast")
@@ -66,6 +72,11 @@ class HoldfastCallback(TrainerCallback):
         self._sigterm_grace_s: float | None = options.get("sigterm_grace_s")
         self._trainer: Trainer | None = None
         self._resumed: _Resumed | None = None
+        self._data: TrainerData | None = None
+        self._passed = 0
+        """The number of batches over which the Trainer passes in the first epoch."""
+        self._accumulates: TrainingArguments | None = None
+        """The arguments whose accumulation is that of this number of ranks."""
         self._generators = Generators()
         self._saved_step = 0
         self._has_saved_end = False
@@ -78,7 +89,8 @@ class HoldfastCallback(TrainerCallback):
     def resume(self, trainer: Trainer) -> str | None:
         """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
 
-        Collective. It reads the newest checkpoint that verifies: the weights into the trainer's model, the rest into
+        On fewer nodes than usual, the trainer accumulates more gradients from here on, so that a step has as many
+        samples. Collective. It reads the newest checkpoint that verifies: the weights into the trainer's model, the rest into
         memory until training begins.
 
         Raises:
@@ -89,6 +101,9 @@ class HoldfastCallback(TrainerCallback):
         """
         _check(trainer)
         self._trainer = trainer
+        if self._accumulates is not trainer.args:  # a second call must not multiply again
+            self._accumulates = trainer.args
+            trainer.args.gradient_accumulation_steps *= accumulation()
         state: dict[str, Any] = {
             "model": trainer.model,
             **dict.fromkeys((*_parts(trainer), "trainer")),
@@ -119,6 +134,7 @@ class HoldfastCallback(TrainerCallback):
                 self._sigterm_grace_s, getattr(loader, "worker_init_fn", None)
             )
         resumed, self._resumed = self._resumed, None
+        self._find_place(kwargs.get("train_dataloader"), state, resumed)
         if resumed is None:
             return
         resumed.folder.cleanup()
@@ -138,6 +154,27 @@ class HoldfastCallback(TrainerCallback):
             no_batches = replaced(self._trainer, "get_batch_samples", lambda *_: ([], None))
             self._replaced.enter_context(no_batches)
 
+    def _find_place(self, loader: Any, state: TrainerState, resumed: "_Resumed | None") -> None:
+        """Leave out of the loader what is to be left out, and go on at the saved position."""
+        assert self._trainer is not None, "it was passed to resume"
+        left_out, args = LeftOut.of_environment(), self._trainer.args
+        self._data = TrainerData.put_into(loader, left_out=left_out, accumulation=accumulation())
+        self._passed = 0
+        if self._data is None:
+            if left_out.ranges:
+                _logger.warning(
+                    "Batches %s are not left out: the data are a stream, or one rank reads them for all. Leave their "
+                    "samples out in the dataset.",
+                    left_out.as_text(),
+                )
+        elif resumed is not None:
+            passed = self._data.go_on(
+                resumed.position,
+                step=state.global_step,
+                accumulation_steps=args.gradient_accumulation_steps,
+            )
+            self._passed = 0 if args.ignore_data_skip else passed
+
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -148,6 +185,9 @@ class HoldfastCallback(TrainerCallback):
         ):  # else it was saved within it, before a step
             self._generators.put_back()
         self._save(state)
+        if self._data is not None:
+            self._data.begin_epoch(passed=self._passed)
+            self._passed = 0
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -166,6 +206,8 @@ class HoldfastCallback(TrainerCallback):
         step_s = max(time.monotonic() - self._step_began_s, 1e-9)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._speed = {"samples_per_second": samples / step_s}
+        if self._data is not None and self._trainer is not None:
+            self._data.took(self._trainer.current_gradient_accumulation_steps)
         if state.num_input_tokens_seen > self._tokens:
             self._speed["tokens_per_second"] = (state.num_input_tokens_seen - self._tokens) / step_s
         if not control.should_log:
@@ -238,12 +280,14 @@ class HoldfastCallback(TrainerCallback):
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
         exported: list[Any] = [each for each in callbacks if isinstance(each, ExportableState)]
         noted = TrainerState(stateful_callbacks=exported).stateful_callbacks
-        described = replace(trainer.state, stateful_callbacks=noted)
+        described = asdict(replace(trainer.state, stateful_callbacks=noted))
+        if self._data is not None:
+            described[_POSITION] = self._data.state()
         # As text, which may grow: each entry of the log as one of the state would have every save planned anew.
         return {
             "model": trainer.model,
             **_parts(trainer),
-            "trainer": json.dumps(asdict(described), sort_keys=True),
+            "trainer": json.dumps(described, sort_keys=True),
         }
 
 
@@ -254,7 +298,9 @@ class _Resumed:
         self.state = state
         self.folder = tempfile.TemporaryDirectory(prefix="holdfast-resume-")
         folder = Path(self.folder.name)
-        (folder / TRAINER_STATE_NAME).write_text(state["trainer"])
+        described = json.loads(state["trainer"])
+        self.position: dict[str, Any] | None = described.pop(_POSITION, None)
+        (folder / TRAINER_STATE_NAME).write_text(json.dumps(described, sort_keys=True))
         names = dict.fromkeys(state["model"].state_dict(), _WEIGHTS_NAME)
         (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(
             json.dumps({"metadata": {}, "weight_map": names})

@@ -27,7 +27,7 @@ from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.reporting import Reporter
 from holdfast.checkpoint.schedule.data_workers import replaced
 from holdfast.core.errors import BadUse, StateMismatch
-from holdfast.core.link import connected_link
+from holdfast.core.link import accumulation, connected_link
 
 try:
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -63,6 +63,8 @@ class HoldfastCheckpoint(Checkpoint):
         self._replaced = ExitStack()
         self._reporter = Reporter()
         self._step_began_s = 0.0
+        self._accumulates: Trainer | None = None
+        """The trainer whose accumulation is that of this number of ranks."""
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
@@ -101,6 +103,12 @@ class HoldfastCheckpoint(Checkpoint):
         self._loader_states = loop.get(_LOADERS, [])
         self._was_read = True
         return {_WEIGHTS: read["model"], **read["lightning"]}
+
+    def setup(self, trainer: Trainer, _module: Any, stage: str) -> None:
+        """Accumulate more gradients on fewer nodes than usual, so that a step has as many samples."""
+        if stage == "fit" and self._accumulates is not trainer:  # a second fit must not do so again
+            self._accumulates = trainer
+            trainer.accumulate_grad_batches *= accumulation()
 
     def on_train_start(self, trainer: Trainer, _module: Any) -> None:
         """Put the random generators back, where training goes on within an epoch; take SIGTERM back.

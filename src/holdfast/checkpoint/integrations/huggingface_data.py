@@ -1,0 +1,187 @@
+"""Leave batches out of the training of a `transformers.Trainer`, and keep its position in the data.
+
+A Trainer counts its epochs in steps, all of one length. So an epoch of the Trainer keeps its
+length: for each batch that is left out, the Trainer receives a later batch, at last from the next
+epoch of the data. The Trainer makes as many steps as without batches left out.
+
+The indices of the samples decide, before a sample is loaded. A Trainer that resumes within an epoch
+passes over as many entries as it has taken; these entries are empty here, and the order goes on
+after them at the saved position.
+
+On fewer ranks than usual, a rank takes several micro-batches in place of one batch. A batch keeps
+its number: its micro-batches have one number together.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from accelerate.data_loader import DataLoaderShard
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.core.errors import BadUse
+from holdfast.core.left_out import SKIPPED, LeftOut
+from holdfast.core.link import job_link, note_batch
+from holdfast.core.whole import whole_number
+
+
+class TrainerData:
+    """A batch sampler around the batch sampler of a Trainer's loader, without the batches left out."""
+
+    def __init__(self, source: Any, left_out: LeftOut, accumulation: int) -> None:
+        """Take a batch sampler that has a length and the same order whenever its epoch is set."""
+        self._source = source
+        self._left_out = left_out
+        self._accumulation = accumulation
+        self._length = len(source)
+        """The number of micro-batches in an epoch of the data."""
+        self._position = 0
+        """The number of micro-batches up to the last one trained on, with those left out."""
+        self._passed = 0
+        """The number of empty entries at the start of the Trainer's epoch."""
+        self._count = 0
+        """The number of entries of the Trainer's epoch that were trained on or passed over."""
+        self._given: deque[int] | None = None
+        """The numbers of the micro-batches that the loader has taken and the Trainer has not."""
+
+    @classmethod
+    def put_into(cls, loader: Any, *, left_out: LeftOut, accumulation: int) -> Self | None:
+        """Replace the batch sampler of a loader that Accelerate has prepared.
+
+        Returns:
+            The new batch sampler; None for a loader of a stream, and for a loader that another
+            process reads.
+        """
+        base = getattr(loader, "base_dataloader", None)
+        if type(loader) is not DataLoaderShard or type(base) is not DataLoader:
+            return None
+        if isinstance(base.dataset, IterableDataset) or base.batch_sampler is None:
+            return None
+        data = cls(base.batch_sampler, left_out, accumulation)
+        vars(base)["batch_sampler"] = data  # a DataLoader refuses a new one after its construction
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the batch sampler within, such as the batch size."""
+        if name == "_source":
+            raise AttributeError(name)
+        return getattr(self._source, name)
+
+    def __len__(self) -> int:
+        """Return the number of entries in each of the Trainer's epochs."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the entries of the Trainer's epoch: empty ones, then the indices of samples."""
+        given: deque[int] = deque()
+        if self._given is None:  # else somebody looks at the data beside the training
+            self._given = given
+        return self._walk(given, self._position, self._passed)
+
+    def _walk(self, given: deque[int], position: int, passed: int) -> Iterator[Any]:
+        yield from ([] for _ in range(passed))
+        due = self._length - passed
+        while due:
+            epoch = position // self._length
+            self._set_epoch(epoch)
+            number = epoch * self._length
+            for number, batch in enumerate(self._source, number + 1):
+                if number <= position or self._batch_of(number) in self._left_out:
+                    continue
+                given.append(number)
+                yield batch
+                due -= 1
+                if not due:
+                    return
+            if number == epoch * self._length:  # the source is empty
+                return
+            position = (epoch + 1) * self._length
+
+    def _set_epoch(self, epoch: int) -> None:
+        part = self._source
+        while part is not None:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+            part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
+
+    def _batch_of(self, number: int) -> int:
+        """Return the number of the batch to which a micro-batch belongs; 0 before any."""
+        if not number:
+            return 0
+        epoch, within = divmod(number - 1, self._length)
+        return epoch * self._batches + within // self._accumulation + 1
+
+    @property
+    def _batches(self) -> int:
+        """The number of batches in an epoch of the data."""
+        return -(-self._length // self._accumulation)
+
+    def begin_epoch(self, *, passed: int = 0) -> None:
+        """Begin an epoch of the Trainer.
+
+        Args:
+            passed: the number of entries over which the Trainer passes.
+        """
+        if 0 < self._count < self._length:  # the last one was ended early
+            self._position = -(-self._position // self._length) * self._length
+        self._passed = self._count = passed
+        self._given = None
+
+    def took(self, count: int) -> None:
+        """Note that the Trainer has made a step with the next `count` micro-batches."""
+        if self._given is None:
+            return
+        before = self._position
+        for _ in range(min(count, len(self._given))):
+            self._position = self._given.popleft()
+            note_batch(self._batch_of(self._position))
+        self._count += count
+        skipped = self._left_out.between(self._batch_of(before), self._batch_of(self._position))
+        for first, last in skipped:
+            epoch = (first - 1) // self._batches
+            job_link().emit(SKIPPED, {"first": first, "last": last, "epoch": epoch})
+
+    def state(self) -> dict[str, int]:
+        """Return the position after the last step."""
+        epoch, taken = divmod(self._position, self._length)
+        return {
+            "epoch": epoch,
+            "taken": taken,
+            "accumulation": self._accumulation,
+            "batches": self._batches,
+        }
+
+    def go_on(self, state: Mapping[str, Any] | None, *, step: int, accumulation_steps: int) -> int:
+        """Go on at a saved position, and return the number of entries that the Trainer passes over.
+
+        Args:
+            state: the value of `state` at the save; None if the checkpoint has none.
+            step: the optimizer's step of the checkpoint.
+            accumulation_steps: the number of micro-batches in a step of the optimizer.
+
+        Raises:
+            BadUse: batches are left out, and the data had another length at the save.
+        """
+        epoch, steps = divmod(step, -(-self._length // accumulation_steps))
+        passed = steps * accumulation_steps
+        self._position = epoch * self._length + passed
+        if state is None:
+            return passed
+        try:
+            numbers = [whole_number(state[name]) for name in self.state()]
+            epoch, taken, accumulation, batches = (one for one in numbers if one is not None)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadUse(
+                f"The checkpoint has no valid position in the data ({state!r}). Go on from an earlier checkpoint."
+            ) from error
+        if batches == self._batches:
+            if accumulation != self._accumulation:
+                taken = taken // accumulation * self._accumulation
+            self._position = epoch * self._length + min(taken, self._length)
+        elif self._left_out.ranges:
+            raise BadUse(
+                f"An epoch had {batches} batches a rank when the checkpoint was saved, and has {self._batches}, so "
+                f"that the batches to leave out ({self._left_out.as_text()}) would be other data. Give the Trainer "
+                "the data and the batch size as they were."
+            )
+        return passed
