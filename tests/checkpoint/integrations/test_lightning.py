@@ -8,6 +8,7 @@ import sys
 import lightning_ranks
 import lightning_training
 import pytest
+import torch
 from checkpoint_training import assert_same
 from lightning_training import (
     BATCHES,
@@ -26,6 +27,7 @@ from holdfast.checkpoint.state import random_state
 from holdfast.checkpoint.storage.remote import Remote
 from holdfast.core.errors import BadUse
 from holdfast.core.left_out import ENV_LEAVE_OUT
+from holdfast.core.link import ENV_ACCUMULATION
 
 STEPS = EPOCHS * BATCHES
 
@@ -115,6 +117,62 @@ def test_a_wrapped_loader_goes_on_after_an_epoch_that_lightning_ends_early(tmp_p
         resumed = train(tmp_path / str(step), seed=99, net=Wrapped, trainer_options=options)
         assert resumed[1].numbers == straight[1].numbers[step:], step
         assert_same(resumed[1].state_dict(), straight[1].state_dict())
+
+
+class InARow(Net):
+    """Trains on samples in a row, whose loading draws no random numbers."""
+
+    def train_dataloader(self):
+        return Batches(DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4))
+
+
+class WithoutSome:
+    """A loader's batches without some, by their numbers over all epochs."""
+
+    def __init__(self, loader, left_out):
+        self.loader, self.left_out, self.number = loader, left_out, 0
+
+    def __len__(self):
+        return len(self.loader)
+
+    def __iter__(self):
+        for batch in self.loader:
+            self.number += 1
+            if self.number not in self.left_out:
+                yield batch
+
+
+class ByHand(InARow):
+    def train_dataloader(self):
+        loader = DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4)
+        return WithoutSome(loader, {2, 6, 7})
+
+
+def test_accumulated_gradients_without_what_is_left_out_are_those_of_a_loader_by_hand(
+    tmp_path, monkeypatch
+):
+    """Also resumed, and where the accumulation is that of fewer nodes."""
+    options = {"limit_val_batches": 0, "accumulate_grad_batches": 2}
+    expected = train(tmp_path / "by hand", net=ByHand, trainer_options=options)[1]
+    assert sorted(expected.losses) == [0, 1, 2, 3, 4], "the last batches of an epoch are a step"
+    monkeypatch.setenv(ENV_LEAVE_OUT, "2-2,6-7")
+    straight = train(tmp_path / "straight", net=InARow, trainer_options=options)
+    assert_same(straight[1].state_dict(), expected.state_dict())
+    for step in (1, 2, 3):  # an epoch ends with 2 and 3
+        (tmp_path / str(step)).mkdir()
+        copy_of(step, tmp_path / "straight", tmp_path / str(step))
+        resumed = train(tmp_path / str(step), seed=99, net=InARow, trainer_options=options)
+        assert_same(resumed[1].state_dict(), expected.state_dict())
+
+
+def test_on_fewer_nodes_it_accumulates_more(tmp_path, monkeypatch):
+    options = {"limit_val_batches": 0}
+    twice = {**options, "accumulate_grad_batches": 2}
+    expected = train(tmp_path / "usual", net=InARow, trainer_options=twice)
+    monkeypatch.setenv(ENV_ACCUMULATION, "2")
+    trainer, module, *_ = train(tmp_path / "fewer", net=InARow, trainer_options=options)
+    assert trainer.accumulate_grad_batches == 2
+    assert_same(module.state_dict(), expected[1].state_dict())
 
 
 @pytest.mark.parametrize("step", [2, 3, BATCHES])

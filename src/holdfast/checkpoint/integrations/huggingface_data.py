@@ -1,12 +1,12 @@
 """Leave batches out of the training of a `transformers.Trainer`, and keep its position in the data.
 
-A Trainer counts its epochs in steps, all of one length. So an epoch of the Trainer keeps its
-length: for each batch that is left out, the Trainer receives a later batch, at last from the next
-epoch of the data. The Trainer makes as many steps as without batches left out.
+All epochs of a Trainer have equally many steps. So an epoch of the Trainer keeps its length: for
+each batch that is left out, the Trainer receives a later batch. The last of these come from the
+next epoch of the data. The Trainer makes as many steps as without batches left out.
 
-The indices of the samples decide, before a sample is loaded. A Trainer that resumes within an epoch
-passes over as many entries as it has taken; these entries are empty here, and the order goes on
-after them at the saved position.
+Batches are left out before their samples are loaded. A Trainer that resumes within an epoch passes
+over as many entries as the Trainer has taken. These entries are empty here, and the order goes on
+at the saved position.
 
 On fewer ranks than usual, a rank takes several micro-batches in place of one batch. A batch keeps
 its number: its micro-batches have one number together.
@@ -84,8 +84,8 @@ class TrainerData:
         while due:
             epoch = position // self._length
             self._set_epoch(epoch)
-            number = epoch * self._length
-            for number, batch in enumerate(self._source, number + 1):
+            number = before = epoch * self._length
+            for number, batch in enumerate(self._source, before + 1):
                 if number <= position or self._batch_of(number) in self._left_out:
                     continue
                 given.append(number)
@@ -93,9 +93,9 @@ class TrainerData:
                 due -= 1
                 if not due:
                     return
-            if number == epoch * self._length:  # the source is empty
+            if number == before:  # the source is empty
                 return
-            position = (epoch + 1) * self._length
+            position = before + self._length
 
     def _set_epoch(self, epoch: int) -> None:
         part = self._source

@@ -4,8 +4,8 @@
     trainer = Trainer(model, TrainingArguments(..., save_strategy="no"), callbacks=[saves], ...)
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
 
-A Trainer finds its place in the data by its step, which it reads from a folder before anything else, and loads weights
-from there. `resume` reads the checkpoint, and makes a folder with that step, whose index of weights names them all and
+A Trainer finds its place in its epoch by its step, which it reads from a folder before anything else, and loads
+weights from there. The place in the data is state: see `huggingface_data`. `resume` reads the checkpoint, and makes a folder with that step, whose index of weights names them all and
 whose file has none: the model has them already.
 
 The state of a step is whole once it was logged and evaluated. The first event after that is the next step's, or the
@@ -90,8 +90,8 @@ class HoldfastCallback(TrainerCallback):
         """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
 
         On fewer nodes than usual, the trainer accumulates more gradients from here on, so that a step has as many
-        samples. Collective. It reads the newest checkpoint that verifies: the weights into the trainer's model, the rest into
-        memory until training begins.
+        samples. Collective. It reads the newest checkpoint that verifies: the weights into the trainer's model, the
+        rest into memory until training begins.
 
         Raises:
             BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, saves by itself, makes its
@@ -155,7 +155,7 @@ class HoldfastCallback(TrainerCallback):
             self._replaced.enter_context(no_batches)
 
     def _find_place(self, loader: Any, state: TrainerState, resumed: "_Resumed | None") -> None:
-        """Leave out of the loader what is to be left out, and go on at the saved position."""
+        """Leave batches out of the loader, and go on at the saved position."""
         assert self._trainer is not None, "it was passed to resume"
         left_out, args = LeftOut.of_environment(), self._trainer.args
         self._data = TrainerData.put_into(loader, left_out=left_out, accumulation=accumulation())

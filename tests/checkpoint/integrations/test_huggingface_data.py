@@ -1,0 +1,273 @@
+"""A Trainer without the batches that are left out is one that never had them, to the bit."""
+
+import itertools
+import shutil
+
+import huggingface_training
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from checkpoint_training import assert_same
+from huggingface_training import STEPS, STEPS_AN_EPOCH, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
+from transformers import EarlyStoppingCallback
+
+from holdfast.checkpoint import scan
+from holdfast.checkpoint.integrations.huggingface_data import TrainerData
+from holdfast.core import link as link_module
+from holdfast.core.errors import BadUse
+from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
+from holdfast.core.link import ENV_ACCUMULATION, Unsupervised, take_batches
+
+
+def made(folder, **options):
+    """A trainer that does not evaluate, and its saves."""
+    trainer, saves = make(
+        folder, **{"eval_strategy": "no", "metric_for_best_model": None, **options}
+    )
+    trainer.remove_callback(EarlyStoppingCallback)
+    return trainer, saves
+
+
+class ByHand:
+    """The batches of a Trainer's first epochs without some, in epochs of one length."""
+
+    def __init__(self, loader, left_out):
+        epochs = []
+        for epoch in range(4):
+            loader.set_epoch(epoch)
+            epochs += list(loader.batch_sampler)
+        kept = [one for number, one in enumerate(epochs, 1) if number not in left_out]
+        self.length = len(loader)
+        self.kept = iter(kept)
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return itertools.islice(self.kept, self.length)
+
+
+def trained_by_hand(folder, left_out, **options):
+    trainer, saves = made(folder, **options)
+    trainer.remove_callback(saves)
+    loader = trainer.get_train_dataloader()
+    vars(loader.base_dataloader)["batch_sampler"] = ByHand(trainer.get_train_dataloader(), left_out)
+    trainer.get_train_dataloader = lambda: loader
+    trainer.train()
+    return trainer.model.state_dict()
+
+
+def trained(folder, **options):
+    trainer, saves = made(folder, **options)
+    trainer.train(resume_from_checkpoint=saves.resume(trainer))
+    assert trainer.state.global_step == STEPS
+    return trainer.model.state_dict()
+
+
+class Reported(Unsupervised):
+    def __init__(self):
+        self.batches, self.skipped = {}, []
+
+    def step(self, step, loss, metrics):
+        self.batches[step] = take_batches()
+
+    def emit(self, kind, data):
+        if kind == "batches_skipped":
+            self.skipped.append((data["first"], data["last"], data["epoch"]))
+
+
+def test_a_trainer_leaves_out_as_if_by_hand_and_goes_on_so_from_any_step(tmp_path, monkeypatch):
+    """Whole steps and single batches, at an epoch's start and over its end; resumed from within epochs and between."""
+    text = "3-4,8-9,18-18"
+    expected = trained_by_hand(tmp_path, LeftOut.of_text(text))
+    monkeypatch.setenv(ENV_LEAVE_OUT, text)
+    link = Reported()
+    monkeypatch.setattr(link_module, "_link", link)
+    take_batches()
+    assert_same(trained(tmp_path / "straight"), expected)
+    assert link.batches == {
+        1: (1, 2), 2: (5, 6), 3: (7, 10), 4: (11, 12), 5: (13, 14), 6: (15, 16), 7: (17, 19), 8: (20, 21), 9: (22, 23)
+    }  # fmt: skip
+    assert link.skipped == [(3, 4, 0), (8, 9, 0), (18, 18, 2)]
+    for step in (2, STEPS_AN_EPOCH, 7):
+        (kept,) = (info.path for info in scan(tmp_path / "straight") if info.step == step)
+        shutil.copytree(kept, tmp_path / str(step) / kept.name)
+        assert_same(trained(tmp_path / str(step), seed=99), expected)
+
+
+def test_without_anything_left_out_a_trainer_trains_as_without_holdfast(tmp_path):
+    plain = trained_by_hand(tmp_path, LeftOut())
+    assert_same(trained(tmp_path / "ours"), plain)
+
+
+def test_on_fewer_ranks_a_trainer_accumulates_more_and_the_batches_keep_their_numbers(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(ENV_LEAVE_OUT, "2-2")
+    monkeypatch.setenv(ENV_ACCUMULATION, "2")
+    link = Reported()
+    monkeypatch.setattr(link_module, "_link", link)
+    take_batches()
+    ours = trained(tmp_path / "ours", gradient_accumulation_steps=1)
+    assert link.batches == {1: (1, 1), **{step: (step + 1, step + 1) for step in range(2, 10)}}
+    monkeypatch.delenv(ENV_ACCUMULATION)
+    assert_same(ours, trained_by_hand(tmp_path, LeftOut.of_text("3-4")))
+
+
+def test_the_accumulation_is_multiplied_once(tmp_path, monkeypatch):
+    monkeypatch.setenv(ENV_ACCUMULATION, "3")
+    trainer, saves = make(tmp_path)
+    assert saves.resume(trainer) is None
+    assert saves.resume(trainer) is None
+    assert trainer.args.gradient_accumulation_steps == 6
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return (huggingface_training.Text()[index] for index in range(15))
+
+
+def test_a_stream_is_left_as_it_is_and_that_is_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(ENV_LEAVE_OUT, "1-2")
+    trainer, saves = made(tmp_path, max_steps=1)
+    trainer.train_dataset = Stream()
+    trainer.train(resume_from_checkpoint=saves.resume(trainer))
+    assert "Batches 1-2 are not left out" in caplog.text
+
+
+def sampler(samples, size, ranks=1, rank=0):
+    order = SeedableRandomSampler(range(samples), data_seed=5)
+    order.generator = torch.Generator()
+    batches = BatchSampler(order, size, drop_last=False)
+    return batches if ranks == 1 else BatchSamplerShard(batches, ranks, rank)
+
+
+class Process:
+    """What a Trainer does with its data in one process; its loader reads `ahead` batches ahead."""
+
+    def __init__(self, source, left_out, *, per_step, accumulation=1, state=None, step=0, ahead=0):
+        self.data = TrainerData(source, left_out, accumulation)
+        self.per_step, self.ahead, self.step = per_step, ahead, step
+        self.passed = self.data.go_on(state, step=step, accumulation_steps=per_step)
+        self.epoch_ahead = None
+
+    def steps(self, count):
+        """Yield the batches of each step."""
+        for _ in range(count):
+            if self.epoch_ahead is None:
+                self.data.begin_epoch(passed=self.passed)
+                entries = iter(self.data)
+                assert list(itertools.islice(entries, self.passed)) == [[]] * self.passed
+                self.left, self.passed = len(self.data) - self.passed, 0
+                self.read, self.epoch_ahead = [], entries
+            due = min(self.per_step, self.left)
+            more = itertools.islice(self.epoch_ahead, max(0, due + self.ahead - len(self.read)))
+            self.read += list(more)
+            batches, self.read = self.read[:due], self.read[due:]
+            self.left -= due
+            self.step += 1
+            self.data.took(len(batches))
+            if not self.left:
+                assert not self.read
+                assert next(self.epoch_ahead, None) is None
+                self.epoch_ahead = None
+            yield batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    skips=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9)), max_size=4),
+    stops=st.sets(st.integers(1, 14), max_size=3),
+    per_step=st.integers(1, 4),
+    ahead=st.integers(0, 5),
+)
+def test_a_trainer_that_is_interrupted_takes_the_order_without_what_is_left_out(
+    skips, stops, per_step, ahead
+):
+    left_out = LeftOut.of((first, first + more) for first, more in skips)
+    whole, length = [], len(sampler(23, 3))
+    for epoch in range(20):
+        source = sampler(23, 3)
+        source.sampler.set_epoch(epoch)
+        whole += list(source)
+    expected = [one for number, one in enumerate(whole, 1) if number not in left_out]
+    process = Process(sampler(23, 3), left_out, per_step=per_step, ahead=ahead)
+    seen = []
+    for step in range(1, 16):
+        seen += next(process.steps(1))
+        if step in stops:
+            process = Process(
+                sampler(23, 3), left_out, per_step=per_step, ahead=ahead, state=process.data.state(), step=step
+            )  # fmt: skip
+    assert length == 8
+    assert seen == expected[: len(seen)]
+    assert len(seen) >= 15
+
+
+def test_fewer_ranks_take_the_same_samples_in_each_step():
+    """Also where the rest of the run has other ranks than its begin, and back."""
+    left_out = LeftOut.of([(2, 3), (8, 8)])
+
+    def processes(ranks, state=None, step=0):
+        more = 4 // ranks
+        return [
+            Process(
+                sampler(48, 3, ranks, rank), left_out, per_step=2 * more, accumulation=more, state=state, step=step
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+
+    def step_of(run):
+        return sorted(index for one in run for batch in next(one.steps(1)) for index in batch)
+
+    usual, changing, seen = processes(4), processes(4), []
+    for step, ranks in enumerate([2, 2, 1, 4, 2, 4, 4, 1], 1):
+        seen.append((step_of(usual), step_of(changing)))
+        changing = processes(ranks, changing[0].data.state(), step)
+    assert all(one == other for one, other in seen)
+
+
+def test_a_range_that_has_grown_behind_the_position_changes_nothing_after_it():
+    first = Process(sampler(24, 3), LeftOut(), per_step=2)
+    before = list(first.steps(3))
+    grown = Process(
+        sampler(24, 3), LeftOut.of([(5, 7)]), per_step=2, state=first.data.state(), step=3
+    )
+    after = [batch for step in grown.steps(4) for batch in step]
+    order = sampler(24, 3)
+    order.sampler.set_epoch(0)
+    numbered = list(order)
+    assert [*itertools.chain(*before), *after[:1]] == [*numbered[:6], numbered[7]]
+
+
+def test_a_position_in_other_data_is_refused_if_batches_are_left_out():
+    first = Process(sampler(24, 3), LeftOut(), per_step=2)
+    list(first.steps(1))
+    state = first.data.state()
+    again = TrainerData(sampler(24, 4), LeftOut(), 1)
+    assert again.go_on(state, step=1, accumulation_steps=2) == 2
+    with pytest.raises(BadUse, match=r"An epoch had 8 batches a rank .* and has 6"):
+        TrainerData(sampler(24, 4), LeftOut.of([(3, 4)]), 1).go_on(
+            state, step=1, accumulation_steps=2
+        )
+    with pytest.raises(BadUse, match="no valid position"):
+        TrainerData(sampler(24, 3), LeftOut(), 1).go_on(
+            {**state, "taken": "2"}, step=1, accumulation_steps=2
+        )
+
+
+def test_an_epoch_that_a_callback_ends_early_ends_in_the_data():
+    data = TrainerData(sampler(24, 3), LeftOut(), 1)
+    data.begin_epoch()
+    next(entries := iter(data))
+    assert next(iter(data)) is not None, "somebody looks at the data beside the training"
+    next(entries)
+    data.took(2)
+    assert data.state()["taken"] == 2
+    data.begin_epoch()
+    again = sampler(24, 3)
+    again.sampler.set_epoch(1)
+    assert list(data) == list(again)
