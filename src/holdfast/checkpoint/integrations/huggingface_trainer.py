@@ -5,8 +5,8 @@
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
 
 A Trainer finds its place in its epoch by its step, which it reads from a folder before anything else, and loads
-weights from there. The place in the data is state: see `huggingface_data`. `resume` reads the checkpoint, and makes a folder with that step, whose index of weights names them all and
-whose file has none: the model has them already.
+weights from there. `resume` reads the checkpoint, and makes a folder with that step, whose index of weights names them
+all and whose file has none: the model has them already. The position in the data is state: see `huggingface_data`.
 
 The state of a step is whole once it was logged and evaluated. The first event after that is the next step's, or the
 next epoch's; there it is saved, and there the random generators are put back. Before a step, they come after its
