@@ -145,14 +145,19 @@ def test_a_queued_run_is_stopped_by_ending_its_job(world):
     assert run.outcome == "Stopped while it waited as Slurm job 17."
 
 
-def test_a_queued_run_whose_job_begins_just_now_is_not_ended_by_the_queue(world):
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("RUNNING", "begins just now"), ("COMPLETING", "changes its state just now")],
+)
+def test_a_queued_run_whose_job_begins_just_now_is_not_ended_by_the_queue(world, state, said):
     world.submit(world.run())
-    world.slurm.state = "RUNNING"
+    world.slurm.state = state
     with (
         Ledger.open(world.url) as ledger,
-        pytest.raises(BadUse, match=r"begins just now\. Stop it again"),
+        pytest.raises(BadUse, match=rf"{said}\. Stop it again"),
     ):
         stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
+    assert world.known().state == "queued"
     assert world.slurm.cancelled == []
 
 

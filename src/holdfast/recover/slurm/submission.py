@@ -213,8 +213,9 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
         raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
     jobs, job_id = jobs or SlurmJobs(), submission.jobs[-1]
     state = jobs.state(job_id)
-    if state.is_running:
-        raise BadUse(f"Slurm job {job_id} of run {run.run_id} begins just now. Stop it again in a moment.")  # fmt: skip
+    if not (state.is_waiting or state.is_over):  # Slurm may also be about to start the job again
+        does = "begins" if state.is_running else "changes its state"
+        raise BadUse(f"Slurm job {job_id} of run {run.run_id} {does} just now. Stop it again in a moment.")  # fmt: skip
     jobs.end(job_id)
     outcome = f"Stopped while it waited as Slurm job {job_id}."
     ledger.set_run(
