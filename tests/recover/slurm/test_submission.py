@@ -11,6 +11,8 @@ from holdfast.core.ledger import Attempt, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.runs import remove_run
 from holdfast.recover.slurm.submission import (
+    END_RETRY_S,
+    END_TRIES,
     Submission,
     is_left,
     new_submission,
@@ -214,3 +216,30 @@ def test_only_own_jobs_that_are_not_needed_are_ended(world, own, node, is_queued
         world.paths, is_queued=is_queued, environment=inside, jobs=SlurmJobs(world.slurm)
     )
     assert told == ended == world.slurm.cancelled
+
+
+@pytest.mark.parametrize(
+    ("node", "failures", "waits"),
+    [("1", 2, 2), ("1", END_TRIES, END_TRIES - 1), ("0", 1, 0)],
+)
+def test_a_job_without_its_batch_script_is_ended_once_slurm_answers(world, node, failures, waits):
+    Submission(
+        key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=("18", "19")
+    ).write(world.paths)
+    world.slurm.state, left, waited = "RUNNING", [None] * failures, []
+
+    def command(argv, environment=None):
+        if left:
+            left.pop()
+            raise HoldfastError("squeue failed: Unable to contact slurm controller.")
+        return world.slurm(argv, environment)
+
+    inside = {"SLURM_NODEID": node, "SLURM_JOB_ID": "18"}
+    given = {"is_queued": True, "environment": inside, "jobs": SlurmJobs(command)}
+    if waits == failures:
+        assert settle_jobs(world.paths, **given, sleep=waited.append) == ["18"]
+    else:
+        hint = "scancel 18" if node == "1" else "Unable to contact"
+        with pytest.raises(HoldfastError, match=hint):
+            settle_jobs(world.paths, **given, sleep=waited.append)
+    assert waited == [END_RETRY_S] * waits

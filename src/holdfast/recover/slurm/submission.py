@@ -9,7 +9,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +25,8 @@ from holdfast.recover.runs import remove_run
 ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
 # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not narrow them.
+END_TRIES, END_RETRY_S = 30, 20.0
+"""How often, and after how many seconds, the end of a job that has lost its batch script is tried."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,15 +243,17 @@ def settle_jobs(
     is_queued: bool,
     environment: Mapping[str, str] = os.environ,
     jobs: SlurmJobs | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
     """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
 
     For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
     a next job that was submitted when nodes were missing for a while. A job whose first node is gone has lost
-    its batch script, and would keep its other nodes until its time limit: the job is ended, too.
+    its batch script, and would keep its other nodes until its time limit: the job is ended, too, and that is tried
+    again for some minutes while Slurm does not answer.
 
     Raises:
-        HoldfastError: Slurm does not answer.
+        HoldfastError: Slurm does not answer; the message has the command for a person where one is needed.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
@@ -260,7 +264,19 @@ def settle_jobs(
     if not has_script(environment) and own not in due:
         due.append(own)
     jobs = jobs or SlurmJobs()
-    return [job_id for job_id in due if jobs.end(job_id)]
+    if has_script(environment):
+        return [job_id for job_id in due if jobs.end(job_id)]
+    for tries in range(1, END_TRIES + 1):
+        try:
+            return [job_id for job_id in due if jobs.end(job_id)]
+        except HoldfastError as error:
+            if tries == END_TRIES:
+                raise HoldfastError(
+                    f"{error} Slurm job {own} has lost its batch script, and keeps its nodes until its time limit. "
+                    f"End it by: scancel {own}."
+                ) from error
+        sleep(END_RETRY_S)
+    raise AssertionError  # the last try has returned or raised
 
 
 def has_script(environment: Mapping[str, str] = os.environ) -> bool:
