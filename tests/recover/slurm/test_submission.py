@@ -27,6 +27,7 @@ class Scripted:
 
     def __init__(self):
         self.state, self.refusal, self.cancelled, self.script = "", None, [], ""
+        self.named = ""
 
     def __call__(self, argv, environment=None):
         match argv[0]:
@@ -39,7 +40,7 @@ class Scripted:
                 self.cancelled.append(argv[-1])
                 return ""
             case "squeue" if "--me" in argv:
-                return ""
+                return self.named
         return f"{self.state}||\n"
 
 
@@ -145,6 +146,29 @@ def test_a_queued_run_is_stopped_by_ending_its_job(world):
     run = world.known()
     assert (run.state, run.exit_code) == ("stopped", 4)
     assert run.outcome == "Stopped while it waited as Slurm job 17."
+
+
+@pytest.mark.parametrize("jobs", [(), ("16",)])
+def test_a_job_whose_submitter_died_before_it_had_recorded_the_job_is_ended_too(world, jobs):
+    world.run("queued")
+    record = {"key": "k", "nodes": 1, "spares": 0, "options": (), "command": (), "environment": {}}
+    Submission(**record, jobs=jobs).write(world.paths)
+    world.slurm.state, world.slurm.named = "PENDING", "16|PENDING\n17|PENDING"
+    if not jobs:
+        world.slurm.named = "17|PENDING"
+    with Ledger.open(world.url) as ledger:
+        stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
+    assert world.slurm.cancelled == [*jobs, "17"]
+    assert world.known().state == "stopped"
+
+
+def test_a_queued_run_without_a_job_is_stopped(world):
+    world.run("queued")
+    record = {"key": "k", "nodes": 1, "spares": 0, "options": (), "command": (), "environment": {}}
+    Submission(**record).write(world.paths)
+    with Ledger.open(world.url) as ledger:
+        stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
+    assert world.known().outcome == "Stopped before Slurm had a job of it."
 
 
 @pytest.mark.parametrize(

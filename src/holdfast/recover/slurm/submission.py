@@ -71,6 +71,18 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         """Return this record as the next one after an earlier record of the same run."""
         return msgspec.structs.replace(self, key=last.key, jobs=last.jobs)
 
+    def job_name(self, run_id: str) -> str:
+        """Return the name of each job of a run."""
+        return f"holdfast-{run_id}-{self.key}"
+
+    def lost_jobs(self, run_id: str, jobs: SlurmJobs) -> list[str]:
+        """Return the numbers of jobs that wait or run, and whose submitter ended before it had recorded the number.
+
+        Raises:
+            HoldfastError: Slurm does not answer.
+        """
+        return [one for one in jobs.named(self.job_name(run_id)) if one not in self.jobs]
+
     def write(self, paths: RunPaths) -> None:
         """Write the record, readable by its user alone."""
         with replacing(_record(paths)) as record:
@@ -137,8 +149,7 @@ def submit(
         HoldfastError: Slurm does not answer.
     """
     submission.write(paths)
-    name = f"holdfast-{paths.run_id}-{submission.key}"
-    lost = [job_id for job_id in jobs.named(name) if job_id not in submission.jobs]
+    lost = submission.lost_jobs(paths.run_id, jobs)
     script = paths.root / "slurm-job.sh"
     # A job that follows another one may have got fewer nodes.
     spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
@@ -150,7 +161,7 @@ def submit(
     if job_id is None:
         job_id = jobs.submit(
             script,
-            name=name,
+            name=submission.job_name(paths.run_id),
             nodes=nodes,
             options=submission.options,
             environment={**submission.environment, "HOLDFAST_HOME": str(paths.home)},
@@ -211,15 +222,24 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
         HoldfastError: Slurm does not answer.
     """
     submission = Submission.read(RunPaths(home, run.run_id))
-    if submission is None or not submission.jobs:
+    if submission is None:
         raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
-    jobs, job_id = jobs or SlurmJobs(), submission.jobs[-1]
-    state = jobs.state(job_id)
-    if not (state.is_waiting or state.is_over):  # Slurm may also be about to start the job again
-        does = "begins" if state.is_running else "changes its state"
-        raise BadUse(f"Slurm job {job_id} of run {run.run_id} {does} just now. Stop it again in a moment.")  # fmt: skip
-    jobs.end(job_id)
-    outcome = f"Stopped while it waited as Slurm job {job_id}."
+    jobs = jobs or SlurmJobs()
+    due = [*submission.jobs[-1:], *submission.lost_jobs(run.run_id, jobs)]
+    for job_id in due:
+        state = jobs.state(job_id)
+        # Where the job is neither, Slurm may be about to start the job again.
+        if not (state.is_waiting or state.is_over):
+            does = "begins" if state.is_running else "changes its state"
+            raise BadUse(
+                f"Slurm job {job_id} of run {run.run_id} {does} just now. Stop it again in a moment."
+            )
+        jobs.end(job_id)
+    outcome = (
+        f"Stopped while it waited as Slurm job {due[-1]}."
+        if due
+        else "Stopped before Slurm had a job of it."
+    )
     ledger.set_run(
         run.run_id, state="stopped", exit_code=4, ended_at_s=time.time(), outcome=outcome
     )
