@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.cluster import is_in_pod
 from holdfast.core.clock import Clock
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -135,6 +136,17 @@ class Conduct:
         """Follow the logs of an attempt that was taken over, and wait for the end of the attempt."""
         self._follow_logs()
         self.tasks.spawn(self._see_through())
+
+    def stop_asked(self, by: str, where: str, count: int) -> None:
+        """Stop the run, see `Stopping.ask`; where Kubernetes ends one pod and a spare is free, leave that pod alone."""
+        if by == "SIGTERM" and is_in_pod():
+            is_leaving = any(
+                one.node_id == where and one.is_leaving for one in self._nodes.connected
+            )
+            is_free = self.state.phase is policy.Phase.RUNNING and self._spec.mode == "act"
+            if is_leaving or (is_free and self.health.leave(where)):
+                return
+        self.stopping.ask(by, where, count)
 
     def grow_if_possible(self) -> None:
         """Have the ranks save and leave if there are nodes for a larger launch than the present one."""

@@ -244,8 +244,8 @@ class Supervisor:
         return self._clock.monotonic_s()
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """See `Stopping.ask`."""
-        self._conduct.stopping.ask(by, where, count)
+        """See `Conduct.stop_asked`."""
+        self._conduct.stop_asked(by, where, count)
 
     # What happens
 

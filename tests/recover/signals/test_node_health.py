@@ -128,6 +128,22 @@ def test_a_notice_without_a_moment_waits_for_the_next_restart_and_ends_with_the_
     assert place.chosen() == ["n1", "n2"]
 
 
+def test_a_node_whose_pod_ends_is_left_for_a_spare_by_its_id_alone(make):
+    place = make()
+    assert not place.health.leave("n3"), "it does not train"
+    assert place.health.leave("n2")
+    (event,) = place.told
+    assert (event.node, event.rule) == ("n2", "node-leaving_at")
+    assert place.health.must_leave
+    place.fail()
+    assert place.chosen() == ["n1", "n3"]
+    assert place.ledger.nodes() == []
+    assert place.recorded == [], "another pod on the same node may take part"
+    alone = make(spare=False)
+    assert not alone.health.leave("n2")
+    assert alone.told == []
+
+
 def test_a_node_whose_launcher_cannot_start_is_left_out_for_a_spare(make):
     place = make()
     ends = policy.Diagnosed(

@@ -27,6 +27,7 @@ FAULTY = 0.99
 """The probability that a node is faulty if a signal is decisive."""
 CANNOT_LAUNCH = (126, 127)
 """The codes with which a guard ends if the launcher cannot be started, as those of a shell."""
+POD_ENDS = "Kubernetes ends its pod"
 DUE_S = 30.0
 """Spare seconds between a saved state and the moment at which a node is taken away."""
 
@@ -251,6 +252,16 @@ class NodeHealth:
                 self._tell(policy.NodeToLeave(node=name, why=evidence, rule=f"node-{finding}"))
                 return
 
+    def leave(self, node_id: str) -> bool:
+        """Have the policy go on without a node whose pod ends; return False if no spare can take its place."""
+        one = next((one for one in self._nodes.launched if one.node_id == node_id), None)
+        if one is None or one.launched is None or not self._around().has_spare:
+            return False
+        one.is_leaving = True
+        self._observe("nodes", {"text": f"node {one.name} is left: {POD_ENDS}"})
+        self._tell(policy.NodeToLeave(node=one.name, why=POD_ENDS, rule="node-leaving_at"))
+        return True
+
     def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
         """Look at the nodes of a job that has failed; return the diagnosis as the policy must see it."""
         self._sentences = []
@@ -349,7 +360,7 @@ class NodeHealth:
     @property
     def must_leave(self) -> bool:
         """Return True if the next launch must leave a node, and another node can take its place."""
-        is_there = any(one.name in self._to_leave for one in self._nodes.launched)
+        is_there = any(one.is_leaving or one.name in self._to_leave for one in self._nodes.launched)
         return is_there and self._around().has_spare
 
     def aside(self) -> Mapping[str, NodeRecord]:
