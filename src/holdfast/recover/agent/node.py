@@ -412,10 +412,11 @@ class Node:
         assert self._supervisor is not None
         self._locks.append(lock)
         self._observe("nodes", {"text": f"{self._name} takes over from the first node"})
-        self._lock = lock
-        if self._standby is not None:
-            self._standby.kill()  # it holds this node's former lock, and no lock of the run
-            self._standby = None
+        async with self._starting:
+            self._lock = lock
+            if self._standby is not None:
+                self._standby.kill()  # it holds this node's former lock, and no lock of the run
+                self._standby = None
         self._tasks.spawn(self._supervisor.keep(self._is_over))
 
     def _take_over(self, sign: Sign, loop: asyncio.AbstractEventLoop) -> tuple[int, RunLock] | None:
