@@ -224,3 +224,21 @@ def test_a_source_that_could_be_seen_and_a_detector_without_reports_are_told_as_
         {"detector": "hangs", "why": "no rank reports steps"},
     )
     assert place.said[-1] == "Hangs cannot be seen: no rank reports steps."
+
+
+def test_the_next_supervisor_leaves_out_a_node_whose_launcher_could_not_be_started(make):
+    place = make()
+    place.nodes.launched[0].last_end = (1, 127)
+    place.fail()
+    place.notice("n1", 3600.0)
+    place.notice("n1", 3600.0, is_over=True)
+    assert "n1" not in place.chosen(), "the end of a notice starts no launcher"
+    following = make()
+    following.recorded = list(place.recorded)
+    following.health.remember()
+    for one in following.nodes.launched:
+        one.launched = None
+    assert following.chosen() == ["n2", "n3"]
+    following.event("begun", {})
+    following.health.remember()
+    assert following.chosen() == ["n1", "n2"]
