@@ -106,3 +106,19 @@ def test_a_job_that_cannot_start_on_fewer_nodes_waits_for_all_nodes(supervisor):
     first._recorder.event("begun", {})
     following.remember()
     assert following._size_for(lambda size: max(0, size - 2)) == 2, "the script may be mended"
+
+
+def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_that_were_kept(
+    supervisor,
+):
+    """Else the failure of its start is laid to the launchers, and the job is started once more in vain."""
+
+    async def play():
+        conduct = supervisor()._conduct
+        conduct.begin()
+        conduct.state = replace(conduct.state, phase=Phase.WAITING, has_stepped=True)
+        conduct.tell(policy.Tick())
+        assert conduct.state.phase is Phase.RUNNING
+        return conduct.state.in_place
+
+    assert not asyncio.run(play()), "no launcher is there"

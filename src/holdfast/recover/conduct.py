@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.clock import Clock
@@ -180,7 +181,7 @@ class Conduct:
                 in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
                 self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
-                    self.launches.attempt = self.view.number
+                    self._launch_anew()
                 self.tasks.spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
                 if not self.view.rank_pids:  # there is no rank to ask yet
@@ -201,6 +202,11 @@ class Conduct:
                 self.casework.resolve(action)
             case policy.End():
                 self._end(action)
+
+    def _launch_anew(self) -> None:
+        """Take in that the present attempt needs other launchers, whatever the policy allows."""
+        self.launches.attempt = self.view.number
+        self.state = replace(self.state, in_place=False)
 
     def _failed(self, error: BaseException) -> None:
         if self._ended is not None and not self._ended.done():
@@ -227,7 +233,8 @@ class Conduct:
     async def _attempt(self, *, in_place: bool) -> None:
         chosen = None
         if in_place and self._tests.is_due and await self._tests.run(self._kill_asked):
-            in_place, self.launches.attempt = False, self.view.number
+            in_place = False
+            self._launch_anew()
         if not in_place:
             found = await self.launches.choose(self._kill_asked)
             if not isinstance(found, tuple):

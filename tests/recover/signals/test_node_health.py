@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.recover import policy
 from holdfast.recover.detectors.liveness import BLIND_S
+from holdfast.recover.detectors.node import RECENT_S
 from holdfast.recover.localise.pairing import MAX_PRIOR
 from holdfast.recover.signals.facts import NodeSignal
 from holdfast.recover.signals.in_run import NodeHealth
@@ -242,3 +243,14 @@ def test_the_next_supervisor_leaves_out_a_node_whose_launcher_could_not_be_start
     following.event("begun", {})
     following.health.remember()
     assert following.chosen() == ["n1", "n2"]
+
+
+def test_a_fault_that_holds_on_counts_at_a_failure_long_after_it_began(make):
+    place = make()
+    place.signal("n2", LOST)
+    place.clock.advance(RECENT_S - 1.0)
+    place.signal("n2", LOST)
+    place.clock.advance(RECENT_S - 1.0)
+    place.fail()
+    assert place.kinds().count("node_signal") == 1
+    assert place.ledger.node("n2").is_cordoned

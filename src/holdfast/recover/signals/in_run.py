@@ -160,7 +160,10 @@ class NodeHealth:
         key = (name, *signal.key)
         before = self._seen.get(key)
         if before is not None and (is_over or before.seen.signal == signal):
-            return  # a signal that is over counts on for a while
+            if not is_over:  # it holds on; one that is over counts on for a while
+                later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
+                self._seen[key] = replace(before, seen=later)
+            return
         if is_over or sum(known[0] == name for known in self._seen) >= MOST_KEPT:
             return
         meaning = node.meaning_of(signal)
