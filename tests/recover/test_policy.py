@@ -1,5 +1,6 @@
 """The policy is a pure function: every claim of its docstring, and properties over random histories."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -391,10 +392,45 @@ def test_a_job_that_ends_or_is_to_stop_while_it_saves_is_not_launched_anew():
 
 def test_the_next_supervisor_goes_on_with_a_job_that_was_to_grow():
     """Its ranks may have left with code 0, which is not the end of the training."""
-    state, _ = play([(0, Adopted(in_place=False, grows=True))])
-    assert state.phase is Phase.STOPPING
-    ended, _ = play([(1, StateSaved()), (2, JobExited(0))], state)
-    assert ended.phase is Phase.RUNNING
+    state, _ = play([(0, Adopted(in_place=False, moves=True))])
+    for events in (
+        [(1, JobExited(0))],
+        [(1, JobExited(-9))],
+        [(1, StateSaved()), (2, JobExited(0))],
+    ):
+        ended, actions = play(events, state)
+        assert (ended.phase, actions) == (Phase.RUNNING, [Launch()])
+    _, actions = play([(1, StopAsked("me")), (2, JobExited(0))], state)
+    assert actions[-1].state == "stopped"
+    _, actions = play([(LIMITS.stop_grace_s, Tick())], state)
+    assert actions == [Kill()]
+
+
+def test_no_order_of_events_during_a_move_loses_a_stop_a_failure_or_the_run():
+    """Both moves, and all orders of up to four events: no state waits without a deadline, or forgets why."""
+    leave = NodeToLeave(node="n2", why="a notice")
+    kinds = (StateSaved(), CannotSave(), RankFailed(), JobFrozen(), StopAsked("me"), Tick())
+    for move, length in itertools.product((leave, NodesBack()), range(5)):
+        for between in itertools.product(kinds, repeat=length):
+            begun, _ = play([(0, Begin()), (1, move)])
+            state, actions = play(
+                [(1000.0 * (2 + at), one) for at, one in enumerate(between)], begun
+            )
+            assert state.phase is not Phase.ENDED
+            was_killed = Kill() in actions
+            assert state.deadline_s is not None or was_killed or state.phase is Phase.RUNNING
+            moving = [not isinstance(one, StopAsked) for one in between]
+            assert (state.stop_by is None) == all(moving)
+            if state.phase is Phase.RUNNING:
+                assert state.keeps_size
+                continue
+            after, actions = play([(9000.0, JobExited(-9))], state)
+            if state.phase is Phase.FAILING:
+                assert (after.phase, after.is_moving) == (Phase.DIAGNOSING, False)
+            elif state.stop_by is not None:
+                assert actions[-1].state == "stopped"
+            else:
+                assert after.phase in (Phase.RUNNING, Phase.DIAGNOSING)
 
 
 def replayed(at_s, step, batches, **found):
