@@ -27,7 +27,6 @@ MARKER = ".holdfast-demo"
 """A file that says that a folder was made by a demonstration and may be made anew."""
 NODES = ("node1", "node2")
 SPARE = "node3"
-BAD_NODE = "node2"
 RANKS = 2
 HEALTHY_AFTER = 10
 """Steps with an ordinary loss after which a checkpoint is healthy; fewer than between two saves."""
@@ -197,8 +196,14 @@ class Demonstration:
         progress: Progress,
     ) -> str:
         """Train on two nodes, and a spare one, while the faults strike; return how the run ended."""
-        link = BreakingLink(home / "link")
-        injector = Injector(plan, self._checkpoints(name), self.seed, break_link=link.break_now)
+        # A link for each node: a replay moves ranks, so that any node may be the one that turns bad.
+        links = {node: BreakingLink(home / "links" / node) for node in (*NODES, SPARE)}
+        injector = Injector(
+            plan,
+            self._checkpoints(name),
+            self.seed,
+            break_link=lambda node: links[node].break_now(),
+        )
         self._begin(
             name, ledger, home, self.steps, _bad_batch(plan), nnodes=len(NODES), ranks=RANKS
         )
@@ -212,15 +217,14 @@ class Demonstration:
                 hosts = None
                 progress(name, "hosts", {"nodes": [*NODES, SPARE], "why_one_host": str(error)})
             nodes = stack.enter_context(self._nodes(name, home, hosts))
-            variables = {BAD_NODE: link.environment(nodes.environment)}
             for node in NODES:
-                nodes.start(node, variables.get(node))
+                nodes.start(node, links[node].environment(nodes.environment))
                 nodes.meet()
             for kind, data in nodes.observed():
                 if kind == "launch":
                     attempt = data["attempt"]
                     if attempt == 1:
-                        nodes.start(SPARE)
+                        nodes.start(SPARE, links[SPARE].environment(nodes.environment))
                 progress(name, kind, data)
                 if kind != "step":
                     continue
@@ -272,9 +276,10 @@ class Demonstration:
         return self._watch(name, ledger, home, progress)
 
     def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:
-        """Train on one node; return how the run ended."""
+        """Train on one node, not the one that was found bad; return how the run ended."""
+        cordoned = {node.name for node in ledger.nodes() if node.is_cordoned}
         with self._nodes(name, home, None) as nodes:
-            nodes.start(NODES[0])
+            nodes.start(next(node for node in NODES if node not in cordoned))
             for kind, data in nodes.observed():
                 progress(name, kind, data)
             nodes.wait()
