@@ -28,7 +28,7 @@ def demo(tmp_path_factory):
     options = ["--seed", "7", "--steps", "84", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "holdfast.cli.main", "demo", *options]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=os.environ
+        command, capture_output=True, text=True, timeout=380, check=False, env=os.environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return out, json.loads(done.stdout)

@@ -1,11 +1,12 @@
 """Three runs and a page: one on two nodes with injected faults, one with an error of the user's own, one left alone."""
 
 import contextlib
+import fcntl
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,7 @@ class Demonstration:
         plan = plan_faults(
             self.seed, steps=self.steps, save_every=self.save_every, world_size=RANKS
         )
-        home = self._make_folder()
-        with Ledger.open(ledger_url(home)) as ledger:
+        with self._folder() as home, Ledger.open(ledger_url(home)) as ledger:
             for name, run in (
                 ("faults", self._run_with_faults),
                 ("own-error", self._run_with_own_error),
@@ -136,23 +136,33 @@ class Demonstration:
             report=report,
         )
 
-    def _make_folder(self) -> Path:
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Make the folder of the demonstration anew; no other demonstration may do so meanwhile."""
         marker = self.out / MARKER
         if self.out.exists() and any(self.out.iterdir()) and not marker.exists():
             raise BadUse(
                 f"{self.out} holds something that is not a demonstration. Give another folder with --out."
             )
         home = self.out / "holdfast"
-        for folder in (home, self.out / "checkpoints"):
-            shutil.rmtree(folder, ignore_errors=True)
         try:
-            home.mkdir(parents=True)
+            self.out.mkdir(parents=True, exist_ok=True)
+            lock = marker.open("a")
         except OSError as error:
             raise BadUse(
                 f"{self.out} cannot be written: {error.strerror}. Give another folder with --out."
             ) from error
-        marker.touch()
-        return home.absolute()
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadUse(
+                    f"Another demonstration runs in {self.out}. Wait for its end, or give another folder with --out."
+                ) from None
+            for folder in (home, self.out / "checkpoints"):
+                shutil.rmtree(folder, ignore_errors=True)
+            home.mkdir()
+            yield home.absolute()
 
     def _checkpoints(self, name: str) -> Path:
         return (self.out / "checkpoints" / name).absolute()
