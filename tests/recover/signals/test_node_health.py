@@ -61,6 +61,8 @@ def test_without_a_spare_a_healthy_job_goes_on_and_in_observe_nothing_is_cordone
     observing.signal("n2", XID_79)
     observing.fail()
     assert observing.ledger.nodes() == []
+    (said,) = observing.added
+    assert said.endswith("and would be cordoned in the mode act.")
 
 
 def test_signals_that_corroborate_have_the_nodes_tested_first(make):

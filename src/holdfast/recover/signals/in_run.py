@@ -305,7 +305,9 @@ class NodeHealth:
                 limit -= 1
                 self._to_leave.add(name)
                 self._cordon(name, evidence)
-                self._sentences.append(f"Node {name} is faulty ({evidence}) and is cordoned.")
+                is_only_seen = self._spec.mode == "observe"
+                done = "would be cordoned in the mode act" if is_only_seen else "is cordoned"
+                self._sentences.append(f"Node {name} is faulty ({evidence}) and {done}.")
         return failure
 
     def explain(self, case: Case) -> None:
