@@ -70,7 +70,7 @@ picture: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python docs/images/make_pictures.py
 
 # The longest ones, which come first: at the end nobody waits for one of them alone.
-LONGEST := quick-checkpoint quick-restart quick-evaluate quick-overhead quick-recover example-integrations
+LONGEST := quick-checkpoint quick-chaos quick-recover quick-evaluate quick-overhead example-integrations
 
 # A failed test, example or quick benchmark runs once more, alone; lint and the collection do not.
 ci:

@@ -60,20 +60,20 @@ def main() -> int:
                 recovers = any(one.first_step_s is not None for some in of_ours for one in some)
             else:
                 starts_s = [fresh_start_s()]
-            for part, what, victim, must_s in (
-                ("node", "node killed, spare there", "n2", 6.0),
-                ("first", "first node killed, spare there", "n1", 60.0),
+            for part, what, must_s in (
+                ("node", "node killed, spare there", 6.0),
+                ("first", "first node killed, spare there", 60.0),
             ):
                 if part in parts:
                     rows += node_rows(
                         what,
-                        victim,
                         quiet,
                         source,
                         rounds=few,
                         limit_s=min(starts_s),
                         must_s=must_s,
-                        has_peer=part == "node" and not args.quick,
+                        is_first=part == "first",
+                        is_quick=args.quick,
                     )
             if "whole" in parts:
                 size = {"steps": 100, "faults": 1} if args.quick else {"steps": 600, "faults": 6}

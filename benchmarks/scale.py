@@ -44,7 +44,7 @@ from holdfast.recover.policy import RestartLimits
 from holdfast.recover.runs import begin_run
 from holdfast.recover.spec import RunSpec
 
-NODES, RANKS_A_NODE = 256, 8
+NODES, QUICK_NODES, RANKS_A_NODE = 256, 64, 8
 STEP_S = 1.0
 HANG_LIMIT_S = 4.0
 TOKEN = "of-the-benchmark"
@@ -170,15 +170,9 @@ class Agent:
 
     async def serve(self) -> None:
         """Connect, and obey until the supervisor is gone."""
-        self._stream = stream = await Stream.connect("127.0.0.1", self._job.port)
-        challenge = await stream.receive()
-        assert challenge is not None
-        hello = {"nonce": "n", "proof": proof(TOKEN, "agent", challenge["nonce"])}
-        name = f"n{self.number:03d}"
-        hello |= {"node_id": name, "name": name, "incarnation": "1", "preferred_rank": self.number}
-        hello |= {"launched": None, "last_end": None, "generation": 0, "orders_seen": 0}
-        stream.send({"kind": "hello", **hello})
-        await stream.receive()
+        while (stream := await self._connect()) is None:
+            await asyncio.sleep(0.1)
+        self._stream = stream
         stream.send({"kind": "states", "states": {}})
         beside = [asyncio.create_task(work) for work in (self._ping(), self._flush())]
         try:
@@ -193,6 +187,26 @@ class Agent:
             for one in beside:
                 one.cancel()
             stream.close()
+
+    async def _connect(self) -> Stream | None:
+        """Return a connection that the supervisor has welcomed; None where there is no room for one just now."""
+        try:
+            stream = await Stream.connect("127.0.0.1", self._job.port)
+        except OSError:
+            return None
+        challenge = await stream.receive()
+        if challenge is None:
+            stream.close()
+            return None
+        hello = {"nonce": "n", "proof": proof(TOKEN, "agent", challenge["nonce"])}
+        name = f"n{self.number:03d}"
+        hello |= {"node_id": name, "name": name, "incarnation": "1", "preferred_rank": self.number}
+        hello |= {"launched": None, "last_end": None, "generation": 0, "orders_seen": 0}
+        stream.send({"kind": "hello", **hello})
+        if await stream.receive() is None:
+            stream.close()
+            return None
+        return stream
 
     def vanish(self) -> None:
         """Hang up for good, as a node that dies does."""
@@ -495,8 +509,8 @@ async def _read_all(node: Stream, observed: list[str]) -> None:
 
 def main() -> int:
     args = parse_arguments(__doc__ or "", rounds=5, counts={"nodes": "emulated nodes"})
-    nodes = args.nodes or NODES
-    steady_s, rounds = (4.0, 1) if args.quick else (60.0, args.rounds)
+    nodes = args.nodes or (QUICK_NODES if args.quick else NODES)
+    steady_s, rounds = (2.0, 1) if args.quick else (60.0, args.rounds)
     try:
         with (
             OthersLoad() as others,
@@ -514,9 +528,7 @@ def main() -> int:
         others.sentence(),
     ]
     report("The supervisor of a large job", rows, notes=notes, json_file=args.json)
-    broken = [row.measure for row in rows if row.must is not None and not row.met]
-    # A short run on a busy machine shows that everything is seen; the figures are the full run's.
-    return 1 if broken and not args.quick else 0
+    return 1 if any(row.met is False for row in rows) else 0
 
 
 if __name__ == "__main__":

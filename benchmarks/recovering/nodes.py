@@ -1,7 +1,7 @@
 """Seconds from the death of a node to the first new step of every rank, while a spare waits.
 
 The nodes are agents on this host, with one gloo rank each (`workers/training.py`, the same script for all). Struck are
-the node that is not the first, beside torchrun with `--rdzv-backend=c10d --nnodes=2 --max-restarts=3` and a third agent
+the other node that trains, beside torchrun with `--rdzv-backend=c10d --nnodes=2 --max-restarts=3` and a third agent
 that waits, and the node that leads the run. torchrun's store ends with that one, so there is no peer.
 """
 
@@ -24,7 +24,7 @@ from common.table import Must, Row
 from holdfast.core.sockets import free_ports
 from recovering.jobs import SCRIPT, START_TIMEOUT_S, read_steps
 
-SETTLED_S = 12.0
+SETTLED_S, QUICK_SETTLED_S = 12.0, 8.0
 """So long after its first steps a job is struck: the spare is there, and each node has a launcher ready."""
 FIRST_STEPS = 15
 """Steps before a node is struck."""
@@ -42,6 +42,21 @@ class Nodes:
     def pids(self) -> set[int]:
         """Return the processes that have written a step."""
         return {step.pid for rank in (0, 1) for step in read_steps(self.folder, rank)}
+
+    def training(self, *, is_first: bool) -> psutil.Process:
+        """Return the first node, or the other one that trains: under load the third node may join before the second.
+
+        Raises:
+            DoesNotWork: no other node trains.
+        """
+        first, *others = self.processes.values()
+        if is_first:
+            return first
+        pids = self.pids()
+        for node in others:
+            if any(child.pid in pids for child in node.children(recursive=True)):
+                return node
+        raise DoesNotWork(f"no node but the first one trains:\n{last_words(self.folder)}")
 
     def last_step(self) -> int:
         """Return the last step that both ranks have made."""
@@ -84,12 +99,12 @@ def torchruns(count: int) -> dict[str, Sequence[str]]:
     return {f"n{number}": command for number in range(1, count + 1)}
 
 
-def strike(commands: dict[str, Sequence[str]], victim: str) -> float | None:
+def strike(commands: dict[str, Sequence[str]], *, is_first: bool, settled_s: float) -> float | None:
     """Kill a node with all its processes; return the seconds to the first new step of every rank."""
     with nodes(commands) as found:
-        time.sleep(SETTLED_S)
+        time.sleep(settled_s)
         old, at_s = found.pids(), time.time()
-        struck = found.processes[victim]
+        struck = found.training(is_first=is_first)
         below = struck.children(recursive=True)
         struck.kill()
         for one in below:
@@ -106,16 +121,18 @@ def strike(commands: dict[str, Sequence[str]], victim: str) -> float | None:
 
 def node_rows(
     what: str,
-    victim: str,
     quiet: Quiet,
     source: random.Random,
     *,
     rounds: int,
     limit_s: float,
     must_s: float,
-    has_peer: bool,
+    is_first: bool,
+    is_quick: bool,
 ) -> list[Row]:
-    """Strike a node of ours, and of torchrun's agents, in a random order."""
+    """Strike a node of ours, and of torchrun's agents where they survive it, in a random order."""
+    has_peer = not is_first and not is_quick
+    settled_s = QUICK_SETTLED_S if is_quick else SETTLED_S
     found: dict[str, list[float | None]] = {"ours": [], "peer": []}
     contenders: list[tuple[str, Callable[[int], dict[str, Sequence[str]]]]] = [("ours", ours)]
     if has_peer:
@@ -124,7 +141,7 @@ def node_rows(
         source.shuffle(contenders)
         for name, commands in contenders:
             quiet.wait()
-            seconds = strike(commands(3), victim)
+            seconds = strike(commands(3), is_first=is_first, settled_s=settled_s)
             found[name].append(seconds)
             said = "not recovered" if seconds is None else f"first new step after {seconds:.2f} s"
             say(f"{what}, round {number + 1} of {rounds}, {name}: {said}")

@@ -27,7 +27,7 @@ from recovering.jobs import (
     training,
 )
 
-WARM_S = 12.0
+WARM_S, QUICK_WARM_S = 12.0, 8.0
 """A job that has trained for so long is warm: 5 s after a first step our processes import what the ranks use."""
 QUICK_BOUND_S = 15.0
 COLD, WARM = "cold", "warm"
@@ -60,7 +60,7 @@ class Measurement:
         with training(contender, self._world_size, self._source.randrange(6, 16)) as found:
             recovered = self._strike_once(found, COLD, cold)
             for fault in warm if recovered else ():
-                time.sleep(WARM_S)
+                time.sleep(QUICK_WARM_S if self._is_quick else WARM_S)
                 made += 1
                 if not self._strike_once(found, WARM, fault):
                     break

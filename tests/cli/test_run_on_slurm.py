@@ -2,18 +2,22 @@
 
 import io
 import json
+import os
+import socket
 import sys
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
+from holdfast.cli import run as cli_run
 from holdfast.cli.main import Place, cli
 from holdfast.cli.run_slurm import _ended, _Screen
 from holdfast.cluster import JobState, SlurmJobs
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import ledger_url
+from holdfast.recover.agent.rendezvous import Meeting
 
 
 @pytest.fixture
@@ -133,3 +137,32 @@ def test_what_several_nodes_say_alike_is_shown_once(monkeypatch):
     assert out.buffer.getvalue() == b"loss 1\nloss 1\n"
     assert err.buffer.getvalue() == b"holdfast: The job completed.\nwarning\nwarning\n"
     assert "The job completed." in screen.last_lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "settled"),
+    [({}, ["failed"]), ({"state": "running"}, []), ({"host": "another"}, [])],
+)
+def test_a_run_that_fails_on_the_node_that_came_to_lead_leaves_no_job(
+    tmp_path, monkeypatch, changes, settled
+):
+    """The job has lost its batch script with its first node, so that nobody else would end the job."""
+    place = Place(ledger=ledger_url(tmp_path), home=tmp_path)
+    given = {"state": "failed", "host": socket.gethostname(), "pid": os.getpid(), **changes}
+    fields = {"command": ["python"], "options": {}, "cwd": "/", "started_at_s": 1.0, **given}
+    with Ledger.open(place.ledger) as ledger:
+        ledger.add_run(Run(run_id="r", **fields))
+    ended = []
+
+    def fail(*_args, **_kwargs):
+        raise HoldfastError("The supervisor cannot go on.")
+
+    monkeypatch.setattr(cli_run, "join", fail)
+    monkeypatch.setattr(
+        cli_run, "settle", lambda _paths, outcome, _say: ended.append(outcome.state)
+    )
+    given = {"echo": False, "as_json": False, "notify": []}
+    ledger, meeting = Ledger.open(place.ledger), Meeting(nnodes=2, key="slurm-1.0")
+    with pytest.raises(HoldfastError, match="cannot go on"):
+        cli_run._join(None, ledger, place, meeting, "r", **given)
+    assert ended == settled

@@ -22,6 +22,8 @@ NODE = {
             {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},
             {"key": "node.kubernetes.io/unreachable", "effect": "NoExecute", "timeAdded": MOMENT},
             {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"},
+            {"key": "team", "value": "a", "effect": "NoExecute"},
+            {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"},
             {"key": TAINT, "value": "bad-fan", "effect": "NoSchedule"},
         ],
     },
@@ -62,6 +64,8 @@ def test_the_reports_on_a_node():
         ("cordoned", ""): True,
         ("taint", "node.kubernetes.io/unreachable:NoExecute"): True,
         ("taint", "nvidia.com/gpu=present:NoSchedule"): False,
+        ("taint", "team=a:NoExecute"): False,
+        ("taint", "node.kubernetes.io/memory-pressure:NoSchedule"): False,
     }
     assert {(one.subject, one.name) for one in facts} == {("node", "gpu-7")}
     assert facts[0].since_s == MOMENT_S

@@ -28,7 +28,7 @@ def demo(tmp_path_factory):
     options = ["--seed", "7", "--steps", "84", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "holdfast.cli.main", "demo", *options]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env=os.environ
+        command, capture_output=True, text=True, timeout=380, check=False, env=os.environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return out, json.loads(done.stdout)
@@ -47,7 +47,7 @@ def test_five_faults_on_two_nodes_and_nobody_stepped_in(demo):
         assert "went on from" in row["action"]
     assert "damaged" in rows["Checkpoint damaged"]["action"]
     assert "left out" in rows["Loss became NaN"]["action"]
-    assert "node2 found bad and replaced" in rows["Bad node"]["action"]
+    assert "found bad and replaced" in rows["Bad node"]["action"]
 
 
 def test_each_fault_is_laid_at_the_right_door(demo):
@@ -66,9 +66,9 @@ def test_each_fault_is_laid_at_the_right_door(demo):
         assert rows[fault]["node"] == injected[fault]["node"], fault
     bad_batch = injected["Loss became NaN"]["step"] + 1
     assert left_out.data["first"] <= bad_batch <= left_out.data["last"] <= bad_batch + 3
-    assert cordoned == ["node2"]
+    assert cordoned == [injected["Bad node"]["node"]]
     assert sorted(launches[0].values()) == ["node1", "node2"]
-    assert sorted(launches[-1].values()) == ["node1", "node3"]
+    assert set(launches[-1].values()) == {"node1", "node2", "node3"} - set(cordoned)
     assert {"anomaly", "hang", "exit"} == set(incidents.values())
 
 

@@ -112,13 +112,18 @@ def test_an_idle_pod_that_is_drained_leaves_alone(tmp_path, monkeypatch):
     assert end_of_pod(outcome.exit_code, outcome.sentence) == 143
 
 
-def test_a_killed_pod_is_replaced_by_a_spare_and_a_cordoned_node_takes_no_pod(place, kubernetes):
+def test_an_evicted_and_a_killed_pod_are_replaced_by_spares_and_a_cordoned_node_takes_no_pod(
+    place, kubernetes
+):
     command = ["--nnodes", "2", "--", sys.executable, place.job(GLOO)]
     manifest = jobset(place.folder, place.home, *command, pods=3)
     kubernetes.apply(manifest)
-    second = place.folder / "rank-1-1"
+    first, second = place.folder / "rank-1-1", place.folder / "rank-1-2"
+    kubernetes.wait_for(lambda: first.exists() and first.read_text())
+    kubernetes.evict(first.read_text())
     kubernetes.wait_for(lambda: second.exists() and second.read_text())
     victim = second.read_text()
+    assert victim != first.read_text()
     node = kubernetes.pod(victim)["spec"]["nodeName"]
     environment = {**place.environment, **kubernetes.environment}
     words = ["nodes", "cordon", node, "--why", "fan is loud"]
@@ -130,7 +135,7 @@ def test_a_killed_pod_is_replaced_by_a_spare_and_a_cordoned_node_takes_no_pod(pl
     assert spec["taints"] == [{"key": TAINT, "value": "fan-is-loud", "effect": "NoSchedule"}]
 
     kubernetes.kill_pod(victim)
-    spare = place.folder / "rank-1-2"
+    spare = place.folder / "rank-1-3"
     kubernetes.wait_for(lambda: spare.exists() and spare.read_text())
     assert spare.read_text() != victim
     (place.folder / "finish").touch()
@@ -139,6 +144,10 @@ def test_a_killed_pod_is_replaced_by_a_spare_and_a_cordoned_node_takes_no_pod(pl
     assert replacement["spec"]["nodeName"] != node, "it waited until another node was free"
     (run,) = runs(place)
     assert run.run_id.startswith("job-train-")
+    with place.ledger() as ledger:
+        assert ledger.events(run.run_id, kinds=["stop_asked"]) == [], (
+            "the eviction ended one pod alone"
+        )
     told = kubernetes.pod("train-node-0-0")["status"]["containerStatuses"][0]["state"]["terminated"]
     assert told["message"].startswith("holdfast class=completed code=0: The job completed.")
 

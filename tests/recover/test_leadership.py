@@ -1,9 +1,12 @@
 """Which supervisor leads, by files that all nodes share, and by a row of a real PostgreSQL."""
 
+import errno
 import os
 import threading
+from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Ledger, Run
@@ -12,7 +15,6 @@ from holdfast.recover import leadership
 from holdfast.recover.agent.board import LedgerBoard, board_of
 from holdfast.recover.leadership import (
     SharedFolder,
-    SharedLedger,
     Superseded,
     Watch,
     leadership_of,
@@ -49,10 +51,10 @@ def url(server):
 def lead(request, paths):
     """Return the lead of a run, from both authorities."""
     if request.param == "folder":
-        yield leadership_of("sqlite:///x.db", paths, Ledger)
+        yield leadership_of("sqlite:///x.db", paths)
         return
     with Ledger.open(request.getfixturevalue("url")) as ledger:
-        yield leadership_of(ledger.url, paths, lambda: ledger)
+        yield leadership_of(ledger.url, paths, ledger)
 
 
 @pytest.fixture
@@ -117,6 +119,45 @@ def test_storage_that_fails_ends_no_supervisor(paths):
     assert SharedFolder(paths).beat(1)
 
 
+@pytest.fixture
+def full(monkeypatch):
+    """Return an event: while it is set, no file can be created."""
+    is_full, opened = threading.Event(), Path.open
+
+    def open_file(path, mode="r", *args, **kwargs):
+        if mode == "x" and is_full.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return opened(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_file)
+    return is_full
+
+
+def test_on_a_full_disk_each_supervisor_of_a_node_has_a_new_number(paths, full):
+    assert SharedFolder(paths).take("n1", None) == 1
+    full.set()
+    lead = SharedFolder(paths)
+    assert lead.take("n1", 1) == 2
+    assert lead.beat(2), "training does not end by that"
+    lead = SharedFolder(paths)
+    assert lead.take("n1", 2) == 3, "agents would take the same number for the same supervisor"
+    full.clear()
+    assert lead.beat(3)
+    assert lead.sign()[0] == 3
+
+
+def test_a_number_that_could_not_be_recorded_is_lost_to_the_node_that_records_it(paths, full):
+    first = SharedFolder(paths)
+    first.take("n1", None)
+    full.set()
+    assert first.take("n1", 1) == 2
+    full.clear()
+    second = SharedFolder(paths)
+    assert second.take("n2", second.claim((1, 0), "n2")) == 2
+    assert second.beat(2)
+    assert not first.beat(2)
+
+
 def test_without_the_folder_nobody_is_gone(paths, clock):
     watch = Watch(SharedFolder(paths))
     clock[0] += 1000.0
@@ -136,9 +177,9 @@ def test_one_node_takes_over_in_a_folder_and_another_if_that_one_does_not(paths)
 
 
 @NEEDS_POSTGRESQL
-def test_a_leader_that_beats_once_more_keeps_the_lead(url):
+def test_a_leader_that_beats_once_more_keeps_the_lead(url, paths):
     with Ledger.open(url) as ledger:
-        lead = SharedLedger(lambda: ledger, "r")
+        lead = leadership_of(url, paths, ledger)
         lead.take("n1", None)
         sign = lead.sign()
         assert lead.beat(1)
@@ -151,9 +192,9 @@ def test_a_leader_that_beats_once_more_keeps_the_lead(url):
 
 
 @NEEDS_POSTGRESQL
-def test_a_database_that_is_away_changes_nothing(server, url, clock):
+def test_a_database_that_is_away_changes_nothing(server, url, paths, clock):
     with Ledger.open(url) as ledger:
-        lead = SharedLedger(lambda: ledger, "r")
+        lead = leadership_of(url, paths, ledger)
         lead.take("n1", None)
         board = board_of(None, "k", url)
         assert isinstance(board, LedgerBoard)
@@ -182,4 +223,16 @@ def test_a_database_that_is_away_changes_nothing(server, url, clock):
         assert board.read() == told
         board.remove()
         assert board.read() is None
-        board._opened().close()
+
+
+@NEEDS_POSTGRESQL
+def test_nodes_that_watch_keep_no_connection_of_the_server(url, paths, place):
+    watches = [Watch(leadership_of(url, paths)) for _ in range(3)]
+    boards = [board_of(None, "k", url) for _ in range(3)]
+    assert [watch.gone() for watch in watches] == [None] * 3
+    assert [board.read() for board in boards] == [None] * 3
+    counted = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        place.wait_until(lambda: connection.execute(counted).scalar() == 1)
+    engine.dispose()

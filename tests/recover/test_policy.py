@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from holdfast.recover import policy
 from holdfast.recover.policy import (
-    Adopted,
     AskRanksToSave,
     Begin,
     CannotSave,
@@ -20,7 +19,6 @@ from holdfast.recover.policy import (
     Kill,
     Launch,
     LossBroken,
-    NodesBack,
     NodeToLeave,
     Phase,
     RankFailed,
@@ -348,53 +346,6 @@ def test_more_is_left_out_at_the_same_place_and_then_the_rules_without_batches_h
     else:
         state, actions = play(again, state)
         assert (state.phase, skips(actions)) == (Phase.ENDED, [])
-
-
-GROWING = [(0, Begin()), (1, NodesBack())]
-
-
-def test_a_job_that_can_grow_saves_and_is_launched_anew():
-    state, actions = play(GROWING)
-    assert (state.phase, actions[1:]) == (Phase.STOPPING, [AskRanksToSave()])
-    state, actions = play([(2, StateSaved()), (3, JobExited(0))], state)
-    assert (state.phase, state.grows, actions) == (Phase.RUNNING, False, [Launch()])
-
-
-def test_a_job_that_cannot_save_keeps_its_size_until_it_ends():
-    state, actions = play([*GROWING, (2, CannotSave()), (3, NodesBack())])
-    assert (state.phase, actions[2:]) == (Phase.RUNNING, [])
-    state, _ = play([*crash(4), (5, NodesBack())], state)
-    assert state.grows
-
-
-def test_a_save_that_takes_too_long_is_ended_and_the_job_goes_on():
-    state, actions = play([*GROWING, (1 + LIMITS.stop_grace_s, Tick()), (90, JobExited(-9))])
-    assert actions[2:] == [Kill(), Launch()]
-    assert state.phase is Phase.RUNNING
-
-
-@pytest.mark.parametrize("event", [RankFailed(), JobFrozen(), JobExited(1)])
-def test_a_failure_while_the_ranks_save_is_diagnosed(event):
-    state, _ = play([*GROWING, (2, event)])
-    if state.phase is Phase.FAILING:
-        state, _ = play([(3, JobExited(-9))], state)
-    assert (state.phase, state.grows) == (Phase.DIAGNOSING, False)
-
-
-def test_a_job_that_ends_or_is_to_stop_while_it_saves_is_not_launched_anew():
-    _, actions = play([*GROWING, (2, JobExited(0))])
-    assert actions[-1].state == "completed"
-    for saved in ([], [(3, StateSaved())]):
-        _, actions = play([*GROWING, *saved, (4, StopAsked("me")), (5, JobExited(0))])
-        assert actions[-1].state == "stopped"
-
-
-def test_the_next_supervisor_goes_on_with_a_job_that_was_to_grow():
-    """Its ranks may have left with code 0, which is not the end of the training."""
-    state, _ = play([(0, Adopted(in_place=False, grows=True))])
-    assert state.phase is Phase.STOPPING
-    ended, _ = play([(1, StateSaved()), (2, JobExited(0))], state)
-    assert ended.phase is Phase.RUNNING
 
 
 def replayed(at_s, step, batches, **found):

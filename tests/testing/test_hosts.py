@@ -94,6 +94,26 @@ def test_the_reason_is_said_where_there_can_be_no_hosts(monkeypatch):
         pass
 
 
+def test_the_missing_command_is_named_where_there_can_be_no_hosts(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    found = {"ip": "/sbin/ip"}
+    monkeypatch.setattr(hosts_module.shutil, "which", found.get)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NoHosts, match="the command unshare is missing"), Hosts.made(["a"]):
+        pass
+
+
+def test_a_command_that_hangs_is_a_reason_for_no_hosts(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(hosts_module, "_COMMAND_S", 0.1)
+    for name in ("ip", "unshare"):
+        (tmp_path / name).write_text("#!/bin/sh\nexec sleep 3600\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(NoHosts, match="no network namespaces here"), Hosts.made(["a"]):
+        pass
+
+
 def test_half_made_hosts_are_deleted_and_the_reason_is_said(two, monkeypatch):
     before = own_namespaces()
     real = hosts_module._ip
@@ -101,7 +121,7 @@ def test_half_made_hosts_are_deleted_and_the_reason_is_said(two, monkeypatch):
     def refuses(*words):
         if "bridge" in words:
             raise NoHosts("ip link add bridge0 type bridge: Operation not supported")
-        real(*words)
+        return real(*words)
 
     monkeypatch.setattr(hosts_module, "_ip", refuses)
     with pytest.raises(NoHosts, match="Operation not supported"), Hosts.made(["c"]):

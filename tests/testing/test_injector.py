@@ -100,6 +100,20 @@ def test_numbers_go_on_where_the_log_is_there_already(victims, tmp_path):
     assert [one.number for one in read_log(tmp_path / "log.jsonl")] == [1, 2]
 
 
+def test_a_log_whose_last_line_was_cut_off_is_read_and_added_to(victims, tmp_path):
+    log = tmp_path / "log.jsonl"
+    Injector(log, home=tmp_path, run_id="r").inject("rank frozen")
+    log.write_text(log.read_text() + '{"event": "inj')
+    Injector(log, home=tmp_path, run_id="r").inject("rank frozen")
+    assert [one.number for one in read_log(log)] == [1, 2]
+
+
+def test_a_duration_of_a_fault_that_does_not_end_is_refused(victims, made, tmp_path):
+    with pytest.raises(BadUse, match="'rank frozen' does not end by itself"):
+        made.inject("rank frozen", for_s=5)
+    assert read_log(tmp_path / "log.jsonl") == []
+
+
 def test_a_target_that_is_not_there_is_logged_as_no_effect(victims, made, monkeypatch, tmp_path):
     monkeypatch.setattr(injector, "TARGET_TIMEOUT_S", 0.0)
     done = made.inject("supervisor killed")
@@ -164,6 +178,17 @@ def test_a_file_is_cut_off(tmp_path):
 def test_a_large_file_system_is_not_filled(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "DISK_LIMIT_BYTES", 1)
     with pytest.raises(BadUse, match="other users may need it"):
+        faults.fill_disk(tmp_path / "filler")
+    assert not (tmp_path / "filler").exists()
+
+
+def test_an_interrupted_filling_of_a_disk_leaves_no_file(tmp_path, monkeypatch):
+    def interrupted(_descriptor, _piece):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faults, "DISK_LIMIT_BYTES", 2**80)
+    monkeypatch.setattr(os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         faults.fill_disk(tmp_path / "filler")
     assert not (tmp_path / "filler").exists()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.testing import Injector, read_log
+from holdfast.testing import Injector, read_log, run_processes
 from holdfast.testing.run_processes import nodes_of
 
 SCRIPT = """
@@ -25,7 +25,7 @@ while not pathlib.Path("finish").exists():
 """
 
 
-def test_each_process_of_a_run_is_found_and_a_rank_again_after_its_restart(tmp_path):
+def test_each_process_of_a_run_is_found_and_a_rank_again_after_its_restart(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(SCRIPT)
     home = tmp_path / "home"
     command = [sys.executable, "-m", "holdfast.cli.main", "run", "--name", "r", "--nproc", "2"]
@@ -52,6 +52,10 @@ def test_each_process_of_a_run_is_found_and_a_rank_again_after_its_restart(tmp_p
         kinds = (node.agents, node.supervisors, node.guards, node.launchers, node.shims)
         assert [len(kind) for kind in kinds] == [1, 1, 1, 1, 2]
         assert nodes_of(home, "another") == []
+        monkeypatch.setattr(run_processes, "_SHIM", "of no process")
+        assert [one.run.pid for one in nodes_of(home, "r")] == [run.pid]
+        assert nodes_of(home, "another") == [], "a spare of one run is none of another"
+        monkeypatch.undo()
         assert nodes_of(Path("/nowhere"), "r") == []
         log = tmp_path / "log.jsonl"
         injector = Injector(log, home=home, run_id="r")

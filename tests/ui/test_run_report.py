@@ -86,7 +86,7 @@ def written(tmp_path, *summaries):
 
 
 def test_the_answer_comes_first(summaries, page):
-    answer = "3 faults, 0 people, final weights bit-identical: step 400, ETTR 65 %"
+    answer = "3 incidents, 0 people, final weights bit-identical: step 400, ETTR 65 %"
     assert headline(summaries[0]) == answer
     assert f"<title>Holdfast demo: {answer}</title>" in page.source
     assert f"Holdfast demo {answer} Run demo-1 on 2 ranks" in page.text
@@ -189,7 +189,7 @@ def test_a_run_that_stopped_says_why_prominently(summaries, page, tmp_path):
     alone = written(tmp_path, summaries[1])
     assert alone.source.index(html.escape(outcome)) < alone.source.index("<h2>")
     assert "Set a positive learning rate in train.py" in alone.text
-    assert headline(summaries[1]) == "Stopped after 1 fault: state kept at step 20, ETTR 33 %"
+    assert headline(summaries[1]) == "Stopped after 1 incident: state kept at step 20, ETTR 33 %"
 
 
 def test_log_lines_are_text_and_nothing_else(page):
@@ -261,7 +261,7 @@ def test_a_run_just_started_renders(tmp_path):
         sample_runs.Scribe(ledger, tmp_path, "new").journal.close()
         summary = summarize(ledger, tmp_path, "new")
     found = written(tmp_path, summary)
-    assert headline(summary) == "Still running, no faults so far: step 0, ETTR unknown"
+    assert headline(summary) == "Still running, no incidents so far: step 0, ETTR unknown"
     assert {"svg"} & found.elements == set()
     for sentence in (
         "No loss was reported.",
@@ -282,7 +282,7 @@ def test_a_run_with_a_fault_being_worked_on_renders(tmp_path):
         job.journal.close()
         summary = summarize(ledger, tmp_path, "half")
     found = written(tmp_path, summary)
-    assert headline(summary).startswith("Still running, 1 fault so far: step 30")
+    assert headline(summary).startswith("Still running, 1 incident so far: step 30")
     assert "A rank froze at step 30" in found.text
     assert "No diagnosis is recorded." in found.text
     assert "Nothing yet." in found.text
@@ -290,7 +290,7 @@ def test_a_run_with_a_fault_being_worked_on_renders(tmp_path):
 
 def test_a_run_without_faults_renders(summaries, tmp_path):
     found = written(tmp_path, summaries[2])
-    assert headline(summaries[2]) == "No faults, completed: step 400, ETTR 88 %"
+    assert headline(summaries[2]) == "No incidents, completed: step 400, ETTR 88 %"
     assert "Nothing happened." in found.text
 
 

@@ -1,8 +1,10 @@
 """`holdfast run`: supervise a job."""
 
+import contextlib
 import copy
 import os
 import queue
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +23,7 @@ from holdfast.cli.run_slurm import (
     with_slurm,
 )
 from holdfast.cluster import end_of_pod, ends_pod
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.explanation.narration import narrate
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths
@@ -411,9 +413,22 @@ def _join(
         narrator("ended", {"outcome": outcome.sentence})
         if outcome.led and run_id is not None:
             settle(RunPaths(place.home, run_id), outcome, narrator.say)
+    except HoldfastError as error:
+        if run_id is not None and _has_failed_here(run_id, place):
+            settle(RunPaths(place.home, run_id), Outcome("failed", 1, str(error)), narrator.say)
+        raise
     finally:
         narrator.finish()
     return _print_outcome(meeting.key, outcome, as_json=as_json)
+
+
+def _has_failed_here(run_id: str, place: Place) -> bool:
+    """Return True if this process came to lead a run, and the run has failed here."""
+    with contextlib.suppress(HoldfastError), Ledger.open(place.ledger) as ledger:
+        run = ledger.run(run_id)
+        is_led_here = (run.host, run.pid) == (socket.gethostname(), os.getpid())
+        return is_led_here and run.state == "failed"
+    return False
 
 
 def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wish | None":

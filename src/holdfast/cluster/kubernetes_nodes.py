@@ -68,8 +68,9 @@ def node_facts(node: Mapping[str, Any]) -> list[Fact]:
             continue  # Holdfast's own, and the one that says the same as the cordon
         words = f"{key}={taint['value']}" if taint.get("value") else key
         effect = str(taint.get("effect", ""))
-        # Taints are ordinary where a node is reserved; those of Kubernetes itself, and NoExecute, report a problem.
-        is_bad = key.startswith("node.kubernetes.io/") or effect == "NoExecute"
+        # A pod that runs tolerates the taints of a reserved node, and a lack of resources is a condition already:
+        # the taints by which Kubernetes itself ends pods report a problem.
+        is_bad = key.startswith("node.kubernetes.io/") and effect == "NoExecute"
         since_s = _seconds(taint.get("timeAdded"))
         detail = f"{words}:{effect}"
         facts.append(

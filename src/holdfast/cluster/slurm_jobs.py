@@ -19,9 +19,33 @@ from holdfast.cluster.slurm import (
 from holdfast.core.errors import BadUse, HoldfastError
 
 ENDING = "COMPLETING"
-WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD"})
+WAITING = frozenset(
+    [
+        "PENDING",
+        "CONFIGURING",
+        "REQUEUED",
+        "REQUEUE_FED",
+        "REQUEUE_HOLD",
+        "RESV_DEL_HOLD",
+        "EXPEDITING",
+        "SPECIAL_EXIT",
+    ]
+)
 RUNNING = frozenset({"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"})
-"""The states of a job as squeue(1) prints them."""
+OVER = frozenset(
+    [
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "TIMEOUT",
+    ]
+)
+"""The states of a job as squeue(1) prints them. A job in any other state may still have, or get, nodes."""
 EXPEDITE = "--requeue=expedite"
 EXPEDITE_SINCE = (25, 11)
 """The version of Slurm that has `EXPEDITE`, according to the release notes of Slurm."""
@@ -70,7 +94,7 @@ class JobState:
     @property
     def is_over(self) -> bool:
         """Return True if the job has ended, with all its processes."""
-        return not (self.is_waiting or self.is_running or self.name == ENDING)
+        return not self.name or self.name in OVER
 
 
 class SlurmJobs:

@@ -1,11 +1,12 @@
 """Three runs and a page: one on two nodes with injected faults, one with an error of the user's own, one left alone."""
 
 import contextlib
+import fcntl
 import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ MARKER = ".holdfast-demo"
 """A file that says that a folder was made by a demonstration and may be made anew."""
 NODES = ("node1", "node2")
 SPARE = "node3"
-BAD_NODE = "node2"
 RANKS = 2
 HEALTHY_AFTER = 10
 """Steps with an ordinary loss after which a checkpoint is healthy; fewer than between two saves."""
@@ -103,8 +103,7 @@ class Demonstration:
         plan = plan_faults(
             self.seed, steps=self.steps, save_every=self.save_every, world_size=RANKS
         )
-        home = self._make_folder()
-        with Ledger.open(ledger_url(home)) as ledger:
+        with self._folder() as home, Ledger.open(ledger_url(home)) as ledger:
             for name, run in (
                 ("faults", self._run_with_faults),
                 ("own-error", self._run_with_own_error),
@@ -137,23 +136,33 @@ class Demonstration:
             report=report,
         )
 
-    def _make_folder(self) -> Path:
+    @contextlib.contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Make the folder of the demonstration anew; no other demonstration may do so meanwhile."""
         marker = self.out / MARKER
         if self.out.exists() and any(self.out.iterdir()) and not marker.exists():
             raise BadUse(
                 f"{self.out} holds something that is not a demonstration. Give another folder with --out."
             )
         home = self.out / "holdfast"
-        for folder in (home, self.out / "checkpoints"):
-            shutil.rmtree(folder, ignore_errors=True)
         try:
-            home.mkdir(parents=True)
+            self.out.mkdir(parents=True, exist_ok=True)
+            lock = marker.open("a")
         except OSError as error:
             raise BadUse(
                 f"{self.out} cannot be written: {error.strerror}. Give another folder with --out."
             ) from error
-        marker.touch()
-        return home.absolute()
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BadUse(
+                    f"Another demonstration runs in {self.out}. Wait for its end, or give another folder with --out."
+                ) from None
+            for folder in (home, self.out / "checkpoints"):
+                shutil.rmtree(folder, ignore_errors=True)
+            home.mkdir()
+            yield home.absolute()
 
     def _checkpoints(self, name: str) -> Path:
         return (self.out / "checkpoints" / name).absolute()
@@ -197,8 +206,14 @@ class Demonstration:
         progress: Progress,
     ) -> str:
         """Train on two nodes, and a spare one, while the faults strike; return how the run ended."""
-        link = BreakingLink(home / "link")
-        injector = Injector(plan, self._checkpoints(name), self.seed, break_link=link.break_now)
+        # A link for each node: a replay moves ranks, so that any node may be the one that turns bad.
+        links = {node: BreakingLink(home / "links" / node) for node in (*NODES, SPARE)}
+        injector = Injector(
+            plan,
+            self._checkpoints(name),
+            self.seed,
+            break_link=lambda node: links[node].break_now(),
+        )
         self._begin(
             name, ledger, home, self.steps, _bad_batch(plan), nnodes=len(NODES), ranks=RANKS
         )
@@ -212,15 +227,14 @@ class Demonstration:
                 hosts = None
                 progress(name, "hosts", {"nodes": [*NODES, SPARE], "why_one_host": str(error)})
             nodes = stack.enter_context(self._nodes(name, home, hosts))
-            variables = {BAD_NODE: link.environment(nodes.environment)}
             for node in NODES:
-                nodes.start(node, variables.get(node))
+                nodes.start(node, links[node].environment(nodes.environment))
                 nodes.meet()
             for kind, data in nodes.observed():
                 if kind == "launch":
                     attempt = data["attempt"]
                     if attempt == 1:
-                        nodes.start(SPARE)
+                        nodes.start(SPARE, links[SPARE].environment(nodes.environment))
                 progress(name, kind, data)
                 if kind != "step":
                     continue
@@ -272,9 +286,10 @@ class Demonstration:
         return self._watch(name, ledger, home, progress)
 
     def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:
-        """Train on one node; return how the run ended."""
+        """Train on one node, not the one that was found bad; return how the run ended."""
+        cordoned = {node.name for node in ledger.nodes() if node.is_cordoned}
         with self._nodes(name, home, None) as nodes:
-            nodes.start(NODES[0])
+            nodes.start(next(node for node in NODES if node not in cordoned))
             for kind, data in nodes.observed():
                 progress(name, kind, data)
             nodes.wait()

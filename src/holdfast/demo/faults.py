@@ -62,7 +62,7 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
     return [
         PlannedFault(
             kind=kind,
-            # The last rank is that of the node whose link can fail, and the one whose data are damaged.
+            # The last rank is the one whose data are damaged.
             rank=world_size - 1
             if kind in ("Loss became NaN", "Bad node")
             else source.randrange(world_size),
@@ -81,7 +81,7 @@ class Injector:
         checkpoints: Path,
         seed: int,
         *,
-        break_link: Callable[[], None],
+        break_link: Callable[[str], None],
     ) -> None:
         """Take a plan.
 
@@ -89,7 +89,7 @@ class Injector:
             plan: the faults, in their order.
             checkpoints: the folder of the run's checkpoints.
             seed: of the damaged bit.
-            break_link: makes the link of the bad node fail.
+            break_link: makes the link of a node fail, by the node's name.
         """
         self._waiting = list(plan)
         self._checkpoints = checkpoints
@@ -132,7 +132,7 @@ class Injector:
                     f"the network card of {node} fails from now on: half of its collectives find their "
                     "connections cut"
                 )
-                self._break_link()
+                self._break_link(node)
         return {
             "fault": fault.kind,
             "detail": detail,

@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from holdfast.cluster import is_in_pod
 from holdfast.core.clock import Clock
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -39,6 +41,8 @@ SWEEP_TIMEOUT_S = 30.0
 """How long, likewise, they may take to end all that the trainers have started."""
 END_TIMEOUT_S = 60.0
 """How long the nodes may take to end what is left of the job."""
+MOVING = "moving"
+"""The kind of the event that a move to other nodes begins, or is over."""
 
 
 class Conduct:
@@ -112,6 +116,8 @@ class Conduct:
     def remember(self) -> None:
         """Go on from the state that an earlier supervisor had reached."""
         self.state = self._recorder.remembered(self._spec.restarts)
+        self.launches.remember()
+        self.health.remember()
 
     def take_up(self, launch: Launch | None) -> None:
         """Go on with the attempt of an earlier supervisor; `launch`: the launchers below which the attempt may run."""
@@ -126,8 +132,12 @@ class Conduct:
 
     def adopted(self, *, in_place: bool) -> None:
         """Take in that an attempt was taken over from an earlier supervisor."""
-        grows = any(at == self.view.number for _, at, _ in self._recorder.events("nodes_back"))
-        event = policy.Adopted(in_place, grows)
+        moves = [
+            data["is_over"] is False
+            for _, at, data in self._recorder.events(MOVING)
+            if at == self.view.number
+        ]
+        event = policy.Adopted(in_place, moves=any(moves[-1:]))
         now_s = self._clock.monotonic_s()
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
@@ -136,12 +146,21 @@ class Conduct:
         self._follow_logs()
         self.tasks.spawn(self._see_through())
 
+    def stop_asked(self, by: str, where: str, count: int) -> None:
+        """Stop the run, see `Stopping.ask`; where Kubernetes ends one pod and a spare is free, leave that pod alone."""
+        if by == "SIGTERM" and is_in_pod():
+            is_leaving = any(
+                one.node_id == where and one.is_leaving for one in self._nodes.connected
+            )
+            is_free = self.state.phase is policy.Phase.RUNNING and self._spec.mode == "act"
+            if is_leaving or (is_free and self.health.leave(where)):
+                return
+        self.stopping.ask(by, where, count)
+
     def grow_if_possible(self) -> None:
         """Have the ranks save and leave if there are nodes for a larger launch than the present one."""
         is_free = self.state.phase is policy.Phase.RUNNING and not self.state.keeps_size
         if self._spec.mode == "act" and is_free and self.launches.can_grow and self.view.steps:
-            # The next supervisor must not take the ranks' leave for the end of the training.
-            self._recorder.event("nodes_back", {})
             self._observe("nodes", {"text": "nodes are back: saving, then going on with more"})
             self.tell(policy.NodesBack())
 
@@ -154,6 +173,10 @@ class Conduct:
         before, view, now_s = self.state, self.view, self._clock.monotonic_s()
         verdict = self.decisions.decide(view, before, event, now_s)
         self.state = verdict.state
+        if self.state.is_moving != before.is_moving:
+            # The next supervisor must not take the ranks' leave for the end of the training.
+            is_over = not self.state.is_moving
+            self._recorder.event(MOVING, {"is_over": is_over, "node": self.state.leaving})
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
         if before.phase not in failing and self.state.phase in failing:
             self.casework.begin(view)
@@ -170,7 +193,7 @@ class Conduct:
                 in_place &= not self.launches.move_ranks(moves=action.moves_ranks)
                 self.view = AttemptView.begin(self.view.number + 1, self._spec.hangs)
                 if not in_place:  # messages from shims of the former launcher are past
-                    self.launches.attempt = self.view.number
+                    self._launch_anew()
                 self.tasks.spawn(self._attempt(in_place=in_place))
             case policy.Terminate():
                 if not self.view.rank_pids:  # there is no rank to ask yet
@@ -191,6 +214,11 @@ class Conduct:
                 self.casework.resolve(action)
             case policy.End():
                 self._end(action)
+
+    def _launch_anew(self) -> None:
+        """Take in that the present attempt needs other launchers, whatever the policy allows."""
+        self.launches.attempt = self.view.number
+        self.state = replace(self.state, in_place=False)
 
     def _failed(self, error: BaseException) -> None:
         if self._ended is not None and not self._ended.done():
@@ -217,7 +245,8 @@ class Conduct:
     async def _attempt(self, *, in_place: bool) -> None:
         chosen = None
         if in_place and self._tests.is_due and await self._tests.run(self._kill_asked):
-            in_place, self.launches.attempt = False, self.view.number
+            in_place = False
+            self._launch_anew()
         if not in_place:
             found = await self.launches.choose(self._kill_asked)
             if not isinstance(found, tuple):
@@ -242,7 +271,8 @@ class Conduct:
         self._recorder.observed(self.view.observations(self._clock.now_s()))
         if self.view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self.view.dropped_log_bytes})
-        stopping = self.state.stop_by is not None or self.state.is_moving
+        is_moving = self.state.is_moving and self.state.phase is policy.Phase.LEAVING
+        stopping = self.state.stop_by is not None or is_moving
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
         self._recorder.attempt_ended(outcome=outcome, last_step=self.view.last_step)
         self.tell(policy.JobExited(returncode))
@@ -279,7 +309,7 @@ class Conduct:
         return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
 
     async def _diagnose(self) -> None:
-        failure = await self.casework.diagnose(self.view, self._logs)
+        failure = self.launches.failed(await self.casework.diagnose(self.view, self._logs))
         self._tests.suspect(self.casework.suspects())
         self._tests.failed(self.view, self.casework)
         self.tell(self.health.failed(failure, self.casework))

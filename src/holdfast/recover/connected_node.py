@@ -29,6 +29,8 @@ class Node:
     """The attempt and the return code of the launcher that ended there last."""
     seen: int = 0
     """The `seq` of its last message."""
+    is_leaving: bool = False
+    """Whether its scheduler ends this node alone: nothing is launched there any more."""
     is_known: bool = False
     """Whether its agent has sent all facts of the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)

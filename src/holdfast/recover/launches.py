@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from holdfast.core.clock import Clock
@@ -22,6 +23,8 @@ NODES_S = 1800.0
 """How long a launch waits for nodes that are missing."""
 SPARE_S = 10.0
 """How long a launch waits for another node, before it takes one that tests have found bad."""
+NEEDS_ALL = "needs_all_nodes"
+"""The kind of the event that the job could not start on fewer nodes."""
 
 
 class Launches:
@@ -69,6 +72,8 @@ class Launches:
         self.attempt = 0
         """The attempt for which the launchers were started."""
         self._moves_ranks = False
+        self._needs_all = False
+        """True if the job could not start on fewer nodes."""
 
     def move_ranks(self, *, moves: bool) -> bool:
         """Have each rank of the next attempt run on another node, or on another GPU of the only node, if `moves`.
@@ -178,7 +183,8 @@ class Launches:
         )
 
     def _size_for(self, missing: Callable[[int], int]) -> int | None:
-        return next((size for size in self._sizes if missing(size) == 0), None)
+        sizes = self._sizes[:1] if self._needs_all else self._sizes
+        return next((size for size in sizes if missing(size) == 0), None)
 
     @property
     def can_grow(self) -> bool:
@@ -188,6 +194,29 @@ class Launches:
             return False
         size = self._size_for(lambda size: max(0, self._nodes.missing(size) - present))
         return size is not None and size > present
+
+    def remember(self) -> None:
+        """Go on with what an earlier supervisor had found since a person has started the run last."""
+        kinds = [kind for kind, _, _ in self._recorder.events("begun", NEEDS_ALL)]
+        self._needs_all = kinds[-1:] == [NEEDS_ALL]
+
+    def failed(self, failure: policy.Diagnosed) -> policy.Diagnosed:
+        """Take in why an attempt has failed; return the diagnosis as the policy must see it.
+
+        State that belongs to the number of ranks cannot be restored on fewer nodes, but can be on all nodes.
+        """
+        size = len(self._nodes.launched)
+        has_started = failure.has_stepped or self._order is not None
+        if has_started or failure.restart_helps or not 0 < size < self._nnodes:
+            return failure
+        self._needs_all = True
+        self._recorder.event(NEEDS_ALL, {"size": size})
+        why = (
+            f"The job does not start on {size} of {self._nnodes} nodes, so the run waits for all nodes from now on; "
+            "state under per_rank, as the position of run.batches, needs them: leave --min-nodes out."
+        )
+        self._observe("nodes", {"text": why})
+        return replace(failure, restart_helps=True, because=why)
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
         """Start an attempt on the nodes that were chosen; None: below the launchers that are there."""

@@ -13,9 +13,11 @@ Two authorities give the numbers. A run has one of them, by its ledger:
   not share a folder.
 """
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -82,6 +84,8 @@ class SharedFolder:
 
     def __init__(self, paths: RunPaths) -> None:
         self._folder = paths.supervisors
+        self._unrecorded: str | None = None
+        """The node that leads by a number whose file could not be created yet."""
 
     def take(self, node_id: str, after: int | None) -> int:
         """See `Leadership`."""
@@ -90,22 +94,34 @@ class SharedFolder:
         is_ours = newest == 0 or self._owner(newest) == node_id
         if after is not None and newest > after and not is_ours:
             raise Superseded
-        generation = newest + 1
-        while True:
-            try:
-                with (self._folder / f"{generation:06d}").open("x") as file:
-                    file.write(f"{node_id}\n")
-            except FileExistsError:
-                generation += 1
-                continue
-            except OSError:  # a full disk: training does not end by that
-                pass
-            return generation
+        # The number that this node had last may have no file, see `_record`.
+        generation = max(newest, after or 0) + 1
+        while not self._record(generation, node_id):
+            generation += 1
+        return generation
+
+    def _record(self, generation: int, node_id: str) -> bool:
+        """Create the file of a number; return False where another supervisor has the number.
+
+        A disk that is full ends no training: the supervisor leads, and `beat` creates the file later.
+        """
+        self._unrecorded = None
+        try:
+            with (self._folder / f"{generation:06d}").open("x") as file:
+                file.write(f"{node_id}\n")
+        except FileExistsError:
+            return False
+        except OSError:
+            if not (self._folder / f"{generation:06d}").exists():
+                self._unrecorded = node_id
+        return True
 
     def beat(self, generation: int) -> bool:
         """See `Leadership`."""
         try:
             if self._newest() > generation:
+                return False
+            if self._unrecorded is not None and not self._record(generation, self._unrecorded):
                 return False
             self._beat_file.touch()
         except OSError:
@@ -152,53 +168,63 @@ class SharedFolder:
 class SharedLedger:
     """The lead by a row of a ledger that is a server."""
 
-    def __init__(self, opened: Callable[[], Ledger], run_id: str) -> None:
-        """Get the ledger by `opened` with each use, which raises LedgerError while it cannot be had."""
+    def __init__(self, opened: Callable[[], AbstractContextManager[Ledger]], run_id: str) -> None:
+        """Enter what `opened` returns for each use; `opened` raises LedgerError while there is no ledger."""
         self._opened = opened
         self._run_id = run_id
 
     def take(self, node_id: str, after: int | None) -> int:
         """See `Leadership`."""
         while True:
-            before = self._opened().lead(self._run_id)
-            is_ours = before.generation == 0 or before.node_id == node_id
-            if after is not None and before.generation > after and not is_ours:
-                raise Superseded
-            taken = self._opened().take_lead(before, node_id)
-            if (
-                taken is not None
-            ):  # else the last one has beaten meanwhile, or another node was first
+            with self._opened() as ledger:
+                before = ledger.lead(self._run_id)
+                is_ours = before.generation == 0 or before.node_id == node_id
+                if after is not None and before.generation > after and not is_ours:
+                    raise Superseded
+                taken = ledger.take_lead(before, node_id)
+            if taken is not None:
                 return taken.generation
+            # The last one has beaten meanwhile, or another node was first.
 
     def beat(self, generation: int) -> bool:
         """See `Leadership`."""
         try:
-            return self._opened().beat(self._run_id, generation)
+            with self._opened() as ledger:
+                return ledger.beat(self._run_id, generation)
         except HoldfastError:
             return True
 
     def sign(self) -> Sign:
         """See `Leadership`."""
-        lead = self._opened().lead(self._run_id)
+        with self._opened() as ledger:
+            lead = ledger.lead(self._run_id)
         return lead.generation, lead.beats
 
     def claim(self, sign: Sign, node_id: str) -> int | None:
         """See `Leadership`. The number is this node's with the claim: who does not use it is passed over in turn."""
         generation, beats = sign
         seen = Lead(run_id=self._run_id, generation=generation, node_id="", beats=beats)
-        taken = self._opened().take_lead(seen, node_id)
+        with self._opened() as ledger:
+            taken = ledger.take_lead(seen, node_id)
         return None if taken is None else taken.generation
 
 
-def leadership_of(url: str, paths: RunPaths, opened: Callable[[], Ledger]) -> Leadership:
+def leadership_of(url: str, paths: RunPaths, ledger: Ledger | None = None) -> Leadership:
     """Return the authority of a run.
 
     Args:
         url: of the ledger.
         paths: of the run.
-        opened: returns that ledger.
+        ledger: the ledger, where it is open. Else it is opened for each use and closed after it: all nodes of a run may
+            watch at once, and a server has few connections.
     """
-    return SharedLedger(opened, paths.run_id) if is_server(url) else SharedFolder(paths)
+    if not is_server(url):
+        return SharedFolder(paths)
+
+    def opened() -> AbstractContextManager[Ledger]:
+        return Ledger.open(url) if ledger is None else contextlib.nullcontext(ledger)
+
+    return SharedLedger(opened, paths.run_id)
 
 
 class Watch:

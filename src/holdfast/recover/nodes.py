@@ -30,7 +30,7 @@ lost by that.
 | supervisor | `port` | `seq`: answer with a port |
 | supervisor | `check` | `seq`, `check`, `what`: test the node by itself (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
-| supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over |
+| supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, or goes on without this node |
 """
 
 import asyncio
@@ -62,6 +62,13 @@ ACK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 10.0
+LEFT = {
+    "kind": "end",
+    "state": "stopped",
+    "exit_code": 4,
+    "outcome": "Stopped by SIGTERM, on this node alone.",
+}
+"""The last message to a node whose scheduler ends the node alone."""
 STRANGERS = 256
 """Connections that may be open without a hello."""
 
@@ -298,6 +305,9 @@ class Nodes:
             await self._changed.wait_for(
                 lambda: all(node.launched is None for node in self._nodes.values())
             )
+        for node in self._nodes.values():
+            if node.is_leaving and node.stream is not None:
+                node.stream.send(LEFT)
 
     async def all_launchers_ended(self) -> int:
         """Wait until no launcher of the present launch runs; return 0 if all ended well, else how one ended."""
@@ -332,7 +342,10 @@ class Nodes:
         return [
             node
             for node in self._nodes.values()
-            if node.stream is not None and node.launched is None and node.name not in self.cordoned
+            if node.stream is not None
+            and node.launched is None
+            and not node.is_leaving
+            and node.name not in self.cordoned
         ]
 
     @property

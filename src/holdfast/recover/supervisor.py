@@ -98,7 +98,7 @@ class Supervisor:
             observe=observer,
         )
         self._tell = self._conduct.tell
-        self._leadership = leadership_of(ledger.url, paths, lambda: ledger)
+        self._leadership = leadership_of(ledger.url, paths, ledger)
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
         self._over: tuple[str, int, str] | None = None
@@ -244,8 +244,8 @@ class Supervisor:
         return self._clock.monotonic_s()
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """See `Stopping.ask`."""
-        self._conduct.stopping.ask(by, where, count)
+        """See `Conduct.stop_asked`."""
+        self._conduct.stop_asked(by, where, count)
 
     # What happens
 
@@ -379,16 +379,20 @@ class Supervisor:
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()
         last_beat_s, beating = last_s, self._conduct.tasks.spawn(self._beat())
+        looking: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock.monotonic_s()
-            if now_s - last_s > STANDSTILL_S:
+            # The time that a look takes, with the answers of all ranks, is no standstill.
+            if now_s - last_s > STANDSTILL_S and looking is None:
                 self._view.detector.resumed(now_s - last_s)
-            if self._watching and self._view.detector.look_due(now_s):
-                await self._look()
-                now_s = self._clock.monotonic_s()
-            last_s = now_s  # after the look: the time that a look takes is no standstill
-            if self._watching:
+            last_s = now_s
+            if looking is not None and looking.done():
+                looking = None
+            elif looking is None and self._watching and self._view.detector.look_due(now_s):
+                # Beside the ticks: a node that is lost may leave a look without an answer for seconds.
+                looking = self._conduct.tasks.spawn(self._look())
+            if self._watching and looking is None:
                 if self._view.check(now_s) is not None:
                     self._tell(policy.JobFrozen())
                 elif self._conduct.decisions.holds_hang:

@@ -89,7 +89,7 @@ def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, L
     paths = RunPaths(Path(begin["home"]), begin["run_id"])
     ledger = Ledger.open(begin["ledger"])
     try:
-        leadership = leadership_of(ledger.url, paths, lambda: ledger)
+        leadership = leadership_of(ledger.url, paths, ledger)
         generation = leadership.take(begin["node_id"], begin["after"])
         leadership.beat(generation)
         run = ledger.run(paths.run_id)

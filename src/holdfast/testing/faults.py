@@ -67,5 +67,8 @@ def fill_disk(filler: Path) -> int:
             except OSError:  # full, or nearly
                 piece_bytes //= 2
         return os.fstat(descriptor).st_size
+    except BaseException:  # Ctrl-C: nobody else deletes the file
+        filler.unlink(missing_ok=True)
+        raise
     finally:
         os.close(descriptor)

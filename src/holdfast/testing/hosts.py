@@ -80,8 +80,10 @@ class Hosts:
             return "only root may make network namespaces"
         if shutil.which("ip") is None:
             return "the command ip is missing (Debian: apt-get install iproute2)"
-        probe = subprocess.run(["unshare", "--net", "true"], check=False, capture_output=True)
-        return None if probe.returncode == 0 else "the kernel makes no network namespaces here"
+        if shutil.which("unshare") is None:
+            return "the command unshare is missing (Debian: apt-get install util-linux)"
+        probe = _quietly("unshare", "--net", "true")
+        return None if probe == 0 else "the kernel makes no network namespaces here"
 
     @property
     def namespaces(self) -> dict[str, str]:
@@ -151,9 +153,7 @@ def delete_stale() -> list[str]:
     """Delete the namespaces that ended processes have left; return their names."""
     if shutil.which("ip") is None:
         return []
-    listed = subprocess.run(
-        ["ip", "netns", "list"], capture_output=True, text=True, timeout=_COMMAND_S, check=False
-    ).stdout
+    listed = _ip("netns", "list")
     found = [match for line in listed.splitlines() if (match := _NAMESPACE.match(line))]
     stale = [match[0] for match in found if not psutil.pid_exists(int(match[1]))]
     for name in stale:
@@ -162,13 +162,20 @@ def delete_stale() -> list[str]:
 
 
 def _delete(name: str) -> None:
-    subprocess.run(
-        ["ip", "netns", "delete", name], capture_output=True, timeout=_COMMAND_S, check=False
-    )
+    _quietly("ip", "netns", "delete", name)
     shutil.rmtree(_FILES / name, ignore_errors=True)
 
 
-def _ip(*words: str) -> None:
+def _quietly(*words: str) -> int | None:
+    """Return the exit code of a command; None if the command did not end in time."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(words, capture_output=True, timeout=_COMMAND_S, check=False)
+        return done.returncode
+    return None
+
+
+def _ip(*words: str) -> str:
+    """Return the output of a command `ip`."""
     try:
         done = subprocess.run(
             ["ip", *words], capture_output=True, text=True, timeout=_COMMAND_S, check=False
@@ -178,3 +185,4 @@ def _ip(*words: str) -> None:
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise NoHosts(f"ip {' '.join(words)}: {said}")
+    return done.stdout

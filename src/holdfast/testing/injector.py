@@ -184,6 +184,9 @@ class Injector:
         self._writing = threading.Lock()
         self._ending: dict[int, tuple[threading.Timer, Callable[[], None]]] = {}
         self._number = max((one.number for one in read_log(self._log)), default=0)
+        if self._log.exists() and not self._log.read_text().endswith("\n"):
+            with self._log.open("a") as file:  # the next line is not to join one that was cut off
+                file.write("\n")
         if self._orders is not None:
             self._orders.mkdir(parents=True, exist_ok=True)
 
@@ -242,13 +245,15 @@ class Injector:
             for_s: how long the fault lasts, of a kind that ends by itself; None: as in `LASTS_S`.
 
         Raises:
-            BadUse: the kind is not possible here. Nothing was done.
+            BadUse: the kind is not possible here, or does not end by itself. Nothing was done.
         """
         if kind not in self.kinds:
             possible = ", ".join(self.kinds)
             raise BadUse(f"{kind!r} is not possible with this injector. Choose one of: {possible}.")
         if for_s is None:
             for_s = LASTS_S.get(kind)
+        elif kind not in LASTS_S:
+            raise BadUse(f"{kind!r} does not end by itself. Leave out for_s.")
         self._number += 1
         parameters: dict[str, Any] = {} if for_s is None else {"for_s": for_s}
         struck = _Struck(self._number, kind, parameters)
@@ -384,8 +389,8 @@ class Injector:
             self._write(struck, "no_effect")
             return
         struck.detail = f"{size_bytes} bytes were written beside {self._checkpoints.name}"
-        self._end_later(struck, lambda: filler.unlink(missing_ok=True))
         struck.took_effect_at_s = time.time()
+        self._end_later(struck, lambda: filler.unlink(missing_ok=True))
         self._write(struck, "took_effect")
 
     def _cut(self, struck: "_Struck", target: "_Target") -> None:
@@ -398,8 +403,8 @@ class Injector:
             self._write(struck, "no_effect")
             return
         hosts.cut(name)
-        self._end_later(struck, lambda: hosts.mend(name))
         struck.took_effect_at_s = time.time()
+        self._end_later(struck, lambda: hosts.mend(name))
         self._write(struck, "took_effect")
 
     def _end_later(self, struck: "_Struck", undo: Callable[[], None]) -> None:
@@ -481,11 +486,15 @@ def _host_of(node: NodeProcesses, hosts: Hosts) -> str | None:
 
 
 def read_log(path: Path | str) -> list[Injected]:
-    """Read the ground truth: each fault once, as the last of its lines has it."""
+    """Read the ground truth: each fault once, as the last of its lines has it.
+
+    A line that a killed injector has not written whole is left out.
+    """
     found: dict[int, Injected] = {}
     with contextlib.suppress(FileNotFoundError):
         for line in Path(path).read_text().splitlines():
-            fields = json.loads(line)
-            del fields["event"]
-            found[fields["number"]] = Injected(**fields)
+            with contextlib.suppress(json.JSONDecodeError):
+                fields = json.loads(line)
+                del fields["event"]
+                found[fields["number"]] = Injected(**fields)
     return [found[number] for number in sorted(found)]

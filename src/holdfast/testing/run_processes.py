@@ -56,7 +56,9 @@ class NodeProcesses:
 
 
 def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
-    """Return the nodes of a run that have processes on this host, spares too, in the order of their start.
+    """Return the nodes of a run that have processes on this host, in the order of their start.
+
+    A node without shims, such as a spare, belongs to the run if its command names the run.
 
     Args:
         home: the run's `$HOLDFAST_HOME`.
@@ -74,7 +76,7 @@ def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
         with contextlib.suppress(psutil.Error):
             node = _node(run, children)
             of_run = {_variable(shim, ENV_RUN) for shim in node.shims}
-            if of_run <= {run_id}:
+            if of_run == {run_id} or (not of_run and _names(run.cmdline(), run_id)):
                 found.append(node)
     return found
 
@@ -137,6 +139,14 @@ def _is_run(words: Sequence[str]) -> bool:
         if word == "--":
             break
     return False
+
+
+def _names(words: Sequence[str], run_id: str) -> bool:
+    """Return whether the options of `holdfast run` name a run."""
+    options = list(words[: words.index("--")] if "--" in words else words)
+    return f"--name={run_id}" in options or ["--name", run_id] in [
+        options[place : place + 2] for place in range(len(options))
+    ]
 
 
 def _home_of(process: psutil.Process) -> Path:

@@ -8,30 +8,32 @@ from holdfast.core.page import KeyFigure
 
 
 def headline(summary: RunSummary) -> str:
-    """`3 faults, 0 people, final weights bit-identical: step 400, ETTR 71 %`."""
+    """`3 incidents, 0 people, final weights bit-identical: step 400, ETTR 71 %`."""
     return _sentence(summary).replace(words.NBSP, " ")
 
 
 def _sentence(summary: RunSummary) -> str:
-    faults = words.count(len(summary.incidents), "fault") if summary.incidents else "No faults"
+    incidents = (
+        words.count(len(summary.incidents), "incident") if summary.incidents else "No incidents"
+    )
     people = words.count(summary.interventions, "person", "people")
     numbers = f"step {summary.final_step}, ETTR {words.percent(summary.ettr)}"
     match summary.run.state:
         case "running":
-            return f"Still running, {faults[0].lower()}{faults[1:]} so far: {numbers}"
+            return f"Still running, {incidents[0].lower()}{incidents[1:]} so far: {numbers}"
         case "queued":
-            return f"Waits in the queue, {faults[0].lower()}{faults[1:]} so far: {numbers}"
+            return f"Waits in the queue, {incidents[0].lower()}{incidents[1:]} so far: {numbers}"
         case "completed":
             how = (
-                [faults, people, *_weights(summary)]
+                [incidents, people, *_weights(summary)]
                 if summary.incidents
-                else [faults, *_weights(summary)]
+                else [incidents, *_weights(summary)]
             )
             return f"{', '.join(how)}: {numbers}"
         case "stopped":
-            return f"Stopped on request, {faults[0].lower()}{faults[1:]}: state kept at {numbers}"
+            return f"Stopped on request, {incidents[0].lower()}{incidents[1:]}: state kept at {numbers}"
         case _:
-            return f"Stopped after {faults[0].lower()}{faults[1:]}: state kept at {numbers}"
+            return f"Stopped after {incidents[0].lower()}{incidents[1:]}: state kept at {numbers}"
 
 
 def _weights(summary: RunSummary) -> list[str]:
@@ -64,7 +66,7 @@ def key_figures(summary: RunSummary) -> list[KeyFigure]:
             note=f"{words.duration(summary.breakdown.productive_s)} of {words.duration(summary.wall_s)}",
         ),
         KeyFigure(
-            name="Faults",
+            name="Incidents",
             value=str(len(summary.incidents)),
             note=f"{words.count(summary.interventions, 'person', 'people')} stepped in",
         ),
@@ -91,7 +93,7 @@ def key_figures(summary: RunSummary) -> list[KeyFigure]:
 
 
 def _spread(name: str, seconds: list[float]) -> KeyFigure:
-    note = "the one fault"
+    note = "the one incident"
     if len(seconds) > 1:
         note = f"median; longest {words.duration(max(seconds))}"
     return KeyFigure(name=name, value=words.duration(statistics.median(seconds)), note=note)

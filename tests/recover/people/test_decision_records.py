@@ -107,6 +107,20 @@ def test_each_decision_has_one_record_with_state_finding_plan_and_mode(world):
     assert (second["plan"]["action"], second["plan"]["rule"]) == ("restart", "restart")
 
 
+def test_an_approved_move_to_another_node_is_recorded_as_approved(world):
+    begin, recorder, _, paths = world
+    decisions, view = begin("propose"), view_of()
+    tell(decisions, view, policy.NodeToLeave(node="n2", why="a notice"))
+    approve(recorder, paths)
+    assert decisions.is_approved()
+    moving = tell(decisions, view, modes.Approved())
+    assert (moving.state.phase, moving.state.leaving) == (Phase.STOPPING, "n2")
+    assert open_proposal(recorder.events(*PROPOSALS), recorder.attempt) is None
+    last = recorded(recorder, "decision")[-1][1]
+    assert last["plan"]["action"] == "save the state, and go on without the node"
+    assert last["plan"]["rule"] == "approved"
+
+
 FAILURE = policy.Diagnosed(
     fingerprint="f", step=3, has_stepped=True, summary="S.", mitigation="M.", restart_helps=True
 )

@@ -6,7 +6,7 @@ import json
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import BadUse
@@ -81,6 +81,8 @@ def test_a_storm_that_does_not_end_has_a_message_each_hour():
     st.none() | st.floats(0, 1e4),
     st.floats(0, 2e4),
 )
+# The first incident to be over is not the first incident.
+@example([(0.0, None), (0.0, 0.0), (3001.0, None)], None, 600.0)
 def test_every_incident_that_is_over_is_sent_within_the_longest_storm(moments, last_sent_s, now_s):
     moments.sort(key=lambda one: one[0])
     unsent = [

@@ -161,3 +161,12 @@ def test_act_is_the_policy_itself(events):
         state_of_policy, actions = policy.decide(LIMITS, state, event, float(now_s))
         assert (verdict.state, verdict.actions, verdict.held) == (state_of_policy, actions, None)
         state = verdict.state
+
+
+def test_a_node_to_leave_takes_no_other_proposal_away():
+    leave = policy.NodeToLeave(node="n2", why="a notice")
+    for finding in (HANG, NAN):
+        held = decide("propose", finding).held
+        after = decide("propose", leave, held=held)
+        assert (after.held, after.actions, after.state) == (held, (), RUNNING)
+    assert decide("propose", leave).actions == (Propose(leave),)

@@ -4,6 +4,7 @@ import pytest
 
 from holdfast.recover import policy
 from holdfast.recover.detectors.liveness import BLIND_S
+from holdfast.recover.detectors.node import RECENT_S
 from holdfast.recover.localise.pairing import MAX_PRIOR
 from holdfast.recover.signals.facts import NodeSignal
 from holdfast.recover.signals.in_run import NodeHealth
@@ -60,6 +61,8 @@ def test_without_a_spare_a_healthy_job_goes_on_and_in_observe_nothing_is_cordone
     observing.signal("n2", XID_79)
     observing.fail()
     assert observing.ledger.nodes() == []
+    (said,) = observing.added
+    assert said.endswith("and would be cordoned in the mode act.")
 
 
 def test_signals_that_corroborate_have_the_nodes_tested_first(make):
@@ -126,6 +129,22 @@ def test_a_notice_without_a_moment_waits_for_the_next_restart_and_ends_with_the_
     place.notice("n2", None, is_over=True)
     assert not place.health.must_leave
     assert place.chosen() == ["n1", "n2"]
+
+
+def test_a_node_whose_pod_ends_is_left_for_a_spare_by_its_id_alone(make):
+    place = make()
+    assert not place.health.leave("n3"), "it does not train"
+    assert place.health.leave("n2")
+    (event,) = place.told
+    assert (event.node, event.rule) == ("n2", "node-leaving_at")
+    assert place.health.must_leave
+    place.fail()
+    assert place.chosen() == ["n1", "n3"]
+    assert place.ledger.nodes() == []
+    assert place.recorded == [], "another pod on the same node may take part"
+    alone = make(spare=False)
+    assert not alone.health.leave("n2")
+    assert alone.told == []
 
 
 def test_a_node_whose_launcher_cannot_start_is_left_out_for_a_spare(make):
@@ -224,3 +243,32 @@ def test_a_source_that_could_be_seen_and_a_detector_without_reports_are_told_as_
         {"detector": "hangs", "why": "no rank reports steps"},
     )
     assert place.said[-1] == "Hangs cannot be seen: no rank reports steps."
+
+
+def test_the_next_supervisor_leaves_out_a_node_whose_launcher_could_not_be_started(make):
+    place = make()
+    place.nodes.launched[0].last_end = (1, 127)
+    place.fail()
+    place.notice("n1", 3600.0)
+    place.notice("n1", 3600.0, is_over=True)
+    assert "n1" not in place.chosen(), "the end of a notice starts no launcher"
+    following = make()
+    following.recorded = list(place.recorded)
+    following.health.remember()
+    for one in following.nodes.launched:
+        one.launched = None
+    assert following.chosen() == ["n2", "n3"]
+    following.event("begun", {})
+    following.health.remember()
+    assert following.chosen() == ["n1", "n2"]
+
+
+def test_a_fault_that_holds_on_counts_at_a_failure_long_after_it_began(make):
+    place = make()
+    place.signal("n2", LOST)
+    place.clock.advance(RECENT_S - 1.0)
+    place.signal("n2", LOST)
+    place.clock.advance(RECENT_S - 1.0)
+    place.fail()
+    assert place.kinds().count("node_signal") == 1
+    assert place.ledger.node("n2").is_cordoned

@@ -5,7 +5,8 @@ import threading
 from types import SimpleNamespace
 
 from holdfast.recover.signals.facts import CannotSee, NodeSignal, Notice
-from holdfast.recover.signals.watch import STUCK_S, Watch
+from holdfast.recover.signals.kernel import KernelLog
+from holdfast.recover.signals.watch import REFRESH_S, STUCK_S, Watch
 from holdfast.testing.clock import FakeClock
 
 SIGNAL = NodeSignal(source="a", name="link-down", where="eth0", text="eth0 is down")
@@ -34,6 +35,19 @@ def test_only_changes_are_sent_and_a_new_supervisor_receives_all_that_holds():
     watch._took("a", (), "")
     assert (sent[3]["fact"]["name"], sent[3]["is_over"]) == ("link-down", True)
     assert watch.messages() == [sources]
+
+
+def test_a_state_that_holds_on_is_sent_again_and_a_line_of_the_kernels_log_is_not():
+    clock = FakeClock()
+    watch, sent = watch_of(clock)
+    line = NodeSignal(source=KernelLog.name, name="gpu-lost", text="GPU is lost")
+    for _ in range(2):
+        watch._took("a", (SIGNAL,), "")
+        watch._took(KernelLog.name, (line,), "")
+        clock.advance(REFRESH_S)
+    signals = [message["fact"]["source"] for message in sent if message["kind"] == "node_signal"]
+    assert signals == ["a", KernelLog.name, "a"]
+    assert [one["age_s"] for one in watch.messages()[:2]] == [REFRESH_S, 2 * REFRESH_S]
 
 
 def test_what_cannot_be_seen_is_said_once_and_its_last_facts_hold_on():

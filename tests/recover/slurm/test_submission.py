@@ -11,6 +11,8 @@ from holdfast.core.ledger import Attempt, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.runs import remove_run
 from holdfast.recover.slurm.submission import (
+    END_RETRY_S,
+    END_TRIES,
     Submission,
     is_left,
     new_submission,
@@ -25,6 +27,7 @@ class Scripted:
 
     def __init__(self):
         self.state, self.refusal, self.cancelled, self.script = "", None, [], ""
+        self.named = ""
 
     def __call__(self, argv, environment=None):
         match argv[0]:
@@ -37,7 +40,7 @@ class Scripted:
                 self.cancelled.append(argv[-1])
                 return ""
             case "squeue" if "--me" in argv:
-                return ""
+                return self.named
         return f"{self.state}||\n"
 
 
@@ -145,14 +148,42 @@ def test_a_queued_run_is_stopped_by_ending_its_job(world):
     assert run.outcome == "Stopped while it waited as Slurm job 17."
 
 
-def test_a_queued_run_whose_job_begins_just_now_is_not_ended_by_the_queue(world):
+@pytest.mark.parametrize("jobs", [(), ("16",)])
+def test_a_job_whose_submitter_died_before_it_had_recorded_the_job_is_ended_too(world, jobs):
+    world.run("queued")
+    record = {"key": "k", "nodes": 1, "spares": 0, "options": (), "command": (), "environment": {}}
+    Submission(**record, jobs=jobs).write(world.paths)
+    world.slurm.state, world.slurm.named = "PENDING", "16|PENDING\n17|PENDING"
+    if not jobs:
+        world.slurm.named = "17|PENDING"
+    with Ledger.open(world.url) as ledger:
+        stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
+    assert world.slurm.cancelled == [*jobs, "17"]
+    assert world.known().state == "stopped"
+
+
+def test_a_queued_run_without_a_job_is_stopped(world):
+    world.run("queued")
+    record = {"key": "k", "nodes": 1, "spares": 0, "options": (), "command": (), "environment": {}}
+    Submission(**record).write(world.paths)
+    with Ledger.open(world.url) as ledger:
+        stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
+    assert world.known().outcome == "Stopped before Slurm had a job of it."
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [("RUNNING", "begins just now"), ("COMPLETING", "changes its state just now")],
+)
+def test_a_queued_run_whose_job_begins_just_now_is_not_ended_by_the_queue(world, state, said):
     world.submit(world.run())
-    world.slurm.state = "RUNNING"
+    world.slurm.state = state
     with (
         Ledger.open(world.url) as ledger,
-        pytest.raises(BadUse, match=r"begins just now\. Stop it again"),
+        pytest.raises(BadUse, match=rf"{said}\. Stop it again"),
     ):
         stop_queued(ledger.run("r"), ledger, world.home, SlurmJobs(world.slurm))
+    assert world.known().state == "queued"
     assert world.slurm.cancelled == []
 
 
@@ -209,3 +240,30 @@ def test_only_own_jobs_that_are_not_needed_are_ended(world, own, node, is_queued
         world.paths, is_queued=is_queued, environment=inside, jobs=SlurmJobs(world.slurm)
     )
     assert told == ended == world.slurm.cancelled
+
+
+@pytest.mark.parametrize(
+    ("node", "failures", "waits"),
+    [("1", 2, 2), ("1", END_TRIES, END_TRIES - 1), ("0", 1, 0)],
+)
+def test_a_job_without_its_batch_script_is_ended_once_slurm_answers(world, node, failures, waits):
+    Submission(
+        key="k", nodes=1, spares=0, options=(), command=(), environment={}, jobs=("18", "19")
+    ).write(world.paths)
+    world.slurm.state, left, waited = "RUNNING", [None] * failures, []
+
+    def command(argv, environment=None):
+        if left:
+            left.pop()
+            raise HoldfastError("squeue failed: Unable to contact slurm controller.")
+        return world.slurm(argv, environment)
+
+    inside = {"SLURM_NODEID": node, "SLURM_JOB_ID": "18"}
+    given = {"is_queued": True, "environment": inside, "jobs": SlurmJobs(command)}
+    if waits == failures:
+        assert settle_jobs(world.paths, **given, sleep=waited.append) == ["18"]
+    else:
+        hint = "scancel 18" if node == "1" else "Unable to contact"
+        with pytest.raises(HoldfastError, match=hint):
+            settle_jobs(world.paths, **given, sleep=waited.append)
+    assert waited == [END_RETRY_S] * waits

@@ -65,25 +65,28 @@ class FolderBoard:
 
 
 class LedgerBoard:
-    """A row of a ledger that is a server. A reader of the row can command the nodes of the run."""
+    """A row of a ledger that is a server. A reader of the row can command the nodes of the run.
+
+    Each use has a connection of its own: every agent of the run has a board, and a server has few connections.
+    """
 
     def __init__(self, url: str, key: str) -> None:
-        """Connect with the first use; a database that is away for a while costs nothing."""
         self._url = url
         self._key = key
-        self._ledger: Ledger | None = None
         self.place = f"the row {key} of the ledger"
 
     def publish(self, told: Mapping[str, Any]) -> None:
         """See `Board`."""
         from holdfast.core.ledger import MeetingPlace
 
-        self._opened().publish_meeting(MeetingPlace(key=self._key, **told))
+        with self._opened() as ledger:
+            ledger.publish_meeting(MeetingPlace(key=self._key, **told))
 
     def read(self) -> dict[str, Any] | None:
         """See `Board`."""
         try:
-            found = self._opened().meeting(self._key)
+            with self._opened() as ledger:
+                found = ledger.meeting(self._key)
         except HoldfastError:
             return None
         return None if found is None else _credentials(vars(found))
@@ -91,18 +94,15 @@ class LedgerBoard:
     def remove(self) -> None:
         """See `Board`."""
         try:
-            self._opened().remove_meeting(self._key)
+            with self._opened() as ledger:
+                ledger.remove_meeting(self._key)
         except HoldfastError:
             return  # a token of a run that is over serves nobody
 
     def _opened(self) -> "Ledger":
-        if self._ledger is None:
-            from holdfast.core.ledger import (
-                Ledger,
-            )  # the agent imports no database where it needs none
+        from holdfast.core.ledger import Ledger  # most agents need no database
 
-            self._ledger = Ledger.open(self._url)
-        return self._ledger
+        return Ledger.open(self._url)
 
 
 def board_of(home: Path, key: str, url: str | None) -> Board:

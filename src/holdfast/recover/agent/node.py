@@ -11,46 +11,32 @@ whatever way, the kernel ends the agent and the supervisor, and the guard ends t
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from holdfast.cluster import is_in_pod
-from holdfast.core.child_process import RestartLimit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.tasks import Tasks
 from holdfast.recover.agent.board import Board, board_of
+from holdfast.recover.agent.child import Child
 from holdfast.recover.agent.held_connection import HeldConnection
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
-from holdfast.recover.agent.stream import Stream
 from holdfast.recover.agent.time_limit import stop_in_time
 from holdfast.recover.launch import Job, Place, launch, stand_by
-from holdfast.recover.leadership import Leadership, Sign, Superseded, Watch, leadership_of
+from holdfast.recover.leadership import Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 
-RESTARTS = 1000
-QUICK_END_S = 5.0
-QUICK_ENDS = 5
-"""So many times in a row an agent or supervisor may end within `QUICK_END_S` of its start."""
-RESTART_WAIT_S = 0.2
-PING_S = 2.0
-UNANSWERED = 10
-"""After so many pings without a word a process is taken for frozen."""
 STOP_NOW_S = 15.0
 """How long a stop at once may take, before this process ends the job itself."""
 UNPUBLISHED_S = 20.0
@@ -61,8 +47,6 @@ ALONE_S = 600.0
 """A node whose agent has found no supervisor for so long gives up, if its ranks do not train either."""
 READY_AFTER_S = 8.0
 """So long after a launch the next launcher is made ready, so as not to slow the ranks' start."""
-END_TIMEOUT_S = 60.0
-SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Receives what happens, as it happens: a kind and its data. It must return quickly.
@@ -70,28 +54,6 @@ Observer = Callable[[str, Mapping[str, Any]], None]
 The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved, resumed, proposal,
 observed, stopping, nodes, trouble and ended.
 """
-
-
-@dataclass(kw_only=True)
-class Child:
-    """A process that this one keeps going."""
-
-    module: str
-    listening: socket.socket
-    begin: Callable[[], dict[str, Any]]
-    """Return the first message to the process."""
-    receive: Callable[[dict[str, Any]], None]
-    inherits: tuple[int, ...] = ()
-    """Further descriptors for it."""
-    stream: Stream | None = None
-    starts: int = 0
-    missed: int | None = None
-    """The pings since its last message; None before its first one, since imports may take long."""
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Send a message, if the process is there."""
-        if self.stream is not None:
-            self.stream.send(message)
 
 
 class Node:
@@ -150,6 +112,8 @@ class Node:
             listening=self._channel,
             begin=self._agent_begins,
             receive=self._agent_says,
+            complain=self._complain,
+            starting=self._starting,
             inherits=(self._held.sending.fileno(),),
         )
         self._supervisor: Child | None = None
@@ -211,7 +175,7 @@ class Node:
         return board_of(self._home, self._meeting.key, self._ledger_url)
 
     def _lead(self, listening: socket.socket, *, is_lost: bool, adopts: bool) -> None:
-        """Prepare this node's supervisor, which `_keep` starts."""
+        """Prepare this node's supervisor, which `Child.keep` starts."""
         assert self._paths is not None
         paths, token = self._paths, secrets.token_hex(16)
         if self._meeting is not None:
@@ -239,6 +203,8 @@ class Node:
             listening=listening,
             begin=begin,
             receive=self._supervisor_says,
+            complain=self._complain,
+            starting=self._starting,
         )
 
     def stop(self, by: str) -> None:
@@ -281,7 +247,7 @@ class Node:
         self._held.watch()
         children = [self._agent, *([] if self._supervisor is None else [self._supervisor])]
         for child in children:
-            self._tasks.spawn(self._keep(child))
+            self._tasks.spawn(child.keep(self._is_over))
         self._tasks.spawn(self._watch_for_supervisor())
         if self._meeting is not None:
             self._tasks.spawn(self._keep_launcher_ready())
@@ -293,7 +259,7 @@ class Node:
                     grace_s,
                     self._stop_once,
                     leads=self.is_leading,
-                    complain=lambda text: self._observe("trouble", {"text": text}),
+                    complain=self._complain,
                 )
             )
         try:
@@ -318,77 +284,10 @@ class Node:
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
+    def _is_over(self) -> bool:
+        return self._ended is None or self._ended.done()
+
     # The agent and the supervisor
-
-    async def _keep(self, child: Child) -> None:
-        """Run a child again each time it ends."""
-        limit = RestartLimit(restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS)
-        while True:
-            began_s = time.monotonic()
-            try:
-                returncode = await self._run_child(child)
-            except OSError as error:  # no process or memory is to be had just now
-                self._observe("trouble", {"text": f"{child.module} cannot be started: {error}."})
-                returncode = -1
-                await asyncio.sleep(QUICK_END_S)
-            if self._ended is None or self._ended.done():
-                return
-            # What a signal ended has not failed by itself: the next one may well live.
-            ran_s = math.inf if returncode < 0 else time.monotonic() - began_s
-            if not limit.allows_restart(ran_s):
-                raise HoldfastError(
-                    f"{child.module} ended {limit.quick_ends} times in a row, the last time with code {returncode}. "
-                    "See what was printed above."
-                )
-            await asyncio.sleep(RESTART_WAIT_S)
-
-    async def _run_child(self, child: Child) -> int:
-        if self._ended is None or self._ended.done():
-            return 0
-        ours, theirs = socket.socketpair()
-        fds = (theirs.fileno(), child.listening.fileno(), *child.inherits)
-        arguments = [*map(str, fds), str(os.getpid())]
-        # The children stay blocked: a scheduler may send SIGTERM to all processes of a job, and this one acts on it.
-        async with self._starting:
-            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-P", "-m", child.module, *arguments),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=fds,
-                    start_new_session=True,
-                )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-                theirs.close()
-        child.starts += 1
-        child.stream = stream = await Stream.of_socket(ours)
-        child.missed = None
-        try:
-            stream.send(child.begin())
-            watching = asyncio.create_task(self._watch_child(child, process))
-            while (message := await stream.receive()) is not None:
-                child.missed = 0
-                child.receive(message)
-            return await process.wait()
-        finally:
-            watching.cancel()
-            child.stream = None
-            stream.close()
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-
-    @staticmethod
-    async def _watch_child(child: Child, process: asyncio.subprocess.Process) -> None:
-        """Kill a process that answers nothing any more, such as one that was stopped: the next one goes on."""
-        while child.missed is None or child.missed < UNANSWERED:
-            await asyncio.sleep(PING_S)
-            if child.missed is not None:
-                child.missed += 1
-            child.send({"kind": "ping"})
-        process.kill()
 
     def _agent_begins(self) -> dict[str, Any]:
         meeting = self._meeting
@@ -476,24 +375,19 @@ class Node:
                 watch = None
                 continue
             if self._paths is not None:
-                watch = watch or Watch(self._leadership(self._paths))
+                watch = watch or Watch(leadership_of(self._ledger_url, self._paths))
                 try:
                     await self._follow(watch)
                 except (HoldfastError, OSError) as error:
-                    text = f"{self._name} cannot take over from the first node: {error}"
-                    self._observe("trouble", {"text": text})
+                    self._complain(f"{self._name} cannot take over from the first node: {error}")
             now_s, (since_s, why) = time.monotonic(), self._away
             if not has_complained and now_s - began_s > UNPUBLISHED_S and not self._has_joined:
                 has_complained = True
-                self._observe("trouble", {"text": self._complaint(why)})
+                self._complain(self._complaint(why))
             if now_s - since_s > ALONE_S and self._idle_s > ALONE_S:
                 raise HoldfastError(
                     f"No supervisor was found for {ALONE_S / 60:.0f} minutes. {self._complaint(why)}"
                 )
-
-    def _leadership(self, paths: RunPaths) -> Leadership:
-        opened = functools.cache(lambda: Ledger.open(self._ledger_url))
-        return leadership_of(self._ledger_url, paths, opened)
 
     async def _follow(self, watch: Watch) -> None:
         """Start a supervisor here, where the run's last one is gone with its node and this node may take over."""
@@ -505,13 +399,25 @@ class Node:
         if taken is None:
             return
         self._generation, lock = taken
+        try:
+            listening = self._meeting.follow()
+            try:
+                await asyncio.to_thread(self._lead, listening, is_lost=False, adopts=True)
+            except BaseException:
+                listening.close()
+                raise
+        except BaseException:
+            lock.release()  # this node may try again, or another one
+            raise
+        assert self._supervisor is not None
         self._locks.append(lock)
         self._observe("nodes", {"text": f"{self._name} takes over from the first node"})
-        listening = self._meeting.follow()
-        await asyncio.to_thread(self._lead, listening, is_lost=False, adopts=True)
-        assert self._supervisor is not None
-        self._lock = lock
-        self._tasks.spawn(self._keep(self._supervisor))
+        async with self._starting:
+            self._lock = lock
+            if self._standby is not None:
+                self._standby.kill()  # it holds this node's former lock, and no lock of the run
+                self._standby = None
+        self._tasks.spawn(self._supervisor.keep(self._is_over))
 
     def _take_over(self, sign: Sign, loop: asyncio.AbstractEventLoop) -> tuple[int, RunLock] | None:
         """Claim the lead; return the number after which this node leads, and the run's lock. None: it may not lead."""
@@ -523,9 +429,7 @@ class Node:
                 end = {"state": run.state, "exit_code": code, "outcome": run.outcome}
                 loop.call_soon_threadsafe(self._end, end)
                 return None
-            after = leadership_of(ledger.url, self._paths, lambda: ledger).claim(
-                sign, self._node_id
-            )
+            after = leadership_of(ledger.url, self._paths, ledger).claim(sign, self._node_id)
             if after is None:
                 return None
             try:
@@ -556,6 +460,9 @@ class Node:
             self._observer(kind, data)
         except OSError:
             self._observer = None
+
+    def _complain(self, text: str) -> None:
+        self._observe("trouble", {"text": text})
 
     # The job
 

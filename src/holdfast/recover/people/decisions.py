@@ -125,7 +125,7 @@ class Decisions:
         held = self._held
         verdict = modes.decide(self._spec.mode, self._spec.restarts, state, held, event, now_s)
         self._held = verdict.held
-        if isinstance(event, modes.Approved) and verdict.state.phase is policy.Phase.FAILING:
+        if isinstance(event, modes.Approved) and verdict.state is not state:
             view.anomaly = self._anomaly
             self._recorder.event("approved", {"number": self._number})
         if verdict.held is None:
@@ -151,7 +151,7 @@ class Decisions:
         was_held = any(isinstance(one, modes.Propose | modes.Note) for one in verdict.actions)
         is_left = isinstance(event, policy.LossBroken) and not verdict.actions and not verdict.held
         is_diagnosed = isinstance(event, policy.Diagnosed | policy.NodesMissing)
-        is_node = isinstance(event, policy.NodeToLeave) and bool(verdict.actions)
+        is_node = isinstance(event, policy.NodeToLeave | modes.Approved) and bool(verdict.actions)
         if not (is_end or was_held or is_diagnosed or is_left or is_node):
             return
         decision: dict[str, Any] = {
@@ -283,5 +283,9 @@ def _ending(before: policy.State, event: modes.Event, verdict: modes.Verdict) ->
     if isinstance(event, policy.NodeToLeave):
         return "save the state, and go on without the node", event.rule
     if isinstance(event, modes.Approved):
-        return "end the attempt", "approved"
+        is_move = verdict.state.is_moving
+        return (
+            "save the state, and go on without the node" if is_move else "end the attempt",
+            "approved",
+        )
     return "end the attempt", policy.rule_of(before, event)

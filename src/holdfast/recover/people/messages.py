@@ -62,7 +62,7 @@ def due(
     if not ripe:
         return (), min(later_s)
     in_storm = last_sent_s is not None and unsent[0].detected_at_s < last_sent_s + STORM_S
-    due_at_s = _ripe_s(ripe[0]) + STORM_MAX_S
+    due_at_s = min(map(_ripe_s, ripe)) + STORM_MAX_S
     if len(ripe) == len(unsent):
         is_calm = ripe[-1].over_at_s is None  # the job has not trained for long enough
         last_s = _ripe_s(ripe[-1])

@@ -128,8 +128,9 @@ def _hold(
 ) -> Verdict:
     if after.phase is policy.Phase.RUNNING:
         return Verdict(after, held, ())  # the policy itself goes on with the training
-    if held is not None and isinstance(event, policy.RankFailed):
-        return Verdict(state, held, ())  # the rank has left for good: the other finding goes first
+    if held is not None and isinstance(event, policy.RankFailed | policy.NodeToLeave):
+        # The rank has left for good, and each launch leaves the node: the other finding goes first.
+        return Verdict(state, held, ())
     now_held = Held(finding=event)
     if held is not None and _is_same(held.finding, event):
         return Verdict(state, now_held, ())

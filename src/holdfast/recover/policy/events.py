@@ -18,8 +18,8 @@ class Adopted:
 
     in_place: bool
     """True if that attempt began below the launchers of the attempt before."""
-    grows: bool = False
-    """True if that attempt was to save its state and end, for a launch on more nodes."""
+    moves: bool = False
+    """True if that attempt was to save its state and end, for a launch on other nodes."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class Diagnosed:
     is_checkpoint: bool = False
     """For a broken loss, True if a damaged checkpoint is the cause."""
     because: str = ""
-    """For a broken loss, the evidence of the class, as a sentence."""
+    """The evidence that a restart helps, as a sentence: of the class of a broken loss, or of a start on fewer
+    nodes."""
 
     @property
     def reached(self) -> int | None:

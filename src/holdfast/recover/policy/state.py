@@ -1,6 +1,6 @@
 """Define the limits and the state on which the decisions of the policy depend."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from holdfast.recover.skipping.plan import Skipping
@@ -102,3 +102,7 @@ class State:
     def is_moving(self) -> bool:
         """Return True if the state is saved for a launch on other nodes, and nobody has asked to stop."""
         return self.stop_by is None and bool(self.leaving or self.grows)
+
+    def staying(self) -> "State":
+        """Return the state without the move."""
+        return replace(self, leaving="", grows=False)

@@ -77,13 +77,12 @@ def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -
 
 def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, Adopted)
-    running = replace(
-        state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=event.in_place, grows=event.grows
-    )
-    if not event.grows:
+    running = replace(state, phase=Phase.RUNNING, launched_at_s=now_s, in_place=event.in_place)
+    if not event.moves:
         return running, ()
-    # The votes of the ranks are lost, so that this attempt is ended if it does not end by itself.
-    return replace(running, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s), ()
+    # The votes of the ranks are lost: the ranks may leave with code 0, which is not the end of the training.
+    leaving = replace(running, phase=Phase.LEAVING, grows=True)
+    return replace(leaving, deadline_s=now_s + limits.stop_grace_s), ()
 
 
 def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
@@ -97,34 +96,34 @@ def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> D
 
 def _cannot_save(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     if state.is_moving and not state.leaving:
-        going_on = replace(state, phase=Phase.RUNNING, grows=False, keeps_size=True)
+        going_on = replace(state.staying(), phase=Phase.RUNNING, keeps_size=True)
         return replace(going_on, deadline_s=None), ()
     return _terminate(limits, state, event, now_s)
 
 
 def _fail_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     if state.is_moving:  # nobody has asked to stop: the failure is one like any other
-        return _await_teardown(limits, replace(state, grows=False), event, now_s)
+        return _await_teardown(limits, state.staying(), event, now_s)
     return _terminate(limits, state, event, now_s)
 
 
 def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     if state.is_moving:
-        return _kill_frozen(limits, replace(state, grows=False), event, now_s)
+        return _kill_frozen(limits, state.staying(), event, now_s)
     return _kill_leaving(limits, state, event, now_s)
 
 
 def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
     if state.is_moving:  # the ranks save their state already
-        return replace(state, grows=False, stop_by=event.by), ()
+        return replace(state.staying(), stop_by=event.by), ()
     return _kill_leaving(limits, state, event, now_s)
 
 
 def _end_saving(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     """Return the decision after an end of the job before all ranks had saved."""
     if state.is_moving:
-        return _exited(limits, replace(state, grows=False, phase=Phase.RUNNING), event, now_s)
+        return _exited(limits, replace(state.staying(), phase=Phase.RUNNING), event, now_s)
     return _stopped_now(limits, state, event, now_s)
 
 

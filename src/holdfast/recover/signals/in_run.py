@@ -27,6 +27,7 @@ FAULTY = 0.99
 """The probability that a node is faulty if a signal is decisive."""
 CANNOT_LAUNCH = (126, 127)
 """The codes with which a guard ends if the launcher cannot be started, as those of a shell."""
+POD_ENDS = "Kubernetes ends its pod"
 DUE_S = 30.0
 """Spare seconds between a saved state and the moment at which a node is taken away."""
 
@@ -103,6 +104,8 @@ class NodeHealth:
         """For each node that has reported: its sources, and why each cannot be seen."""
         self._aside: dict[str, NodeRecord] = {}
         """The nodes on which this run launches nothing, without a cordon in the ledger."""
+        self._broken: set[str] = set()
+        """Those of them on which the launcher cannot be started."""
         self._to_leave: set[str] = set()
         self._states = states
         self._states_due_s = clock.monotonic_s()
@@ -118,6 +121,19 @@ class NodeHealth:
         """The nodes and sources that could be read at some time."""
         nodes.signalled = self.signalled
         tests.health = self
+
+    def remember(self) -> None:
+        """Leave out the nodes that an earlier supervisor left out since a person has started the run last.
+
+        The agents repeat notices, so that only nodes without a launcher are taken from the record.
+        """
+        for kind, _, data in self._records.events("begun", "node_set_aside"):
+            if kind == "begun":
+                self._broken.clear()
+                self._aside.clear()
+            elif data.get("is_broken") is True:
+                self._broken.add(str(data["node"]))
+                self._leave_out(str(data["node"]), str(data["why"]))
 
     # What the agents send
 
@@ -145,7 +161,10 @@ class NodeHealth:
         key = (name, *signal.key)
         before = self._seen.get(key)
         if before is not None and (is_over or before.seen.signal == signal):
-            return  # a signal that is over counts on for a while
+            if not is_over:  # it holds on; one that is over counts on for a while
+                later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
+                self._seen[key] = replace(before, seen=later)
+            return
         if is_over or sum(known[0] == name for known in self._seen) >= MOST_KEPT:
             return
         meaning = node.meaning_of(signal)
@@ -175,7 +194,7 @@ class NodeHealth:
         known = self._notices.setdefault(name, {})
         if is_over:
             known.pop(notice.key, None)
-            if not known and name in self._aside:
+            if not known and name in self._aside and name not in self._broken:
                 del self._aside[name]
                 self._to_leave.discard(name)
             return
@@ -251,6 +270,16 @@ class NodeHealth:
                 self._tell(policy.NodeToLeave(node=name, why=evidence, rule=f"node-{finding}"))
                 return
 
+    def leave(self, node_id: str) -> bool:
+        """Have the policy go on without a node whose pod ends; return False if no spare can take its place."""
+        one = next((one for one in self._nodes.launched if one.node_id == node_id), None)
+        if one is None or one.launched is None or not self._around().has_spare:
+            return False
+        one.is_leaving = True
+        self._observe("nodes", {"text": f"node {one.name} is left: {POD_ENDS}"})
+        self._tell(policy.NodeToLeave(node=one.name, why=POD_ENDS, rule="node-leaving_at"))
+        return True
+
     def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
         """Look at the nodes of a job that has failed; return the diagnosis as the policy must see it."""
         self._sentences = []
@@ -276,7 +305,9 @@ class NodeHealth:
                 limit -= 1
                 self._to_leave.add(name)
                 self._cordon(name, evidence)
-                self._sentences.append(f"Node {name} is faulty ({evidence}) and is cordoned.")
+                is_only_seen = self._spec.mode == "observe"
+                done = "would be cordoned in the mode act" if is_only_seen else "is cordoned"
+                self._sentences.append(f"Node {name} is faulty ({evidence}) and {done}.")
         return failure
 
     def explain(self, case: Case) -> None:
@@ -299,6 +330,7 @@ class NodeHealth:
             return failure
         for one in broken:
             evidence = "the launcher cannot be started there; see the launcher's log"
+            self._broken.add(one.name)
             self._set_aside(one.name, evidence)
             self._to_leave.add(one.name)
             self._sentences.append(f"Node {one.name} is left out: {evidence}.")
@@ -327,17 +359,21 @@ class NodeHealth:
 
     def _set_aside(self, name: str, why: str) -> None:
         if name not in self._aside:
-            self._aside[name] = NodeRecord(
-                name=name,
-                cordoned_at_s=self._clock.now_s(),
-                cordoned_by=self._run_id,
-                cordon_kind="soft",
-                why=why,
-                probability=0.0,
-            )
-            self._records.event("node_set_aside", {"node": name, "why": why})
+            self._leave_out(name, why)
+            told = {"node": name, "why": why, "is_broken": name in self._broken}
+            self._records.event("node_set_aside", told)
             self._observe("nodes", {"text": f"node {name} is left out from now on: {why}"})
             self._tests.leave_out()
+
+    def _leave_out(self, name: str, why: str) -> None:
+        self._aside[name] = NodeRecord(
+            name=name,
+            cordoned_at_s=self._clock.now_s(),
+            cordoned_by=self._run_id,
+            cordon_kind="soft",
+            why=why,
+            probability=0.0,
+        )
 
     def _cordon(self, name: str, why: str) -> None:
         if self._spec.mode == "observe":
@@ -349,7 +385,7 @@ class NodeHealth:
     @property
     def must_leave(self) -> bool:
         """Return True if the next launch must leave a node, and another node can take its place."""
-        is_there = any(one.name in self._to_leave for one in self._nodes.launched)
+        is_there = any(one.is_leaving or one.name in self._to_leave for one in self._nodes.launched)
         return is_there and self._around().has_spare
 
     def aside(self) -> Mapping[str, NodeRecord]:

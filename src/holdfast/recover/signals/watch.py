@@ -16,6 +16,20 @@ from holdfast.recover.signals.links import Links
 
 STUCK_S = 60.0
 """A read that lasts longer hides its source."""
+REFRESH_S = 120.0
+"""A state that holds on is sent again after this time, since the supervisor counts recent signals alone."""
+STATES = frozenset(
+    {
+        "disk-read-only",
+        "gpu-lost",
+        "gpu-needs-reset",
+        "gpu-slowed",
+        "link-down",
+        "row-remap-failure",
+        "row-remap-pending",
+    }
+)
+"""The signals that are a state; lines of the kernel's log and counts are events, of one moment."""
 MOST_FACTS = 256
 """The most facts of one source; later ones are left out."""
 
@@ -120,13 +134,18 @@ class Watch:
             present = {fact.key: fact for fact in facts}
             for key, fact in present.items():
                 before = known.get(key)
-                if before is None or before[0] != fact:
+                if before is None or before[0] != fact or self._is_due(name, *before):
                     known[key] = fact, self._clock.monotonic_s()
                     self._send(self._message(*known[key]))
             for key in [key for key in known if key not in present]:
                 fact, at_s = known.pop(key)
                 self._send({**self._message(fact, at_s), "is_over": True})
         self._see(name, why)
+
+    def _is_due(self, source: str, fact: Fact, at_s: float) -> bool:
+        """Return True if a fact that holds is a state that was sent long ago."""
+        is_state = isinstance(fact, NodeSignal) and fact.name in STATES and source != KernelLog.name
+        return is_state and self._clock.monotonic_s() - at_s >= REFRESH_S
 
     def _see(self, name: str, why: str) -> None:
         if self._hidden.get(name) != why:

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +25,8 @@ from holdfast.recover.runs import remove_run
 ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
 # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not narrow them.
+END_TRIES, END_RETRY_S = 30, 20.0
+"""How often, and after how many seconds, the end of a job that has lost its batch script is tried."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,18 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     def following(self, last: "Submission") -> "Submission":
         """Return this record as the next one after an earlier record of the same run."""
         return msgspec.structs.replace(self, key=last.key, jobs=last.jobs)
+
+    def job_name(self, run_id: str) -> str:
+        """Return the name of each job of a run."""
+        return f"holdfast-{run_id}-{self.key}"
+
+    def lost_jobs(self, run_id: str, jobs: SlurmJobs) -> list[str]:
+        """Return the numbers of jobs that wait or run, and whose submitter ended before it had recorded the number.
+
+        Raises:
+            HoldfastError: Slurm does not answer.
+        """
+        return [one for one in jobs.named(self.job_name(run_id)) if one not in self.jobs]
 
     def write(self, paths: RunPaths) -> None:
         """Write the record, readable by its user alone."""
@@ -135,8 +149,7 @@ def submit(
         HoldfastError: Slurm does not answer.
     """
     submission.write(paths)
-    name = f"holdfast-{paths.run_id}-{submission.key}"
-    lost = [job_id for job_id in jobs.named(name) if job_id not in submission.jobs]
+    lost = submission.lost_jobs(paths.run_id, jobs)
     script = paths.root / "slurm-job.sh"
     # A job that follows another one may have got fewer nodes.
     spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
@@ -148,7 +161,7 @@ def submit(
     if job_id is None:
         job_id = jobs.submit(
             script,
-            name=name,
+            name=submission.job_name(paths.run_id),
             nodes=nodes,
             options=submission.options,
             environment={**submission.environment, "HOLDFAST_HOME": str(paths.home)},
@@ -209,14 +222,24 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
         HoldfastError: Slurm does not answer.
     """
     submission = Submission.read(RunPaths(home, run.run_id))
-    if submission is None or not submission.jobs:
+    if submission is None:
         raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
-    jobs, job_id = jobs or SlurmJobs(), submission.jobs[-1]
-    state = jobs.state(job_id)
-    if state.is_running:
-        raise BadUse(f"Slurm job {job_id} of run {run.run_id} begins just now. Stop it again in a moment.")  # fmt: skip
-    jobs.end(job_id)
-    outcome = f"Stopped while it waited as Slurm job {job_id}."
+    jobs = jobs or SlurmJobs()
+    due = [*submission.jobs[-1:], *submission.lost_jobs(run.run_id, jobs)]
+    for job_id in due:
+        state = jobs.state(job_id)
+        # Where the job is neither, Slurm may be about to start the job again.
+        if not (state.is_waiting or state.is_over):
+            does = "begins" if state.is_running else "changes its state"
+            raise BadUse(
+                f"Slurm job {job_id} of run {run.run_id} {does} just now. Stop it again in a moment."
+            )
+        jobs.end(job_id)
+    outcome = (
+        f"Stopped while it waited as Slurm job {due[-1]}."
+        if due
+        else "Stopped before Slurm had a job of it."
+    )
     ledger.set_run(
         run.run_id, state="stopped", exit_code=4, ended_at_s=time.time(), outcome=outcome
     )
@@ -240,15 +263,17 @@ def settle_jobs(
     is_queued: bool,
     environment: Mapping[str, str] = os.environ,
     jobs: SlurmJobs | None = None,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
     """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
 
     For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
     a next job that was submitted when nodes were missing for a while. A job whose first node is gone has lost
-    its batch script, and would keep its other nodes until its time limit: the job is ended, too.
+    its batch script, and would keep its other nodes until its time limit: the job is ended, too, and that is tried
+    again for some minutes while Slurm does not answer.
 
     Raises:
-        HoldfastError: Slurm does not answer.
+        HoldfastError: Slurm does not answer; the message has the command for a person where one is needed.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
@@ -259,7 +284,19 @@ def settle_jobs(
     if not has_script(environment) and own not in due:
         due.append(own)
     jobs = jobs or SlurmJobs()
-    return [job_id for job_id in due if jobs.end(job_id)]
+    if has_script(environment):
+        return [job_id for job_id in due if jobs.end(job_id)]
+    for tries in range(1, END_TRIES + 1):
+        try:
+            return [job_id for job_id in due if jobs.end(job_id)]
+        except HoldfastError as error:
+            if tries == END_TRIES:
+                raise HoldfastError(
+                    f"{error} Slurm job {own} has lost its batch script, and keeps its nodes until its time limit. "
+                    f"End it by: scancel {own}."
+                ) from error
+        sleep(END_RETRY_S)
+    raise AssertionError  # the last try has returned or raised
 
 
 def has_script(environment: Mapping[str, str] = os.environ) -> bool:

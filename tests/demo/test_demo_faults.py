@@ -1,6 +1,8 @@
 """The plan of the demonstration's faults, and what becomes of them in its table."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -49,7 +51,7 @@ def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
         PlannedFault(kind="Loss became NaN", rank=1, step=5),
         PlannedFault(kind="Bad node", rank=1, step=9),
     ]
-    injector = Injector(plan, tmp_path, 0, break_link=lambda: broken.append(1))
+    injector = Injector(plan, tmp_path, 0, break_link=broken.append)
     monkeypatch.setenv("HOLDFAST_NODE_NAME", "here")
     pids = {0: os.getpid(), 1: os.getpid()}
     assert injector.stepped(4, pids) is None
@@ -60,5 +62,22 @@ def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
     assert injector.stepped(5, pids) is None
     assert broken == []
     assert injector.stepped(10, pids)["fault"] == "Bad node"
-    assert broken == [1]
+    assert broken == ["this host"]
     assert injector.stepped(11, pids) is None
+
+
+def test_the_bad_node_is_the_one_that_the_rank_runs_on_now(tmp_path):
+    """A replay of a broken loss moves ranks to other nodes."""
+    broken = []
+    plan = [PlannedFault(kind="Bad node", rank=1, step=1)]
+    injector = Injector(plan, tmp_path, 0, break_link=broken.append)
+    code = "import signal; print(flush=True); signal.pause()"
+    command = [sys.executable, "-S", "-c", code]
+    environment = {**os.environ, "HOLDFAST_NODE_NAME": "node3"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as rank:
+        try:
+            rank.stdout.readline()
+            told = injector.stepped(1, {1: rank.pid})
+        finally:
+            rank.kill()
+    assert broken == [told["node"]] == ["node3"]

@@ -1,0 +1,131 @@
+"""Keep a child process of a node going: the agent, or the supervisor.
+
+A child may end at any time, and may stop to answer; the next one is started then. The node holds the socket at which
+the child listens, so that whoever connects waits for the next one.
+"""
+
+import asyncio
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.child_process import RestartLimit
+from holdfast.core.errors import HoldfastError
+from holdfast.recover.agent.stream import Stream
+
+RESTARTS = 1000
+QUICK_END_S = 5.0
+QUICK_ENDS = 5
+"""So many times in a row a child may end within `QUICK_END_S` of its start."""
+RESTART_WAIT_S = 0.2
+PING_S = 2.0
+UNANSWERED = 10
+"""After so many pings without a word a child is taken for frozen."""
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A process that the node keeps going. Call all of it from one event loop."""
+
+    module: str
+    listening: socket.socket
+    begin: Callable[[], dict[str, Any]]
+    """Return the first message to the process."""
+    receive: Callable[[dict[str, Any]], None]
+    complain: Callable[[str], None]
+    """Report a sentence to people."""
+    starting: asyncio.Lock
+    """Held while a process is started: what it inherits, such as blocked signals, is set for it alone."""
+    inherits: tuple[int, ...] = ()
+    """Further descriptors for it."""
+    stream: Stream | None = None
+    starts: int = 0
+    missed: int | None = None
+    """The pings since its last message; None before its first one, since imports may take long."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message, if the process is there."""
+        if self.stream is not None:
+            self.stream.send(message)
+
+    async def keep(self, is_over: Callable[[], bool]) -> None:
+        """Run the process, again each time it ends, until the run is over.
+
+        Raises:
+            HoldfastError: the process ends soon after each start.
+        """
+        limit = RestartLimit(restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS)
+        while not is_over():
+            began_s = time.monotonic()
+            try:
+                returncode = await self._run()
+            except OSError as error:  # no process or memory is to be had just now
+                self.complain(f"{self.module} cannot be started: {error}.")
+                returncode = -1
+                await asyncio.sleep(QUICK_END_S)
+            if is_over():
+                return
+            # What a signal ended has not failed by itself: the next one may well live.
+            ran_s = math.inf if returncode < 0 else time.monotonic() - began_s
+            if not limit.allows_restart(ran_s):
+                raise HoldfastError(
+                    f"{self.module} ended {limit.quick_ends} times in a row, the last time with code {returncode}. "
+                    "See what was printed above."
+                )
+            await asyncio.sleep(RESTART_WAIT_S)
+
+    async def _run(self) -> int:
+        ours, theirs = socket.socketpair()
+        fds = (theirs.fileno(), self.listening.fileno(), *self.inherits)
+        arguments = [*map(str, fds), str(os.getpid())]
+        # The children stay blocked: a scheduler may send SIGTERM to all processes of a job, and the node acts on it.
+        async with self.starting:
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-P", "-m", self.module, *arguments),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                theirs.close()
+        self.starts += 1
+        self.stream = stream = await Stream.of_socket(ours)
+        self.missed = None
+        watching = asyncio.create_task(self._watch(process))
+        try:
+            stream.send(self.begin())
+            while (message := await stream.receive()) is not None:
+                self.missed = 0
+                self.receive(message)
+            return await process.wait()
+        finally:
+            watching.cancel()
+            self.stream = None
+            stream.close()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a process that answers nothing any more, such as one that was stopped: the next one goes on."""
+        while self.missed is None or self.missed < UNANSWERED:
+            await asyncio.sleep(PING_S)
+            if self.missed is not None:
+                self.missed += 1
+            self.send({"kind": "ping"})
+        process.kill()

@@ -1,0 +1,124 @@
+"""What the conduct of a run leaves for the supervisor that follows."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.core.ledger import Ledger, Run
+from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.recover import policy
+from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, StopAsked
+from holdfast.recover.spec import RunSpec
+from holdfast.recover.supervisor import Supervisor
+from holdfast.testing import FakeClock
+
+LEAVE = NodeToLeave(node="n2", why="a notice")
+FAILED = policy.Diagnosed(
+    fingerprint="f", step=5, summary="StateMismatch.", mitigation="m", restart_helps=False
+)
+
+
+@pytest.fixture
+def supervisor(tmp_path):
+    """Return a function that makes the next supervisor of one run; the former ones are gone."""
+    ledger, made = Ledger.open(ledger_url(tmp_path)), []
+    run = Run(
+        run_id="r",
+        state="running",
+        command=["true"],
+        options={},
+        cwd="/",
+        host="h",
+        pid=1,
+        started_at_s=0.0,
+    )
+    ledger.add_run(run)
+    spec = RunSpec(command=("true",), cwd=str(tmp_path), nnodes=4, min_nodes=2)
+
+    def make():
+        paths = RunPaths(tmp_path, "r")
+        made.append(
+            Supervisor(spec, paths, ledger, token="x", generation=len(made), clock=FakeClock())
+        )
+        return made[-1]
+
+    yield make
+    for one in made:
+        one._conduct.close()
+        one._recorder.close()
+    ledger.close()
+
+
+def moved(supervisor, *events):
+    """Have a supervisor begin a move, which dies after `events`; return the phase in which the next one goes on."""
+    conduct = supervisor()._conduct
+    conduct.state = replace(conduct.state, phase=Phase.RUNNING)
+    conduct.stopping.ask_ranks = lambda _view: None
+    for event in events:
+        conduct.tell(event)
+    following = supervisor()._conduct
+    following.adopted(in_place=False)
+    return following.state.phase
+
+
+@pytest.mark.parametrize("move", [LEAVE, NodesBack()])
+def test_ranks_that_left_for_a_move_do_not_complete_the_run_below_the_next_supervisor(
+    supervisor, move
+):
+    assert moved(supervisor, move) is Phase.LEAVING
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (NodesBack(), policy.CannotSave()),
+        (LEAVE, policy.RankFailed()),
+        (LEAVE, StopAsked("me")),
+    ],
+)
+def test_the_next_supervisor_ends_no_attempt_for_a_move_that_was_given_up(supervisor, events):
+    async def play():
+        return moved(supervisor, *events)
+
+    assert asyncio.run(play()) is Phase.RUNNING
+
+
+def test_a_job_that_cannot_start_on_fewer_nodes_waits_for_all_nodes(supervisor):
+    first = supervisor()
+    first._recorder.event("begun", {})
+    launches = first._conduct.launches
+    first._nodes._launch = [SimpleNamespace()] * 2
+    assert launches._size_for(lambda size: max(0, size - 2)) == 2
+    stepped = replace(FAILED, has_stepped=True)
+    assert launches.failed(stepped) == stepped
+    failure = launches.failed(FAILED)
+    assert failure.restart_helps
+    assert "does not start on 2 of 4 nodes, so the run waits for all nodes" in failure.because
+    for one in (launches, following := supervisor()._conduct.launches):
+        if one is following:
+            one.remember()
+        assert one._size_for(lambda size: max(0, size - 2)) is None
+        assert one._size_for(lambda _size: 0) == 4
+    first._nodes._launch = [SimpleNamespace()] * 4
+    assert launches.failed(FAILED) == FAILED
+    first._recorder.event("begun", {})
+    following.remember()
+    assert following._size_for(lambda size: max(0, size - 2)) == 2, "the script may be mended"
+
+
+def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_that_were_kept(
+    supervisor,
+):
+    """Else the failure of its start is laid to the launchers, and the job is started once more in vain."""
+
+    async def play():
+        conduct = supervisor()._conduct
+        conduct.begin()
+        conduct.state = replace(conduct.state, phase=Phase.WAITING, has_stepped=True)
+        conduct.tell(policy.Tick())
+        assert conduct.state.phase is Phase.RUNNING
+        return conduct.state.in_place
+
+    assert not asyncio.run(play()), "no launcher is there"

@@ -1,0 +1,71 @@
+"""Test the take-over of a run by another node, where the take-over fails half-way."""
+
+import asyncio
+
+import pytest
+
+from holdfast.core.errors import HoldfastError, LedgerError
+from holdfast.core.ledger import Ledger, Run
+from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.recover.agent.node import Node
+from holdfast.recover.agent.rendezvous import Meeting
+from holdfast.recover.leadership import SharedFolder
+from holdfast.recover.run_lock import RunLock, is_alive
+from holdfast.recover.spec import RunSpec
+
+
+class Gone:
+    """A watch that has found the first node gone."""
+
+    def gone(self):
+        return 1, 0
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Return a node of a run whose first node is gone."""
+    url, paths = ledger_url(tmp_path), RunPaths(tmp_path, "r")
+    run = {"run_id": "r", "state": "running", "command": ["true"], "options": {}, "cwd": "/"}
+    with Ledger.open(url) as ledger:
+        ledger.add_run(Run(**run, host="h", pid=1, started_at_s=0.0))
+    SharedFolder(paths).take("n1", None)
+    meeting = Meeting(nnodes=2, key="k", host="127.0.0.1", port=1)
+    node = Node(RunSpec(command=("true",), cwd="/", nproc=1, nnodes=2), tmp_path, meeting=meeting)
+    node._ledger_url, node._paths = url, paths
+    return node
+
+
+async def follow(node):
+    try:
+        await node._follow(Gone())
+    finally:
+        node._channel.close()
+        node._held.close()
+
+
+def test_a_take_over_that_fails_leaves_the_run_to_the_next_one(node, monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise LedgerError("The ledger is away.")
+
+    monkeypatch.setattr(Meeting, "publish", fail)
+    with pytest.raises(HoldfastError, match="away"):
+        asyncio.run(follow(node))
+    assert not is_alive(node._paths.lock), "else no node could ever lead this run"
+    RunLock.acquire(node._paths.lock, timeout_s=0.0).release()
+
+
+def test_a_launcher_that_stood_by_before_is_not_used_after_a_take_over(node, monkeypatch):
+    ended = []
+
+    class Standby:
+        def kill(self):
+            ended.append(self)
+
+    monkeypatch.setattr(Meeting, "publish", lambda *_args, **_kwargs: None)
+    node._standby = Standby()
+    asyncio.run(follow(node))
+    node._supervisor.listening.close()
+    assert len(ended) == 1, "it would hold no lock of the run"
+    assert node._standby is None
+    assert is_alive(node._paths.lock)
+    node._lock.release()
