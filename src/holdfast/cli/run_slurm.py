@@ -50,14 +50,14 @@ def with_slurm(command: Callable[..., int]) -> Callable[..., int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Describe the Slurm job of a run.
+    """The requested Slurm job of a run.
 
     Attributes:
-        nodes: the nodes that train.
-        spares: the nodes that wait to replace others.
+        nodes: the number of nodes that train.
+        spares: the number of nodes that wait to replace others.
         sbatch_options: the user's options for sbatch.
         environment: variables of the job that may hold secrets.
-        echo: True to show what the ranks print.
+        echo: True to show the output of the ranks.
     """
 
     nodes: int

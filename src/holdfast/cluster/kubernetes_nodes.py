@@ -130,7 +130,7 @@ def read_facts(environment: Mapping[str, str] = os.environ, api: Api | None = No
     The names are in HOLDFAST_NODE_NAME (or NODE_NAME) and POD_NAME, from the downward API.
 
     Args:
-        environment: of this process.
+        environment: the variables of this process.
         api: the API server; by default of KUBECONFIG or of this pod.
     """
     facts: list[Fact] = []

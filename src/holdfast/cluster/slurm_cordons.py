@@ -36,7 +36,7 @@ class SlurmCordons:
         self._command = command
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
-        """Drain a node; see `cordons.Cordons.cordon`. Another's drain keeps its reason."""
+        """Drain a node; see `cordons.Cordons.cordon`. A drain by others keeps its reason."""
         known = self._node(node)
         if known is None:
             raise NotMarked(f"Slurm has no node {node}: it is cordoned for Holdfast's runs alone.")

@@ -19,7 +19,7 @@ LOST = frozenset(
 )
 """The words for a node on which nothing runs.
 
-NOT_RESPONDING is not one of them: it passes after a start of slurmctld.
+Without NOT_RESPONDING, since that state passes after a start of slurmctld.
 """
 DRAINED = frozenset(["DRAIN", "DRAINED", "DRAINING"])
 LEAVING = DRAINED | {"FAILING", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"}

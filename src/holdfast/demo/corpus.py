@@ -1,8 +1,8 @@
 """Real text that every machine has: the source of Python's own standard library, as bytes.
 
-A token is a byte, so there is no tokenizer to fetch, and the vocabulary has 256 tokens. A hash of
-its name puts a file into the training or the validation text: the split does not change when the
-library gains a file.
+A token is a byte, so there is no tokenizer to fetch, and the vocabulary has 256 tokens. The hash of
+a file's name puts the file into the training or the validation text, so the split does not change
+when the library gains a file.
 """
 
 import hashlib

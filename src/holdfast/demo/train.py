@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Join the other ranks, train, and exit so that no thread outlives the process group.
 
     A thread that outlives the group now and then aborts a clean exit (SIGABRT, seen with gloo in
-    torch 2.13). Two things keep a group alive. A DDP module does, and goes here with the frame of
-    `train`. Functions of torch.distributed.nn do: their default argument is the group at the time
-    of their import, so this module imports them before there is a group.
+    torch 2.13). Two things keep a group alive: a DDP module, which is deleted here with the frame
+    of `train`; and functions of torch.distributed.nn, whose default argument is the group at the
+    time of their import. So this module imports these functions before there is a group.
     """
     args = parse_arguments(arguments)
     rank, world_size = join_process_group()

@@ -28,10 +28,10 @@ class NodeProcesses:
     Attributes:
         name: the name of the node.
         run: the process of `holdfast run` itself.
-        agents: the agents, mostly one.
-        supervisors: the supervisors, at most one on most nodes.
-        guards: the guards, mostly one.
-        launchers: the launchers, mostly one; none while the node starts.
+        agents: the agents; mostly one, none while the node starts.
+        supervisors: the supervisors; mostly one on the node that leads the run, none elsewhere.
+        guards: the guards of the launchers; mostly one, none while the node starts.
+        launchers: the launchers; mostly one, none while the node starts.
         shims: the shims of the ranks; none while the launcher starts.
         ranks: the processes that train, by rank.
     """
