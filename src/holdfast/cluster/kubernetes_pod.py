@@ -9,7 +9,7 @@ In a pod, `holdfast run` ends with
 | 2 | misuse | wrong use; nothing was started |
 | 3 | budget-spent | the budget of restarts is spent |
 | 4 | stopped | a person has stopped the run |
-| 75 | unavailable | the ledger, the storage or Holdfast has failed: start again within `backoffLimit` |
+| 75 | unavailable | ledger, storage or Holdfast itself failed: start again within `backoffLimit` |
 | 143 | again | SIGTERM, as for a drain or a preemption: start the pod again, on any free node |
 
 A JobSet sees only the exit code of a pod, in the condition of the failed Job. The termination

@@ -192,7 +192,7 @@ class Injector:
         self._hosts = hosts
         self._source = random.Random(seed)
         self._damaged: set[tuple[Path, int]] = set()
-        """The folder of each damaged checkpoint, with its inode, since a step may be saved again."""
+        """The folder and inode of each damaged checkpoint, since a step may be saved again."""
         self._writing = threading.Lock()
         self._ending: dict[int, tuple[threading.Timer, Callable[[], None]]] = {}
         self._number = max((one.number for one in read_log(self._log)), default=0)
