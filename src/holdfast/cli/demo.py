@@ -1,4 +1,4 @@
-"""`holdfast demo`: watch a run survive."""
+"""`holdfast demo`: show a run that survives real faults."""
 
 import importlib.util
 import time
@@ -49,15 +49,17 @@ CAUSE_LIMIT = 160
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
-    """Train a small GPT on two nodes while real faults strike, nobody intervenes, and the proof is printed.
+    """Train a small GPT on two nodes under real faults, without a person, and print the proof.
 
-    Three runs on this machine. The first one has two nodes and a spare one: a rank is killed, a checkpoint is
-    damaged, a rank is frozen, a batch of bad data makes the loss NaN, and a node turns bad. The second one fails by an
-    error of its own, which a restart does not mend. The third one is left alone, to compare with. As root each node is
-    a network namespace with an address of its own; else all nodes are on this host.
+    Three runs on this machine. The first run has two nodes and a spare node: a rank is killed, a
+    checkpoint is damaged, a rank is frozen, a batch of bad data makes the loss NaN, and a node
+    turns bad. The second run fails by an error of its own, which a restart does not mend. The third
+    run is left alone, for comparison. As root each node is a network namespace with an address of
+    its own; else all nodes are on this host.
 
-    Leaves with 0 if the run with injected faults ended with the same weights, to the last bit, as the run left alone,
-    which leaves out by hand the bad batches that the other one has found.
+    Exits with 0 if the run with injected faults ended with the same weights, to the last bit, as
+    the run left alone. The run left alone leaves out by hand the bad batches that the run with
+    faults has found.
     """
     missing = [
         name for name in ("torch", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None

@@ -81,11 +81,17 @@ SETTINGS = (
 
 LAST_WORDS_S = 2.0
 ENV_NOTIFY = "HOLDFAST_NOTIFY"
-"""URLs as those of --notify, with spaces between them: command lines are readable by every user of a node."""
+"""URLs like the values of --notify, separated by spaces.
+
+A variable, because every user of a node can read command lines.
+"""
 
 
 def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
-    """Add the options of `SETTINGS`: None where not given, so that a resume keeps what the run had."""
+    """Add the options of `SETTINGS`; an option that is not given is None.
+
+    So a resumed run keeps its former value.
+    """
     for flag, path, text in reversed(SETTINGS):
         default = _default(path)
         shown = f"{text}  [default: {default:g}]"
@@ -317,7 +323,7 @@ def command(
 
 
 def _completed(ledger: Ledger, meeting: "Meeting | None") -> Run | None:
-    """Return the run of a job that its scheduler has started once more after the run had completed."""
+    """Return the completed run of a job that its scheduler has started again; None without one."""
     name = None if meeting is None else meeting.run_name
     return next(
         (run for run in ledger.runs() if run.run_id == name and run.state == "completed"), None
@@ -325,7 +331,7 @@ def _completed(ledger: Ledger, meeting: "Meeting | None") -> Run | None:
 
 
 def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Outcome":
-    """Supervise a run to its end, and evaluate its checkpoints; `options` are those of `supervise`."""
+    """Supervise a run to its end, and evaluate its checkpoints; `options` go to `supervise`."""
     narrator = _Narrator(paths.run_id)
     evaluation = _evaluation(paths, ledger.run(paths.run_id), place, narrator.say)
 
@@ -365,7 +371,7 @@ def _recorded(
     name: str | None,
     meeting: "Meeting | None",
 ) -> str:
-    """Record a new run, or the options of one that goes on; return its id."""
+    """Record a new run, or the changed options of a run that goes on; return the run's id."""
     if run is None and meeting is not None:
         run = _led_before(ledger, board_of(home, meeting.key, ledger.url), name, meeting)
     if run is None:
@@ -376,7 +382,10 @@ def _recorded(
 
 
 def _led_before(ledger: Ledger, board: "Board", name: str | None, meeting: "Meeting") -> Run | None:
-    """Return the run that goes on: of a Slurm job that was queued again, or of a first node that comes back."""
+    """Return the run that goes on here; None if a new run begins.
+
+    A run goes on in a Slurm job that was queued again, and on a first node that comes back.
+    """
     runs = {one.run_id: one for one in ledger.runs()}
     led = runs.get(meeting.led_before(board) or "")
     if led is not None and led.state == "running" and name in (None, led.run_id):
@@ -405,7 +414,7 @@ def _join(
 ) -> int:
     """Take part in a run that another node leads."""
     narrator = _Narrator(meeting.key)
-    ledger.close()  # it is opened again only where this node comes to lead
+    ledger.close()  # the ledger is opened again only if this node comes to lead
     try:
         outcome = join(
             spec, ledger, place.home, meeting=meeting, observer=narrator, echo=echo, notify=notify
@@ -432,7 +441,11 @@ def _has_failed_here(run_id: str, place: Place) -> bool:
 
 
 def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wish | None":
-    """What the command line asks to be evaluated by."""
+    """Return the evaluation that the command line requests; None without `--eval-suite`.
+
+    Raises:
+        BadUse: other evaluation options are given without `--eval-suite`.
+    """
     if suite is None:
         if drop_stale or options:
             raise BadUse(
@@ -447,7 +460,7 @@ def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wis
 def _evaluation(
     paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]
 ) -> "RunEvaluation | None":
-    """Return what evaluates the run's checkpoints; None if the run was begun and resumed without an evaluation."""
+    """Return the evaluation of the run's checkpoints; None if the run has no evaluation."""
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
 
     wish = Wish.kept(paths)
@@ -475,7 +488,10 @@ def _print_detached(run_id: str, pid: int, *, as_json: bool) -> None:
 
 
 class _Narrator:
-    """Says what happens, a line each, on standard error; from a thread, so that a blocked terminal holds up nothing."""
+    """A printer of events, one line each, on standard error.
+
+    A thread prints, so that a blocked terminal does not hold up the supervisor.
+    """
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -493,7 +509,7 @@ class _Narrator:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Say a line."""
+        """Queue a line for printing."""
         self._lines.put(text)
 
     def finish(self) -> None:

@@ -50,14 +50,14 @@ def with_slurm(command: Callable[..., int]) -> Callable[..., int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Describe the Slurm job of a run.
+    """The requested Slurm job of a run.
 
     Attributes:
-        nodes: the nodes that train.
-        spares: the nodes that wait to replace others.
+        nodes: the number of nodes that train.
+        spares: the number of nodes that wait to replace others.
         sbatch_options: the user's options for sbatch.
         environment: variables of the job that may hold secrets.
-        echo: True to show what the ranks print.
+        echo: True to show the output of the ranks.
     """
 
     nodes: int
@@ -67,7 +67,7 @@ class Wanted:
     echo: bool
 
     def submission(self, run_id: str, place: Place) -> Submission:
-        """Return the record; options that are not given are taken from the run's last submission."""
+        """Return the record; options that are not given come from the run's last submission."""
         last = Submission.read(RunPaths(place.home, run_id))
         new = new_submission(
             run_id=run_id,
@@ -87,7 +87,7 @@ def check_slurm_use(
     """Refuse options that mean nothing together.
 
     Raises:
-        BadUse: with the next step.
+        BadUse: the options do not fit together; the message has the next step.
     """
     if on != "slurm":
         if nodes is not None or sbatch_options:
@@ -118,11 +118,11 @@ def run_on_slurm(
     """Submit a run, and follow the run to its end unless it is `detached`; return the exit code.
 
     Args:
-        record: records the run, and returns its id; called once the options are known to be good.
-        place: where the records are.
+        record: records the run and returns the run's id; called once the options have been checked.
+        place: the home and the ledger of the records.
         ledger: the ledger, which is closed here: the job's first node writes the ledger.
-        wanted: the job.
-        keep: stores what the run's evaluations need.
+        wanted: the requested job.
+        keep: stores the settings of the run's evaluations.
         detached: True to return once the run is queued.
         as_json: True to print one JSON object.
     """
@@ -165,7 +165,7 @@ def run_on_slurm(
 
 
 def _ended(run_id: str, place: Place, following: Following, jobs: SlurmJobs) -> Run:
-    """Return the run as the ledger holds it now; a run whose job ended first gets an outcome that states that."""
+    """Return the run from the ledger; record the outcome if the job ended before the run did."""
     with Ledger.open(place.ledger) as ledger:
         run = ledger.run(run_id)
         if run.state not in ("queued", "running") or not following.state.is_over:
@@ -192,7 +192,10 @@ def _ended(run_id: str, place: Place, following: Following, jobs: SlurmJobs) -> 
 
 
 def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> None:
-    """End the Slurm jobs that a run does not need any more: a run that is queued again goes on in the next one."""
+    """End the Slurm jobs that a run does not need any more.
+
+    A run that is queued again goes on in its next job.
+    """
     try:
         ended = settle_jobs(paths, is_queued=outcome.state == "queued")
     except HoldfastError as error:  # the run has ended all the same
@@ -205,7 +208,8 @@ def settle(paths: RunPaths, outcome: Outcome, say: Callable[[str], None]) -> Non
 class _Screen:
     """The terminal: output as the job prints it, sentences on standard error.
 
-    Each node reports its part of what happens; a line of Holdfast that repeats the line before is left out.
+    Each node reports its part of the events; a line of Holdfast that repeats the line before is
+    left out.
     """
 
     def __init__(self, *, echo: bool) -> None:

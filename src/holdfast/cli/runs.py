@@ -71,7 +71,7 @@ def _row(ledger: Ledger, place: Place, run_id: str) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, run_id: str, as_json: bool) -> None:
-    """Show a run: its attempts, what failed, what it cost."""
+    """Show a run: its attempts, its failures, its cost."""
     with Ledger.open(place.ledger) as ledger:
         row = _row(ledger, place, run_id)
         summary = summarize(ledger, place.home, run_id)
@@ -114,7 +114,7 @@ def show(place: Place, run_id: str, as_json: bool) -> None:
 
 
 def _figures(summary: RunSummary) -> dict[str, Any]:
-    """What the run's records add up to, named as in the JSON."""
+    """Return the totals of the run's records, named as in the JSON."""
     return {
         "wall_s": summary.wall_s,
         "ettr": summary.ettr,
@@ -158,7 +158,7 @@ def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def approve(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
-    """Have what a run of `--mode propose` proposes carried out."""
+    """Carry out the proposal of a run of `--mode propose`."""
     with Ledger.open(place.ledger) as ledger:
         proposal = approve_run(run_id, ledger, place.home, timeout_s=timeout_s)
     if as_json:
@@ -191,7 +191,7 @@ def rm(place: Place, run_ids: tuple[str, ...], as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json: bool) -> None:
-    """Write a page that tells how runs went: one HTML file that needs no network."""
+    """Write a page about runs: one HTML file that needs no network."""
     from holdfast.ui import write_report
 
     path = output or RunPaths(place.home, run_ids[0]).report

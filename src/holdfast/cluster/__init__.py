@@ -1,17 +1,24 @@
-"""The cluster room: spreads independent tasks over workers, and places long-lived processes on nodes.
+"""Spread independent tasks over workers, place long-lived processes on nodes, mark faulty nodes.
 
-In: `Task`s, each a command that writes one result file, whole or not at all. Out: a `Finished` for each, as it ends.
-A task whose result exists is not run again, so a run that was cut off goes on where it was. Or in: one command, and
-out: a `Placement` that says how its processes, one a node, are. Or in: a faulty node, and out: a mark on the node in
-the scheduler. Out besides: what Kubernetes reports of a node and a pod, and the end of a pod, which Jobs act on.
+- Tasks: each `Task` is a command that writes one result file, whole or not at all. Each task
+  yields a `Finished` as the task ends. A task whose result exists is not run again, so a run that
+  was cut off goes on from there.
+- Places: one command becomes a `Placement`, which reports the state of its processes, one per node.
+- Cordons: a faulty node is marked in the scheduler.
+- Kubernetes: the reports about a node and a pod, and the exit codes of a pod, which Jobs act on.
 
-The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
-`places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
-end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end;
-`places_ray`), `slurm_jobs` and `slurm_nodes` (single jobs of Slurm, and the states of its nodes), `leash` (how each of
-them runs a command so that nothing of it is left when whoever wanted it is gone), and `cordons` (what a mark in the
-scheduler is, and which scheduler is here; `slurm_cordons`, `kubernetes_cordons`). Of Kubernetes, `kubernetes_api`
-(requests), `kubernetes_nodes` (conditions and taints) and `kubernetes_pod` (exit codes).
+The modules:
+
+- `tasks` (a task and its end), `placement` (the interface of places), `choose` (`workers` and
+  `places`, each of "local", "slurm" or "ray");
+- the workers: `local`; `slurm`, with `slurm_task` as its far end; `ray`;
+- the places: `places_local`; `places_slurm`, with `slurm_place` as its far end; `places_ray`;
+- `leash`: runs a command whose processes all end when their owner ends;
+- `slurm_jobs` (single jobs of Slurm) and `slurm_nodes` (the states of Slurm's nodes);
+- `cordons` (marks in the scheduler, and the choice of the scheduler), `slurm_cordons` and
+  `kubernetes_cordons`;
+- `kubernetes_api` (requests), `kubernetes_nodes` (conditions and taints) and `kubernetes_pod`
+  (exit codes).
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,8 @@
-"""Mark a cordoned node in the scheduler, too, so that the scheduler starts nothing more on the node.
+"""Mark a cordoned node in the scheduler, too, so that the scheduler starts nothing more there.
 
-The ledger decides where runs launch. The mark in the scheduler keeps other jobs off a faulty node, and tells the
-operators why. A mark is a help, never a condition: where Holdfast lacks the permission, the sentence has the command
-for an administrator.
+The ledger decides where runs launch. The mark in the scheduler keeps other jobs off a faulty node,
+and shows the operators the reason. A mark is a help, never a condition: where Holdfast lacks the
+permission, the sentence has the command for an administrator.
 """
 
 import os
@@ -13,7 +13,7 @@ from holdfast.core.errors import HoldfastError
 
 
 class NotMarked(HoldfastError):
-    """The scheduler did not take the mark; the message has the command for a person who may set it."""
+    """The scheduler did not take the mark; the message has the command for an administrator."""
 
 
 class Cordons(Protocol):
@@ -24,7 +24,7 @@ class Cordons(Protocol):
         """Return the name of the scheduler for messages, such as "Slurm"."""
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
-        """Have the scheduler start nothing more on a node; what runs there goes on.
+        """Have the scheduler start nothing more on a node; jobs that run there go on.
 
         Args:
             node: the name of the node, as the scheduler has it.
@@ -36,7 +36,7 @@ class Cordons(Protocol):
         """
 
     def uncordon(self, node: str) -> bool:
-        """Take back what `cordon` has set, and nothing that others have set.
+        """Take back the mark that `cordon` has set; marks that others have set stay.
 
         Returns:
             False if the node had no mark of Holdfast.
@@ -47,7 +47,7 @@ class Cordons(Protocol):
 
 
 def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that has started this process; None if there is no scheduler."""
+    """Return the marks of the scheduler that has started this process; None without a scheduler."""
     from holdfast.cluster.slurm_cordons import SlurmCordons, slurm_is_here
 
     if slurm_is_here(environment):  # first: the nodes of a Slurm may be pods
@@ -58,9 +58,10 @@ def cordons_here(environment: Mapping[str, str] = os.environ) -> Cordons | None:
 
 
 def cordons_of_operator(environment: Mapping[str, str] = os.environ) -> Cordons | None:
-    """Return the marks of the scheduler that an operator's command reaches, also outside of the cluster by KUBECONFIG.
+    """Return the marks of the scheduler that an operator's command reaches; None without one.
 
-    A run never uses KUBECONFIG alone: its nodes need not be those of that cluster, even with the same names.
+    Outside of the cluster KUBECONFIG gives the scheduler. A run never uses KUBECONFIG alone: the
+    run's nodes may belong to another cluster, even with the same names.
     """
     here = cordons_here(environment)
     return _of_kubernetes() if here is None and environment.get("KUBECONFIG") else here
@@ -73,12 +74,14 @@ def _of_kubernetes() -> Cordons:
 
 
 def mark(reasons: Mapping[str, str], *, by: str, cordons: Cordons | None = None) -> list[str]:
-    """Mark nodes in the scheduler; return one sentence for each node: the mark, or the reason without one.
+    """Mark nodes in the scheduler; return one sentence for each node.
+
+    The sentence states the mark, or the reason why there is no mark.
 
     Args:
         reasons: the reason of each node's cordon.
         by: the run or the user that cordons the nodes.
-        cordons: by default those of the scheduler here; without a scheduler nothing is marked.
+        cordons: the marks; by default of the scheduler here. Without a scheduler nothing is marked.
     """
     cordons = cordons or cordons_here()
     if cordons is None:
@@ -98,7 +101,7 @@ def unmark(node: str, *, cordons: Cordons | None = None) -> list[str]:
 
     Args:
         node: the name of the node.
-        cordons: by default those of the scheduler here.
+        cordons: the marks; by default of the scheduler here.
     """
     cordons = cordons or cordons_here()
     if cordons is None:

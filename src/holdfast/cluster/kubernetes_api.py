@@ -1,7 +1,7 @@
 """Send requests to the API server of Kubernetes, as a pod or as a person with a kubeconfig.
 
-Everything that Holdfast reads or changes there is optional for a run. So each request has a short time limit, and each
-failure is one sentence.
+Everything that Holdfast reads or changes there is optional for a run. So each request has a short
+time limit, and each failure is one sentence.
 """
 
 import json
@@ -18,7 +18,10 @@ CONFLICT = 409
 
 
 class ApiError(HoldfastError):
-    """The API server refused a request or cannot be reached; `status` is the HTTP status, 0 without an answer."""
+    """The API server refused a request or cannot be reached.
+
+    `status` is the HTTP status; 0 without an answer.
+    """
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -44,7 +47,7 @@ class Api(Protocol):
 
 
 def namespace(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the namespace of this pod: of POD_NAMESPACE, else of the service account, else "default"."""
+    """Return this pod's namespace: POD_NAMESPACE, else the service account's, else "default"."""
     if named := environment.get("POD_NAMESPACE"):
         return named
     try:

@@ -1,12 +1,15 @@
-"""Cordon and taint Nodes of Kubernetes, and take back the own marks alone.
+"""Cordon and taint Nodes of Kubernetes, and take back Holdfast's own marks alone.
 
 A cordoned Node has
 
 - `spec.unschedulable: true`, as `kubectl cordon` sets it;
-- the taint `holdfast.dev/faulty=CAUSE:NoSchedule`, which shows why, and stays when an operator uncordons the Node;
-- the annotation `holdfast.dev/cordon`: the run or user, the reason, and whether Holdfast set `unschedulable`.
+- the taint `holdfast.dev/faulty=CAUSE:NoSchedule`, which shows the cause, and stays when an
+  operator uncordons the Node;
+- the annotation `holdfast.dev/cordon`: the run or user, the reason, and whether Holdfast set
+  `unschedulable`.
 
-Pods that run on the Node go on. `plan_cordon` and `plan_return` are pure: a Node goes in, and the change comes out.
+Pods that run on the Node go on. `plan_cordon` and `plan_return` are pure: a Node goes in, and the
+change comes out.
 """
 
 import json
@@ -21,9 +24,9 @@ from holdfast.cluster.kubernetes_api import CONFLICT, Api, ApiError, connect, no
 TAINT = "holdfast.dev/faulty"
 ANNOTATION = "holdfast.dev/cordon"
 ATTEMPTS = 4
-"""How often a change is tried where others change the Node at the same time."""
+"""The most tries of a change while others change the Node at the same time."""
 MAX_LABEL_LENGTH = 63
-"""The most characters of a taint's value, as of a label's."""
+"""The most characters of the value of a taint or a label."""
 MAX_REASON_LENGTH = 1024
 
 
@@ -34,7 +37,9 @@ def cause_of(reason: str) -> str:
 
 
 def plan_cordon(node: Mapping[str, Any], *, reason: str, by: str, at_s: float) -> dict[str, Any]:
-    """Return the change (RFC 7386) that cordons a Node; a second cordon of Holdfast replaces the first one.
+    """Return the change (RFC 7386) that cordons a Node.
+
+    A second cordon of Holdfast replaces the first one.
 
     Args:
         node: the Node, as the API server returns it.
@@ -86,13 +91,14 @@ def _annotation(node: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         told = json.loads(text)
-    except ValueError:  # somebody has edited the text: the taint alone is certain
+    except ValueError:  # a person has edited the text: the taint alone is certain
         return {}
     return told if isinstance(told, dict) else {}
 
 
 def _version(node: Mapping[str, Any]) -> dict[str, str]:
-    # The list of taints is replaced as a whole: the server refuses the change if the Node has changed meanwhile.
+    # The list of taints is replaced as a whole, so the server has to refuse the change if the Node
+    # has changed meanwhile.
     version = (node.get("metadata") or {}).get("resourceVersion")
     return {} if version is None else {"resourceVersion": version}
 
@@ -111,7 +117,7 @@ class KubernetesCordons:
         self._api = api
         self._now_s = now_s
         self._silence: ApiError | None = None
-        """Set once the server has not answered: the other nodes need not wait for it as well."""
+        """The error of a server that did not answer, so that no other node waits for the server."""
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
         """Cordon and taint a Node.

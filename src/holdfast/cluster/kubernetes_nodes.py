@@ -1,7 +1,7 @@
-"""Read the state of a node and a pod from Kubernetes: conditions, taints, cordons, and the coming end of a pod.
+"""Read the state of a node and a pod from Kubernetes: conditions, taints, cordons, and a pod's end.
 
-`node_facts` and `pod_facts` are pure: an object of the API server goes in, and facts come out. `read_facts` reads the
-objects. A fact is a report of the cluster, not an advice.
+`node_facts` and `pod_facts` are pure: an object of the API server goes in, and facts come out.
+`read_facts` reads the objects. A fact is a report of the cluster, not an advice.
 """
 
 import os
@@ -14,7 +14,10 @@ from holdfast.cluster.kubernetes_api import Api, ApiError, connect, namespace, n
 from holdfast.cluster.kubernetes_cordons import ANNOTATION, TAINT
 
 GOOD_IF_TRUE = frozenset({"Ready", "Initialized", "PodScheduled", "ContainersReady"})
-"""The conditions whose good state is True. All others, also those of a node-problem-detector, report a problem."""
+"""The conditions whose good state is True.
+
+All others, also the conditions of a node-problem-detector, report a problem.
+"""
 ENDS_POD = "DisruptionTarget"
 _OUTDATED_WITH_POD = frozenset({"Initialized", "PodReadyToStartContainers", "ContainersReady"})
 UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
@@ -28,10 +31,12 @@ class Fact:
     Attributes:
         subject: "node" or "pod".
         name: the name of the subject.
-        kind: the type of the condition, such as "Ready" or "KernelDeadlock"; "cordoned", "taint" or "deleted".
+        kind: the type of the condition, such as "Ready" or "KernelDeadlock"; else "cordoned",
+            "taint" or "deleted".
         is_bad: True if the report is of a problem; None if the status is Unknown.
         detail: the reason and message of the report.
-        since_s: when the report began, in Unix seconds of the cluster's clock; None if unknown.
+        since_s: the beginning of the report, in Unix seconds of the cluster's clock; None if
+            unknown.
     """
 
     subject: Literal["node", "pod"]
@@ -51,7 +56,7 @@ class Look:
 
 
 def node_facts(node: Mapping[str, Any]) -> list[Fact]:
-    """Return the conditions of a Node, its taints, and its cordon where Holdfast has not set the cordon.
+    """Return the conditions of a Node, its taints, and its cordon unless Holdfast set the cordon.
 
     Args:
         node: the Node, as the API server returns it.
@@ -65,11 +70,12 @@ def node_facts(node: Mapping[str, Any]) -> list[Fact]:
     for taint in spec.get("taints") or []:
         key = str(taint.get("key", ""))
         if key in (TAINT, UNSCHEDULABLE_TAINT):
-            continue  # Holdfast's own, and the one that says the same as the cordon
+            continue  # Holdfast's own taint, and the taint that repeats the cordon
         words = f"{key}={taint['value']}" if taint.get("value") else key
         effect = str(taint.get("effect", ""))
-        # A pod that runs tolerates the taints of a reserved node, and a lack of resources is a condition already:
-        # the taints by which Kubernetes itself ends pods report a problem.
+        # A running pod tolerates the taints of a reserved node, and a lack of resources is a
+        # condition already. So only the taints by which Kubernetes itself ends pods report a
+        # problem.
         is_bad = key.startswith("node.kubernetes.io/") and effect == "NoExecute"
         since_s = _seconds(taint.get("timeAdded"))
         detail = f"{words}:{effect}"
@@ -87,9 +93,10 @@ def node_facts(node: Mapping[str, Any]) -> list[Fact]:
 
 
 def pod_facts(pod: Mapping[str, Any]) -> list[Fact]:
-    """Return the conditions of a Pod, and whether the Pod is being deleted.
+    """Return the conditions of a Pod, and a fact if the Pod is being deleted.
 
-    DisruptionTarget is bad: the Pod is about to be ended by preemption, a drain, or the loss of its node.
+    DisruptionTarget is bad: the Pod is about to be ended by preemption, a drain, or the loss of its
+    node.
 
     Args:
         pod: the Pod, as the API server returns it.
@@ -123,7 +130,7 @@ def read_facts(environment: Mapping[str, str] = os.environ, api: Api | None = No
     The names are in HOLDFAST_NODE_NAME (or NODE_NAME) and POD_NAME, from the downward API.
 
     Args:
-        environment: of this process.
+        environment: the variables of this process.
         api: the API server; by default of KUBECONFIG or of this pod.
     """
     facts: list[Fact] = []

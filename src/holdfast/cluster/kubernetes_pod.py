@@ -1,4 +1,4 @@
-"""End a pod so that Jobs and JobSets can act on the end: the exit code, and one line in the termination message.
+"""End a pod with an exit code and a termination message that Jobs and JobSets can act on.
 
 In a pod, `holdfast run` ends with
 
@@ -9,11 +9,12 @@ In a pod, `holdfast run` ends with
 | 2 | misuse | wrong use; nothing was started |
 | 3 | budget-spent | the budget of restarts is spent |
 | 4 | stopped | a person has stopped the run |
-| 75 | unavailable | the ledger, the storage or Holdfast itself has failed: start the pod again, within `backoffLimit` |
-| 143 | again | SIGTERM, as for a drain or a preemption: start the pod again, on any node that is free |
+| 75 | unavailable | ledger, storage or Holdfast itself failed: start again within `backoffLimit` |
+| 143 | again | SIGTERM, as for a drain or a preemption: start the pod again, on any free node |
 
-Of a pod, a JobSet sees the exit code alone, in the condition of the failed Job. The line is for people, and for
-controllers that read pods: `holdfast class=again code=143: Stopped by SIGTERM. …`
+A JobSet sees only the exit code of a pod, in the condition of the failed Job. The termination
+message is one line, for people and for controllers that read pods:
+`holdfast class=again code=143: Stopped by SIGTERM. …`
 """
 
 import functools
@@ -37,7 +38,7 @@ UNAVAILABLE = 75
 AGAIN = 143
 BY_SIGTERM = "Stopped by SIGTERM"
 MESSAGE_BYTES = 4096
-"""The kubelet keeps so much of a termination message."""
+"""The most bytes that the kubelet keeps of a termination message."""
 ENV_MESSAGE = "HOLDFAST_TERMINATION_LOG"
 MESSAGE_PATH = "/dev/termination-log"
 """The default of a container's `terminationMessagePath`; the kubelet makes the file."""
@@ -50,17 +51,22 @@ class PodUnavailable(HoldfastError):
 
 
 def is_in_pod(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True if Kubernetes has started this process; False in a Slurm job whose nodes are pods."""
+    """Return True if Kubernetes has started this process.
+
+    False in a Slurm job whose nodes are pods.
+    """
     return "KUBERNETES_SERVICE_HOST" in environment and "SLURM_JOB_ID" not in environment
 
 
 def end_of_pod(exit_code: int, sentence: str, environment: Mapping[str, str] = os.environ) -> int:
-    """Write the termination message, and return the exit code of the pod; outside a pod, the code as it is.
+    """Write the termination message, and return the exit code of the pod.
+
+    Outside a pod nothing is written, and the code does not change.
 
     Args:
         exit_code: the exit code of the run.
         sentence: the outcome of the run.
-        environment: of this process.
+        environment: the variables of this process.
     """
     if not is_in_pod(environment):
         return exit_code
@@ -69,9 +75,9 @@ def end_of_pod(exit_code: int, sentence: str, environment: Mapping[str, str] = o
     line = f"holdfast class={CLASSES.get(exit_code, 'other')} code={exit_code}: {' '.join(sentence.split())}"
     path = Path(environment.get(ENV_MESSAGE) or MESSAGE_PATH)
     try:
-        if path.exists():  # Kubernetes makes the file; without it, nobody reads the message
+        if path.exists():  # Kubernetes makes the file; without the file, no program reads a message
             path.write_bytes(line.encode()[:MESSAGE_BYTES])
-    except OSError:  # the exit code alone says enough
+    except OSError:  # the exit code alone is enough
         pass
     return exit_code
 
@@ -80,9 +86,9 @@ _P = ParamSpec("_P")
 
 
 def ends_pod(command: Callable[_P, int]) -> Callable[_P, int]:
-    """Return a command that ends a pod by this module's codes where the command raises an error.
+    """Return a command that ends a pod by this module's codes if the command raises an error.
 
-    The error of a user stays an error of the user; all other errors may pass, so that the pod is started again.
+    An error of the user keeps its code. All other errors may pass, so the pod is to start again.
     """
 
     @functools.wraps(command)

@@ -1,9 +1,10 @@
 """Places on the nodes of one Slurm allocation.
 
-One batch job, whose one step starts the far end (`slurm_place`) on each node. With --no-kill a node that dies leaves
-the allocation and the others go on, also when it was the one that ran the batch script. The job is not requeued: its
-processes would come back under a token that nobody knows any more. As with `slurm`, everything of a submission lies
-in FOLDER/slurm-TOKEN, and the job is found by its name when whoever submitted it is gone.
+One batch job has one step, which starts the far end (`slurm_place`) on each node. With --no-kill a
+dead node leaves the allocation and the other nodes go on, also if the dead node ran the batch
+script. The job is not requeued: its processes would come back under a token that no caller holds
+any more. As with `slurm`, all files of a submission are in FOLDER/slurm-TOKEN, and the next caller
+finds the job by its name if the submitter is gone.
 """
 
 import logging
@@ -33,7 +34,7 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 
 _ASK_EVERY_S = (
-    5.0  # slurmctld serves everybody; what the processes say themselves is read from their records
+    5.0  # slurmctld serves the whole cluster; the state of the processes comes from their records
 )
 _NODES_TRIED = 16
 _OUTPUT_SHOWN_CHARS = 2000
@@ -44,22 +45,25 @@ _log = logging.getLogger(__name__)
 
 
 class SlurmCommand(Protocol):
-    """Runs one of Slurm's commands, as `run_slurm_command` does."""
+    """A call that runs one of Slurm's commands, as `run_slurm_command` does."""
 
     def __call__(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-        """Its standard output."""
+        """Run a command; return its standard output."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmPlaces:
-    """Submits one allocation of `nodes` nodes.
+    """Places in one allocation of `nodes` nodes, which `start` submits.
 
     Attributes:
-        gpus_per_node: asked for by --gpus-per-node; 0 asks for none.
-        cpus_per_node: None leaves them to the cluster's defaults and `sbatch_options`.
-        sbatch_options: passed to sbatch before the rest.
-        clock, command: for tests.
+        nodes: the number of nodes.
+        gpus_per_node: the value of --gpus-per-node; 0 leaves the option out.
+        cpus_per_node: the value of --cpus-per-task; None leaves the option out, so the cluster's
+            defaults and `sbatch_options` hold.
+        sbatch_options: options for sbatch, passed before all others.
+        clock: the clock; tests pass their own.
+        command: runs Slurm's commands; tests pass their own.
 
     Raises:
         BadUse: there is no sbatch on this machine.
@@ -77,9 +81,13 @@ class SlurmPlaces:
             demand_slurm()
 
     def address_host(self) -> str:
-        """The address from which this machine reaches the cluster's nodes; they reach it by the same.
+        """Return this machine's address on the way to the cluster's nodes.
 
-        Loopback only where every node is this very machine. See `Places.address_host`.
+        The nodes reach this machine by the same address. The address is a loopback address only if
+        every node is this very machine. See `Places.address_host`.
+
+        Raises:
+            BadUse: Slurm does not answer.
         """
         try:
             told = self.command(["scontrol", "--oneliner", "show", "nodes"])
@@ -98,7 +106,7 @@ class SlurmPlaces:
     def start(
         self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path
     ) -> "SlurmPlacement":
-        """See `Places.start`."""
+        """Submit the allocation; see `Places.start`."""
         check_command(command)
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +118,7 @@ class SlurmPlaces:
         try:
             told = self.command(self._submission(command, submission), {**outer, **environment})
         except BaseException as error:
-            # It may be interrupted after Slurm took the job.
+            # sbatch may be interrupted after Slurm took the job.
             cancel_submission(submission, self.command)
             if not isinstance(error, HoldfastError):
                 raise
@@ -124,7 +132,8 @@ class SlurmPlaces:
         far_end = shlex.join(
             [sys.executable, "-m", "holdfast.cluster.slurm_place", str(submission), *command]
         )
-        # Without --cpus-per-task a step has all that the job has on a node, which --cpu-bind must not narrow to a core.
+        # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must
+        # not narrow them to one core.
         step = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL"
         script = submission / "job.sh"
         script.write_text(f"#!/bin/sh\nexec {step} --input=none {far_end}\n")
@@ -149,7 +158,13 @@ class SlurmPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What Slurm says of the job: the nodes it has (none before it starts and when it ended), and `why`."""
+    """The state of the job in Slurm.
+
+    Attributes:
+        awaited: True while the job waits for its nodes.
+        nodes: the names of the job's nodes; empty before the job's start and after its end.
+        why: the reason why the job waits or has ended, in words.
+    """
 
     awaited: bool
     nodes: frozenset[str] = frozenset()
@@ -157,7 +172,10 @@ class _Job:
 
 
 class SlurmPlacement:
-    """The processes of one allocation: their records say how they are, and Slurm which nodes are still there."""
+    """The processes of one allocation.
+
+    Their records give the state of the processes; Slurm lists the nodes that are still there.
+    """
 
     def __init__(self, places: SlurmPlaces, job_id: str, submission: Path) -> None:
         self._places, self._job_id, self._submission = places, job_id, submission
@@ -167,7 +185,7 @@ class SlurmPlacement:
         self._stopped = False
 
     def poll(self) -> list[Place]:
-        """See `Placement.poll`; a node's death shows when Slurm has noticed it."""
+        """Return the places; see `Placement.poll`. A dead node shows once Slurm has noticed it."""
         now_s = self._places.clock.monotonic_s()
         if not self._stopped and (self._asked_s is None or now_s - self._asked_s >= _ASK_EVERY_S):
             self._asked_s = now_s
@@ -178,7 +196,10 @@ class SlurmPlacement:
         return [self._place(index) for index in range(self._places.nodes)]
 
     def restart(self, index: int) -> bool:
-        """See `Placement.restart`; possible for two minutes after the process ended, unless it ended with 0."""
+        """Start a process again; see `Placement.restart`.
+
+        Possible for two minutes after the end of the process, unless the exit code was 0.
+        """
         record = read_record(self._submission, index)
         if record is None or record.exit_code is None or record.over or not self._has(record):
             return False
@@ -187,7 +208,7 @@ class SlurmPlacement:
         return True
 
     def stop(self) -> None:
-        """See `Placement.stop`; Slurm ends the processes a moment later."""
+        """End the job; see `Placement.stop`. Slurm ends the processes a moment later."""
         if not self._stopped:
             cancel_submission(self._submission, self._places.command)
             self._stopped, self._job = True, _Job(awaited=False, why="it was stopped")
@@ -214,7 +235,10 @@ class SlurmPlacement:
         return Place(index=index, host=record.node, state="ended", why=why)
 
     def _has(self, record: PlaceRecord) -> bool:
-        """Whether the job has the record's node; a record may come before Slurm is asked again."""
+        """Return True if the job has the record's node, or still waits for nodes.
+
+        A record may appear before the next request to Slurm.
+        """
         return self._job.awaited or record.node in self._job.nodes
 
     def _ask(self) -> _Job:
@@ -248,13 +272,13 @@ class SlurmPlacement:
 
 
 def _own_address_towards(host: str) -> str:
-    """This machine's address on the way to a host; empty if there is no way."""
+    """Return this machine's address on the way to a host; empty if there is no way."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(
                 address
-            )  # of a datagram socket: sends nothing, the kernel only chooses the route
+            )  # connecting a datagram socket sends nothing: the kernel only chooses the route
             return str(probe.getsockname()[0])
     except OSError:
         return ""

@@ -1,9 +1,9 @@
 """Workers of a Slurm cluster: one job array, watched by polling.
 
-Needs sbatch, squeue, scontrol and scancel, and no accounting. What a task came to is told by the files that it leaves
-(`slurm_task`); Slurm is only asked which elements of the array it still has. Everything of one submission lies in
-FOLDER/slurm-TOKEN, and the job is named holdfast-TOKEN: a submission whose caller was killed is found by that, and
-cancelled, when the next run starts in the same folder.
+Needs sbatch, squeue, scontrol and scancel, and no accounting. The files that a task leaves record
+the task's result (`slurm_task`); Slurm only lists the elements of the array that have not ended.
+All files of one submission are in FOLDER/slurm-TOKEN, and the job is named holdfast-TOKEN. So the
+next run in the same folder finds and cancels a submission whose caller was killed.
 """
 
 import logging
@@ -30,7 +30,7 @@ _COMMAND_TIMEOUT_S = (
 _DEFAULT_MAX_ARRAY_SIZE = 1001  # slurm.conf(5), MaxArraySize
 _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 1.0, 20.0, 1.5
 FORGOTTEN = (
-    "Invalid job id specified"  # squeue of a job that ended long enough ago: none of it is left
+    "Invalid job id specified"  # squeue's error for a job whose record slurmctld has deleted
 )
 _OUTPUT_SHOWN_CHARS = 4000
 
@@ -38,10 +38,14 @@ _log = logging.getLogger(__name__)
 
 
 def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run one of Slurm's commands, in this process's environment if none is given; its standard output.
+    """Run one of Slurm's commands; return its standard output.
+
+    Args:
+        argv: the command.
+        environment: the variables of the command; None for this process's variables.
 
     Raises:
-        HoldfastError: it failed or hung; with what it said.
+        HoldfastError: the command failed, hung or cannot be run; with its error output.
     """
     try:
         done = subprocess.run(
@@ -64,7 +68,7 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
 
 
 def demand_slurm() -> None:
-    """Refuse a machine that cannot submit.
+    """Refuse a machine that cannot submit jobs.
 
     Raises:
         BadUse: there is no sbatch.
@@ -76,7 +80,10 @@ def demand_slurm() -> None:
 
 
 def without_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of a surrounding job, whose sizes srun would use for a job submitted there."""
+    """Return the variables without the variables of a surrounding job.
+
+    srun would use the sizes of the surrounding job for a job that is submitted there.
+    """
     kept = {"SLURM_CONF", "SLURM_CLUSTERS"}
     return {
         name: value
@@ -86,17 +93,17 @@ def without_job(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_name(submission: Path) -> str:
-    """The name of the job of a submission's folder, by which it is found when its caller is gone."""
+    """Return the name of a submission's job; the next caller finds the job by this name."""
     return f"holdfast-{submission.name.removeprefix('slurm-')}"
 
 
 def cancel_submission(
     submission: Path, command: Callable[[Sequence[str]], str] = run_slurm_command
 ) -> None:
-    """End the job of a submission, if it still has one, and forget it.
+    """End the job of a submission, if the job has not ended, and delete the submission's folder.
 
     Raises:
-        HoldfastError: it could not be cancelled; the folder stays, for another try.
+        HoldfastError: the job could not be cancelled; the folder stays, for another try.
     """
     name = job_name(submission)
     try:
@@ -107,25 +114,28 @@ def cancel_submission(
 
 
 def describe_job(job_id: str, command: Callable[[Sequence[str]], str] = run_slurm_command) -> str:
-    """What Slurm says of a job's state, or why it says nothing."""
+    """Return Slurm's facts about a job's state, or the error in place of the facts."""
     try:
         told = command(["scontrol", "--oneliner", "show", "job", job_id])
     except HoldfastError as error:
-        told = str(error)  # already forgotten
+        told = str(error)  # slurmctld has deleted the job's record
     facts = re.findall(r"\b(?:JobState|Reason|ExitCode|RunTime|TimeLimit|NodeList)=\S+", told)
     return ", ".join(facts) or told.strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmWorkers:
-    """Runs the tasks as one job array, at most `limit` elements at a time.
+    """Workers that run tasks as one job array, at most `limit` elements at a time.
 
     Attributes:
-        limit: the array's throttle; None for none.
-        sbatch_options: passed to sbatch before the rest.
-        grace_s: how long after its element left the queue a task's result or record may take to show here; network
-            file systems cache for up to a minute (nfs(5), acdirmax).
-        clock, sleep, command: for tests.
+        limit: the most elements that run at a time; None for no limit.
+        sbatch_options: options for sbatch, passed before all others.
+        grace_s: seconds that a task's result or record may take to appear here after the task's
+            element left the queue; network file systems cache for up to a minute (nfs(5),
+            acdirmax).
+        clock: the clock; tests pass their own.
+        sleep: waits some seconds; tests pass their own.
+        command: runs Slurm's commands; tests pass their own.
 
     Raises:
         BadUse: there is no sbatch on this machine.
@@ -143,11 +153,11 @@ class SlurmWorkers:
             demand_slurm()
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
-        """See `Workers.run`.
+        """Run the tasks; see `Workers.run`.
 
         Raises:
-            BadUse: also, on the first step, when sbatch refuses the array.
-            HoldfastError: also, on closing early, when the array could not be cancelled.
+            BadUse: also, on the first step, if sbatch refuses the array.
+            HoldfastError: also, on closing early, if the array could not be cancelled.
         """
         check_tasks(tasks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -238,19 +248,20 @@ class SlurmWorkers:
         while outstanding:
             self.sleep(poll_s)
             poll_s = min(poll_s * _POLL_GROWTH, _LONGEST_POLL_S)
-            # Before the records: of an element that ends in between, the record is then seen, and not its absence.
+            # Before the records: an element that ends in between then has left a record.
             queued = self._queued_elements(array)
             for number, task in list(outstanding.items()):
                 exit_code = read_record(array.records, number)
                 left = queued is not None and number % array.elements not in queued
                 if exit_code is None and not left:
-                    unexplained_since_s.pop(number, None)  # it had left, and was requeued
+                    unexplained_since_s.pop(number, None)  # the element had left, and was requeued
                     continue
                 if exit_code is not None and exit_code < 0 and not left:
                     continue  # a signal may be Slurm's, about to requeue the element
                 why = None
                 if not exit_code and not task.result.exists():
-                    # It ended well, or nobody knows how: a result may still be on its way through the file system.
+                    # The exit code is 0 or unknown: a result may still be on its way through the
+                    # file system.
                     since_s = unexplained_since_s.setdefault(number, self.clock.monotonic_s())
                     if self.clock.monotonic_s() - since_s < self.grace_s:
                         continue
@@ -260,7 +271,7 @@ class SlurmWorkers:
                 yield settle(task, exit_code or 0, folder, why=why)
 
     def _queued_elements(self, array: "_Array") -> set[int] | None:
-        """The elements that Slurm still has, waiting, running or ending; None when it does not say."""
+        """Return the elements that wait, run or end; None if Slurm does not answer."""
         try:
             told = self.command(
                 ["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"]
@@ -289,5 +300,6 @@ class _Array:
 
 
 def _remove(submission: Path) -> None:
-    # What is just ending may still write there; what is then left goes with the next cancel_submission.
+    # A process that is just ending may still write there; the next cancel_submission deletes such
+    # files.
     shutil.rmtree(submission, ignore_errors=True)

@@ -24,7 +24,10 @@ def slurm_is_here(environment: Mapping[str, str]) -> bool:
 
 
 class SlurmCordons:
-    """The drains that Holdfast sets; see `cordons.Cordons`. A drained node finishes the jobs that it runs."""
+    """The drains that Holdfast sets; see `cordons.Cordons`.
+
+    A drained node finishes its running jobs.
+    """
 
     scheduler = "Slurm"
 
@@ -33,13 +36,14 @@ class SlurmCordons:
         self._command = command
 
     def cordon(self, node: str, *, reason: str, by: str) -> None:
-        """Drain a node; see `cordons.Cordons.cordon`. A drain that others have set keeps its reason."""
+        """Drain a node; see `cordons.Cordons.cordon`. A drain by others keeps its reason."""
         known = self._node(node)
         if known is None:
             raise NotMarked(f"Slurm has no node {node}: it is cordoned for Holdfast's runs alone.")
         if known.is_drained and known.source != "holdfast":
             return
-        # Control characters and quotation marks would end the value in the commands that a person copies.
+        # Control characters and quotation marks would end the value in a command that a person
+        # copies.
         told = re.sub(r"[^\w .,:;()/%+=-]", " ", f"{PREFIX} {reason}")[:REASON_CHARS].strip()
         self._update(node, "drain", f"{told} (run {by})")
 

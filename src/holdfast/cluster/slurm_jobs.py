@@ -1,6 +1,7 @@
 """Submit, look up and end single Slurm jobs.
 
-A job in the state COMPLETING is never touched: some versions of Slurm lose records of such a job, or crash.
+A job in the state COMPLETING is never touched: some versions of Slurm lose records of such a job,
+or crash.
 """
 
 import os
@@ -45,7 +46,10 @@ OVER = frozenset(
         "TIMEOUT",
     ]
 )
-"""The states of a job as squeue(1) prints them. A job in any other state may still have, or get, nodes."""
+"""The states of a job that has ended, as squeue(1) prints them.
+
+A job in any other state may still have, or get, nodes.
+"""
 EXPEDITE = "--requeue=expedite"
 EXPEDITE_SINCE = (25, 11)
 """The version of Slurm that has `EXPEDITE`, according to the release notes of Slurm."""
@@ -88,7 +92,7 @@ class JobState:
 
     @property
     def is_running(self) -> bool:
-        """Return True if the job has nodes, and does not end."""
+        """Return True if the job has nodes and is not ending."""
         return self.name in RUNNING
 
     @property
@@ -123,21 +127,23 @@ class SlurmJobs:
         after: str | None = None,
         exclude: Collection[str] = (),
     ) -> str:
-        """Submit a batch script as one allocation that goes on without nodes that die; return the job's number.
+        """Submit a batch script as one allocation; return the job's number.
+
+        The allocation goes on without nodes that die.
 
         Args:
             script: the batch script.
             name: the name of the job.
             nodes: the number of nodes, or the least and the most, such as `4-5`.
             options: the user's options for sbatch.
-            environment: more variables beside this process's variables.
+            environment: variables in addition to this process's variables.
             working_folder: the working folder of the script.
             logs: the folder for `slurm-JOB.out` and `slurm-JOB.err`.
             after: the number of a job that must have ended before this one may start.
             exclude: the names of nodes that the job must not use.
 
         Raises:
-            BadUse: Slurm refuses the job; the message has Slurm's words.
+            BadUse: Slurm refuses the job; the message has Slurm's error.
         """
         argv = ["sbatch", *options, "--parsable", f"--job-name={name}", f"--nodes={nodes}"]
         argv += ["--ntasks-per-node=1", "--no-kill", "--open-mode=append"]
@@ -184,7 +190,7 @@ class SlurmJobs:
         return tuple(self.command(["scontrol", "show", "hostnames", nodes]).split())
 
     def named(self, name: str) -> list[str]:
-        """Return the numbers of this user's jobs of a name that have not ended, oldest first.
+        """Return the numbers of this user's jobs of a name that wait or run, oldest first.
 
         Raises:
             HoldfastError: Slurm does not answer.
@@ -194,7 +200,7 @@ class SlurmJobs:
         return [job_id for job_id, state in jobs if state in WAITING | RUNNING]
 
     def end(self, job_id: str) -> bool:
-        """End a job; return False for a job that has ended or is about to end, which is left alone.
+        """End a job that waits or runs; leave any other job alone, and return False.
 
         Raises:
             HoldfastError: Slurm does not answer.
@@ -206,7 +212,7 @@ class SlurmJobs:
         return True
 
     def describe(self, job_id: str) -> str:
-        """Return Slurm's facts about a job, or the reason why Slurm states none."""
+        """Return Slurm's facts about a job, or the error in place of the facts."""
         return describe_job(job_id, self.command)
 
     def check_options(self, options: Sequence[str]) -> None:
@@ -239,5 +245,5 @@ class SlurmJobs:
 
 
 def is_exclude(option: str) -> bool:
-    """Return True for an option of sbatch that names nodes not to use."""
+    """Return True for an option of sbatch that excludes nodes."""
     return option.startswith(("--exclude=", "-x="))

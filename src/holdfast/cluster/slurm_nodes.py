@@ -8,13 +8,19 @@ from holdfast.cluster.slurm import run_slurm_command
 from holdfast.core.errors import HoldfastError
 
 PREFIX = "holdfast:"
-"""Begins the reason of each drain that Holdfast sets."""
+"""The beginning of the reason of each drain that Holdfast sets."""
 KUBERNETES = "k8s:"
-"""Begins the reason of each drain that follows a cordon in Kubernetes, in clusters that run Slurm in Kubernetes."""
+"""The beginning of the reason of each drain that follows a cordon in Kubernetes.
+
+Such drains exist in clusters that run Slurm in Kubernetes.
+"""
 LOST = frozenset(
     ["DOWN", "ERROR", "FAIL", "FUTURE", "POWERED_DOWN", "POWERING_DOWN", "REBOOT_ISSUED"]
 )
-"""The words for a node on which nothing runs; not NOT_RESPONDING, which passes after a start of slurmctld."""
+"""The words for a node on which nothing runs.
+
+Without NOT_RESPONDING, since that state passes after a start of slurmctld.
+"""
 DRAINED = frozenset(["DRAIN", "DRAINED", "DRAINING"])
 LEAVING = DRAINED | {"FAILING", "MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"}
 """The words for a node that takes no new jobs, and is about to be repaired or restarted."""
@@ -60,12 +66,15 @@ class SlurmNode:
 
     @property
     def is_drained(self) -> bool:
-        """Return True if a person or a program has drained the node; jobs that run there may go on."""
+        """Return True if a person or a program has drained the node; running jobs may go on."""
         return bool(self.states & DRAINED)
 
     @property
     def source(self) -> str:
-        """Return the origin of the reason: "holdfast", "kubernetes", "person" or, without a reason, an empty text."""
+        """Return the origin of the reason: "holdfast", "kubernetes" or "person".
+
+        Empty without a reason.
+        """
         if not self.reason:
             return ""
         if self.reason.startswith(PREFIX):
@@ -76,7 +85,9 @@ class SlurmNode:
 def read_slurm_nodes(
     names: Collection[str] = (), command: Callable[..., str] = run_slurm_command
 ) -> dict[str, SlurmNode]:
-    """Return the nodes of these names, by default all nodes; a name that Slurm does not have is left out.
+    """Return the nodes of these names, by default all nodes.
+
+    A name that Slurm does not have is left out.
 
     Raises:
         HoldfastError: Slurm does not answer.

@@ -1,8 +1,9 @@
-"""Shows Holdfast at work: a small GPT trains while real faults strike, and nobody intervenes.
+"""Show Holdfast at work: a small GPT trains while real faults strike, and no person intervenes.
 
-Enters a seed and a folder, leaves a page and a verdict. `corpus`, `model` and `train` are the job; `faults` plans
-and injects its faults; `nodes` starts the nodes; `proof` compares the final weights with those of a run without
-faults; `outcome` sets each fault beside the action; `demonstration` makes the runs and writes the page.
+Takes a seed and a folder; leaves a page and a verdict. `corpus`, `model` and `train` are the job;
+`faults` plans and injects the faults; `nodes` starts the nodes; `proof` compares the final weights
+with the weights of a run without faults; `outcome` pairs each fault with the action;
+`demonstration` makes the runs and writes the page.
 """
 
 from typing import TYPE_CHECKING, Any

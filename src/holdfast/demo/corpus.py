@@ -1,7 +1,8 @@
 """Real text that every machine has: the source of Python's own standard library, as bytes.
 
-A token is a byte, so there is no tokenizer to fetch and the vocabulary is 256. Files are split into train and
-validation by a hash of their name: the split does not move when the library gains a file.
+A token is a byte, so there is no tokenizer to fetch, and the vocabulary has 256 tokens. The hash of
+a file's name puts the file into the training or the validation text, so the split does not change
+when the library gains a file.
 """
 
 import hashlib
@@ -19,7 +20,8 @@ from holdfast.core.errors import BadUse, NotFound
 
 VOCABULARY_SIZE: Final = 256
 _VALIDATION_SHARE: Final = 20  # one file in so many
-# Tests are half of the library and mostly tables; installed packages differ from machine to machine.
+# Tests are half of the library and mostly tables; installed packages differ from machine to
+# machine.
 _SKIPPED: Final = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
@@ -28,9 +30,9 @@ class Corpus:
     """Text as two tensors of bytes, uint8 of shape (bytes,), with no file in both.
 
     Attributes:
-        train: The files to learn from, one after the other.
-        validation: The files to measure on.
-        sha256: Hash of both, which proves that two runs saw the same text.
+        train: The files for training, one after the other.
+        validation: The files for validation, one after the other.
+        sha256: Hash of both, which proves that two runs trained on the same text.
     """
 
     train: Tensor
@@ -39,7 +41,7 @@ class Corpus:
 
 
 class Sampler:
-    """Draws batches of random windows of a text, from a position that is a checkpoint's business.
+    """A source of batches of random windows of a text, with a position for checkpoints.
 
     Every rank draws its own windows, so the state differs by rank and goes under `per_rank`.
     """
@@ -55,36 +57,43 @@ class Sampler:
         self._text = text
         self._batch_size = batch_size
         self._offsets = torch.arange(context + 1)
-        # Hashed, because seed + rank would let two runs of neighbouring seeds share a rank's stream.
+        # A hash, since with seed + rank two runs of neighbouring seeds would share a rank's stream.
         digest = hashlib.sha256(f"{seed}/{rank}".encode()).digest()
         self._generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """The next inputs and targets, int64 of shape (batch, context); a target is the byte that follows."""
+        """Return the next inputs and targets, int64 of shape (batch, context).
+
+        A target is the byte that follows the input.
+        """
         last = len(self._text) - len(self._offsets) + 1
         starts = torch.randint(last, (self._batch_size, 1), generator=self._generator)
         windows = self._text[starts + self._offsets].long()
         return windows[:, :-1], windows[:, 1:]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches from the position on, without an end."""
+        """Yield batches without end, from the present position on."""
         while True:
             yield self.draw()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the endless stream of batches: the generator's state, uint8."""
+        """Return the position in the endless stream of batches: the generator's state, uint8."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the position of `state`."""
+        """Move to the position of `state`."""
         self._generator.set_state(state["generator"])
 
 
 def load_corpus(root: Path | None = None, *, limit_bytes: int = 8_000_000) -> Corpus:
-    """Read the standard library's source, or the `*.py` files under `root`, up to `limit_bytes` in all.
+    """Read the standard library's source, or the `*.py` files under `root`.
+
+    Args:
+        root: the folder of the source; None for the standard library.
+        limit_bytes: the most bytes of text.
 
     Raises:
-        NotFound: Too few files under `root` for a validation share.
+        NotFound: There are too few files under `root` for a training and a validation share.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     train, validation = bytearray(), bytearray()
@@ -108,14 +117,14 @@ def load_corpus(root: Path | None = None, *, limit_bytes: int = 8_000_000) -> Co
 
 
 def is_validation(name: str) -> bool:
-    """Whether the file of this relative name is held out from training."""
+    """Return True if the file of this relative name is held out from training."""
     return (
         int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % _VALIDATION_SHARE == 0
     )
 
 
 def _source_files(root: Path) -> Iterator[str]:
-    """Relative POSIX names of the `*.py` files under `root`, in an order that no machine changes."""
+    """Yield the relative POSIX names of the `*.py` files under `root`, in one order everywhere."""
     for folder, subfolders, files in os.walk(root):  # not rglob: it would enter site-packages
         subfolders[:] = sorted(set(subfolders) - _SKIPPED)
         for file in sorted(files):

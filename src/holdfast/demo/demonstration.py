@@ -1,4 +1,7 @@
-"""Three runs and a page: one on two nodes with injected faults, one with an error of the user's own, one left alone."""
+"""Make three runs and a page.
+
+One run has two nodes and injected faults, one an error of the user's own, and one is left alone.
+"""
 
 import contextlib
 import fcntl
@@ -25,15 +28,21 @@ from holdfast.testing.bad_nodes import BreakingLink
 from holdfast.testing.hosts import Hosts, NoHosts
 
 MARKER = ".holdfast-demo"
-"""A file that says that a folder was made by a demonstration and may be made anew."""
+"""The file that marks the folder of a demonstration, which the next one may make anew."""
 NODES = ("node1", "node2")
 SPARE = "node3"
 RANKS = 2
 HEALTHY_AFTER = 10
-"""Steps with an ordinary loss after which a checkpoint is healthy; fewer than between two saves."""
+"""Steps with an ordinary loss after which a checkpoint is healthy.
+
+Fewer than the steps between two saves.
+"""
 
 Progress = Callable[[str, str, Mapping[str, Any]], None]
-"""Receives each event: the run's id, the kind (one of the supervisor's, `hosts` or `fault_injected`), and the data."""
+"""A receiver of events: the run's id, the kind and the data.
+
+The kind is one of the supervisor's, `hosts` or `fault_injected`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +52,9 @@ class Verdict:
     Attributes:
         faulty: the run with injected faults.
         stopped: the run with an error of the user's own.
-        reference: the run left alone.
-        rows: each fault with its detection and the action.
-        planned: the number of faults that were to be injected.
+        reference: the run that was left alone.
+        rows: a row for each fault, with its detection and the action.
+        planned: the number of planned faults.
         report: the page.
     """
 
@@ -58,12 +67,12 @@ class Verdict:
 
     @property
     def identical(self) -> bool:
-        """Return True if the run with injected faults ended with the weights of the run left alone, to the last bit."""
+        """Return True if the run with faults has the reference's final weights, to the last bit."""
         return self.faulty.proof is not None and bool(self.faulty.proof["identical"])
 
     @property
     def shortcomings(self) -> list[str]:
-        """Return a sentence for each failed expectation; an empty list if the demonstration has succeeded."""
+        """Return a sentence for each failed expectation; empty if the demonstration succeeded."""
         found = []
         if self.faulty.run.state != "completed":
             found.append(f"The run with faults did not complete: {self.faulty.run.outcome}")
@@ -82,7 +91,16 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """The length and the seed of a demonstration. The defaults take about two minutes on two cores."""
+    """A demonstration, with its length and its seed.
+
+    The defaults take about two minutes on two cores.
+
+    Attributes:
+        out: the folder for the page, the records and the checkpoints.
+        seed: the seed of the weights, the data order and the faults.
+        steps: the steps of the run with faults and of the reference.
+        save_every: the steps between two checkpoints.
+    """
 
     out: Path
     seed: int = 0
@@ -90,11 +108,12 @@ class Demonstration:
     save_every: int = 12
 
     def run(self, progress: Progress) -> Verdict | None:
-        """Show the demonstration; return None after Ctrl-C.
+        """Make the runs and the page; return None after Ctrl-C.
 
         Raises:
-            BadUse: `out` holds something else, or the steps do not suffice; nothing was done.
-            HoldfastError: a step of the demonstration failed; the message names the run and its folder.
+            BadUse: `out` holds something else, or the steps do not suffice; no run was started.
+            HoldfastError: a step of the demonstration failed; the message names the run and its
+                folder.
         """
         if self.steps % self.save_every:
             raise BadUse(
@@ -138,7 +157,7 @@ class Demonstration:
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
-        """Make the folder of the demonstration anew; no other demonstration may do so meanwhile."""
+        """Make the folder of the demonstration anew, and lock it against other demonstrations."""
         marker = self.out / MARKER
         if self.out.exists() and any(self.out.iterdir()) and not marker.exists():
             raise BadUse(
@@ -178,7 +197,7 @@ class Demonstration:
         nnodes: int,
         ranks: int,
     ) -> None:
-        """Record a run, whose ranks are spread over `nnodes` nodes."""
+        """Record a run with its ranks spread over `nnodes` nodes."""
         command = [sys.executable, "-m", "holdfast.demo.train"]
         values = {
             "--checkpoints": self._checkpoints(name),
@@ -205,8 +224,8 @@ class Demonstration:
         home: Path,
         progress: Progress,
     ) -> str:
-        """Train on two nodes, and a spare one, while the faults strike; return how the run ended."""
-        # A link for each node: a replay moves ranks, so that any node may be the one that turns bad.
+        """Train on two nodes and a spare node while the faults strike; return the run's state."""
+        # A link for each node: a replay moves ranks, so any node may be the one that turns bad.
         links = {node: BreakingLink(home / "links" / node) for node in (*NODES, SPARE)}
         injector = Injector(
             plan,
@@ -262,7 +281,7 @@ class Demonstration:
         home: Path,
         progress: Progress,
     ) -> str:
-        """Train with an error of the user's own, which a restart does not mend; return how the run ended."""
+        """Train with an error that a restart does not mend; return the run's state."""
         fail_at = random.Random(self.seed).randrange(2, self.save_every)
         extra = ["--fail-at-step", str(fail_at)]
         self._begin(name, ledger, home, self.save_every, extra, nnodes=1, ranks=1)
@@ -276,7 +295,10 @@ class Demonstration:
         home: Path,
         progress: Progress,
     ) -> str:
-        """Train without faults, by hand without the batches that the other run left out; return how the run ended."""
+        """Train without injected faults; return the run's state.
+
+        The batches that the run with faults left out are left out by hand.
+        """
         extra = _bad_batch(plan)
         found = [one.data for one in ledger.events("faults", "leave_out")]
         if found:
@@ -286,7 +308,7 @@ class Demonstration:
         return self._watch(name, ledger, home, progress)
 
     def _watch(self, name: str, ledger: Ledger, home: Path, progress: Progress) -> str:
-        """Train on one node, not the one that was found bad; return how the run ended."""
+        """Train on one node that was not found bad; return the run's state."""
         cordoned = {node.name for node in ledger.nodes() if node.is_cordoned}
         with self._nodes(name, home, None) as nodes:
             nodes.start(next(node for node in NODES if node not in cordoned))
@@ -312,7 +334,7 @@ class Demonstration:
         last = f"step-{self.steps:010d}"
         paths = [self._checkpoints(name) / last for name in ("faults", "reference")]
         if not all(path.is_dir() for path in paths):
-            return  # one of them did not get there; its outcome says why
+            return  # one run did not reach the last step; its outcome has the reason
         proof = {"reference_run": "reference", "step": self.steps, **compare(*paths)}
         attempt = len(ledger.attempts("faults"))
         ledger.add_event(
@@ -321,6 +343,7 @@ class Demonstration:
 
 
 def _bad_batch(plan: list[PlannedFault]) -> list[str]:
-    """Return the option that damages a batch of the data; no batch is left out before that one."""
+    """Return the option that damages a batch of the data."""
+    # No batch is left out before this one, so the batch of a step has the step's number.
     (fault,) = [one for one in plan if one.kind == "Loss became NaN"]
     return ["--bad-batch", str(fault.step + 1)]

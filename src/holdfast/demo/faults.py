@@ -1,4 +1,4 @@
-"""The faults of the demonstration: planned from the seed, injected for real when the training gets there."""
+"""Plan the faults of the demonstration from a seed, and inject them for real at their steps."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +22,12 @@ KINDS: Final[tuple[Kind, ...]] = (
     "Bad node",
 )
 FIRST_INTERVAL: Final = 2
-"""Two checkpoints lie before the first fault, so that there is an older one where the newest is damaged."""
+"""The first interval between saves with a fault.
+
+Two checkpoints are older, so that one remains if the newest is damaged.
+"""
 MARGIN_STEPS: Final = 4
-"""Faults keep this far from a save on either side, so that the newest checkpoint is the one that was planned."""
+"""The least steps from a save to a fault, so that the newest checkpoint is the planned one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +36,8 @@ class PlannedFault:
 
     Attributes:
         kind: the name of the fault.
-        rank: the rank that the fault strikes.
-        step: the fault strikes once the training has completed this step.
+        rank: the struck rank.
+        step: the step after whose end the fault strikes.
     """
 
     kind: Kind
@@ -43,7 +46,7 @@ class PlannedFault:
 
 
 def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> list[PlannedFault]:
-    """Return one fault of each kind, at random steps, in the random order in which they strike.
+    """Return one fault of each kind, in a random order, at random increasing steps.
 
     Raises:
         BadUse: there are too few steps for all faults.
@@ -57,12 +60,13 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
         raise BadUse(
             f"--steps {steps} leaves no room for {len(kinds)} faults: give at least {least}."
         )
-    # A different interval between saves for each, so that every fault is recovered from before the next.
+    # Each fault has an interval between saves to itself, so that the run has recovered before the
+    # next fault.
     chosen = sorted(source.sample(intervals, len(kinds)))
     return [
         PlannedFault(
             kind=kind,
-            # The last rank is the one whose data are damaged.
+            # `train` damages the data of the last rank.
             rank=world_size - 1
             if kind in ("Loss became NaN", "Bad node")
             else source.randrange(world_size),
@@ -73,7 +77,7 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
 
 
 class Injector:
-    """Injects each planned fault once, when the training first reports the fault's step."""
+    """An injector of each planned fault, once, when the training first reports the fault's step."""
 
     def __init__(
         self,
@@ -83,12 +87,12 @@ class Injector:
         *,
         break_link: Callable[[str], None],
     ) -> None:
-        """Take a plan.
+        """Prepare a plan; inject nothing yet.
 
         Args:
-            plan: the faults, in their order.
+            plan: the faults, in the order of their steps.
             checkpoints: the folder of the run's checkpoints.
-            seed: of the damaged bit.
+            seed: the seed for the choice of the damaged bit.
             break_link: makes the link of a node fail, by the node's name.
         """
         self._waiting = list(plan)
@@ -97,10 +101,10 @@ class Injector:
         self._break_link = break_link
 
     def stepped(self, step: int, pids: Mapping[int, int]) -> dict[str, Any] | None:
-        """Take in that the training completed `step`; return the record of the injected fault, None without one.
+        """Inject the next fault if its step is completed; return the fault's record, else None.
 
         Args:
-            step: the step.
+            step: the completed step.
             pids: the process of each rank.
         """
         if not self._waiting or step < self._waiting[0].step:
@@ -110,7 +114,7 @@ class Injector:
             pid = pids[fault.rank]
             node = psutil.Process(pid).environ().get("HOLDFAST_NODE_NAME", "this host")
         except (KeyError, psutil.Error):
-            return None  # that rank is just being replaced: at the next step
+            return None  # the rank is just being replaced: try again at the next step
         del self._waiting[0]
         who = f"rank {fault.rank} on {node} (pid {pid})"
         match fault.kind:
@@ -122,7 +126,7 @@ class Injector:
                 faults.freeze(pid)
             case "Checkpoint damaged":
                 detail = f"{self._damage_newest()}; then {who} was killed, and its copy of the checkpoint in memory"
-                for child in psutil.Process(pid).children():  # the checkpoint is whole there
+                for child in psutil.Process(pid).children():  # their memory has the whole state
                     faults.kill(child.pid)
                 faults.kill(pid)
             case "Loss became NaN":

@@ -1,10 +1,10 @@
-"""Start the nodes of a run of the demonstration, each in a process of its own that works as `holdfast run` does.
+"""Start the nodes of a run of the demonstration, each in a process that works as `holdfast run`.
 
     python -m holdfast.demo.nodes PARENT_PID HOME RUN NNODES HOST:PORT
 
-The process of the first node prints the events of the supervisor, a JSON array a line; the process of another node
-prints nothing. A node's process, and with it all that runs on the node, ends when the demonstration ends, in whatever
-way.
+The process of the first node prints the events of the supervisor, one JSON array a line; the
+process of another node prints nothing. A node's process, with all processes of the node, ends when
+the demonstration ends, also if the demonstration is killed.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ STOP_S = 90.0
 POLL_S = 0.05
 
 Observed = tuple[str, Mapping[str, Any]]
-"""An event that the supervisor has observed: a kind, and its data."""
+"""An event of the supervisor: a kind, and its data."""
 
 
 class Nodes:
@@ -57,11 +57,11 @@ class Nodes:
         """Start no node yet.
 
         Args:
-            run: the id of the run, which the ledger in `home` has.
+            run: the id of the run, which is recorded in the ledger in `home`.
             home: `$HOLDFAST_HOME`.
-            nnodes: the nodes that train.
-            rendezvous: where the nodes meet.
-            hosts: the hosts of the nodes; None: all nodes are on this host.
+            nnodes: the number of nodes that train.
+            rendezvous: the address and port at which the nodes meet.
+            hosts: the hosts of the nodes; None if all nodes are on this host.
             log: the file for the error messages of the nodes' processes.
         """
         self._run = run
@@ -89,7 +89,7 @@ class Nodes:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables of all nodes' processes."""
+        """Return the environment variables of all nodes' processes."""
         return module_command("holdfast.demo.nodes")[1]
 
     def start(self, name: str, variables: Mapping[str, str] | None = None) -> None:
@@ -182,7 +182,7 @@ class Nodes:
 
 
 def main() -> int:
-    """Be a node of a run."""
+    """Run a node; return the exit code."""
     parent_pid, home, run, nnodes, rendezvous = sys.argv[1:6]
     die_with_parent(int(parent_pid))
     paths = RunPaths(Path(home), run)
@@ -230,7 +230,7 @@ def _print_observed(kind: str, data: Mapping[str, Any]) -> None:
 
 
 def rendezvous_of(hosts: Hosts | None, names: Sequence[str]) -> str:
-    """Return the meeting place of the nodes: the first one, at a port that is free now."""
+    """Return the meeting place of the nodes: the address of the first node, and a free port."""
     if hosts is not None:
         return f"{hosts.addresses[names[0]]}:29500"  # no other program is on that host
     return f"127.0.0.1:{free_ports(1)[0]}"

@@ -1,4 +1,4 @@
-"""Set each fault of a demonstration beside its detection and the action: read from the records of the run."""
+"""Pair each fault of a demonstration with its detection and the action, from the run's records."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,19 +12,21 @@ from holdfast.core.left_out import in_words
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRow:
-    """One injected fault and its incidents: the one that it began, and those that followed before the next fault.
+    """One injected fault and its incidents, up to the next fault.
 
     Attributes:
         fault: the name of the fault.
         step: the last step before the fault.
-        injected: the injected fault in detail, in a clause.
-        seen_as: the failure that was observed.
+        injected: the details of the injected fault, as a clause.
+        seen_as: the observed failure.
         node: the node of the rank at fault, if one was found.
         rank: the rank at fault, if one was found.
         action: the action, in a few words.
-        seconds_to_detect: from the fault to its detection.
-        seconds_to_restart: from the detection to the next completed step; None if the training did not go on.
-        rank_seconds_lost: the cost of the fault, in seconds times ranks: with a GPU a rank, GPU-seconds.
+        seconds_to_detect: the time from the fault to its detection.
+        seconds_to_restart: the time from the detection to the next completed step; None if the
+            training did not go on.
+        rank_seconds_lost: the cost of the fault, in seconds times ranks; GPU-seconds if each rank
+            has a GPU.
         incidents: the numbers of the incidents.
     """
 
@@ -41,7 +43,7 @@ class FaultRow:
     incidents: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the row in the form for output."""
+        """Return the row as a dictionary for JSON."""
         return asdict(self)
 
 
@@ -49,8 +51,8 @@ def fault_rows(story: RunStory, events: Sequence[Event]) -> list[FaultRow]:
     """Return a row for each injected fault that led to an incident, in the order of the faults.
 
     Args:
-        story: of the run.
-        events: of the run, in the order of their records.
+        story: the explanation of the run.
+        events: the events of the run, in the order of their records.
     """
     groups: list[list[tuple[IncidentSummary, IncidentStory]]] = []
     for pair in zip(story.summary.incidents, story.incidents, strict=True):
@@ -87,7 +89,7 @@ def _row(
 
 
 def _action(costs: Sequence[IncidentSummary], events: Sequence[Event]) -> str:
-    """Return the action on some incidents, as a clause."""
+    """Return the action on the incidents of one fault, as a clause."""
     last = costs[-1].incident
     if last.action != "restart":
         return "the run was ended" if last.action else "nothing was done"

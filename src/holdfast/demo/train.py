@@ -1,11 +1,11 @@
-"""Trains a small GPT on the standard library's source: a training script like any other, plus three lines.
+"""Train a small GPT on the standard library's source: an ordinary training script plus three lines.
 
     torchrun --nproc-per-node 2 -m holdfast.demo.train --checkpoints DIR
     holdfast run -- torchrun --nproc-per-node 2 -m holdfast.demo.train --checkpoints DIR
 
-The three lines are marked. With the same seed and two ranks the final weights are the same to the last bit,
-however often the run was killed and restored on the way. `--bad-batch` damages a batch of the data; `--leave-out`
-trains without some batches, by nothing of Holdfast's.
+The three lines are marked. With the same seed and two ranks the final weights are the same to the
+last bit, however often the run was killed and restored. `--bad-batch` damages a batch of the data.
+`--leave-out` trains without some batches, without the help of Holdfast.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # see `main`
+import torch.distributed.nn.functional  # imported before there is a group, see `main`
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch program
 from torch.nn.parallel import DistributedDataParallel
@@ -35,15 +35,16 @@ MAX_GRADIENT_NORM = 1.0
 
 
 class CorruptVocabulary(Exception):
-    """A token that no vocabulary has: the data are damaged."""
+    """A token is outside the vocabulary: the data are damaged."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Join the other ranks, train, and leave so that no thread of the process group outlives it.
+    """Join the other ranks, train, and exit so that no thread outlives the process group.
 
-    One that does aborts now and then what was a clean exit (SIGABRT, seen with gloo in torch 2.13). Two things keep
-    a group alive: a DDP module, gone here with the frame of `train`; and functions of torch.distributed.nn, whose
-    default argument is the group that they find when imported, hence before there is one.
+    A thread that outlives the group now and then aborts a clean exit (SIGABRT, seen with gloo in
+    torch 2.13). Two things keep a group alive: a DDP module, which is deleted here with the frame
+    of `train`; and functions of torch.distributed.nn, whose default argument is the group at the
+    time of their import. So this module imports these functions before there is a group.
     """
     args = parse_arguments(arguments)
     rank, world_size = join_process_group()
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
-    """Train as the arguments say, from the newest checkpoint if there is one."""
+    """Train by the arguments, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(
@@ -92,7 +93,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
     for step in range(start + 1, args.steps + 1):
         number, (inputs, targets) = next(numbered)
         if step == args.fail_at_step and rank == world_size - 1:
-            inputs[3, 17] = 40_961  # the fault that the demonstration asks for
+            inputs[3, 17] = 40_961  # the user's own error in the demonstration
         weight = math.nan if number == args.bad_batch and rank == world_size - 1 else 1.0
         check_vocabulary(inputs, step)
         loss = weight * F.cross_entropy(parallel(inputs).flatten(0, 1), targets.flatten())
@@ -116,7 +117,7 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of the command line, checked."""
+    """Return the arguments of the command line, checked."""
     parser = argparse.ArgumentParser(
         description="Train a small GPT on the standard library's source."
     )
@@ -174,7 +175,10 @@ def in_ranges(number: int, ranges: Sequence[tuple[int, int]]) -> bool:
 
 
 def join_process_group() -> tuple[int, int]:
-    """Rank and world size as torchrun gave them, or those of a process by itself."""
+    """Join the process group; return the rank and the world size.
+
+    A process that torchrun did not start is a group by itself.
+    """
     if dist.is_torchelastic_launched():
         dist.init_process_group("gloo")
     else:
@@ -184,7 +188,7 @@ def join_process_group() -> tuple[int, int]:
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
-    """Matrices decay; biases and norms, which have one dimension, do not."""
+    """Return the optimizer's groups: matrices decay; biases and norms, of one dimension, do not."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": WEIGHT_DECAY},
@@ -193,7 +197,10 @@ def parameter_groups(model: nn.Module) -> list[dict[str, object]]:
 
 
 def cosine(step: int, steps: int) -> float:
-    """Share of the learning rate after `step` steps: a linear warm-up, then half a cosine down to a tenth."""
+    """Return the share of the learning rate after `step` steps.
+
+    The share rises linearly in the warm-up, then falls along half a cosine to a tenth.
+    """
     if step < WARMUP_STEPS:
         return (step + 1) / WARMUP_STEPS
     done = (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS)
@@ -201,7 +208,11 @@ def cosine(step: int, steps: int) -> float:
 
 
 def check_vocabulary(tokens: Tensor, step: int) -> None:
-    """Raise `CorruptVocabulary` for a token that the embedding has no row for."""
+    """Check that the embedding has a row for each token.
+
+    Raises:
+        CorruptVocabulary: a token is outside the vocabulary.
+    """
     largest = int(tokens.max())
     if largest >= VOCABULARY_SIZE:
         raise CorruptVocabulary(
@@ -211,9 +222,9 @@ def check_vocabulary(tokens: Tensor, step: int) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Mean loss over all ranks' `batches`, in nats a byte.
+    """Return the mean loss over all ranks' `batches`, in nats a byte.
 
-    Draws no random number, so that training goes on as if it had not been.
+    Draws no random number, so that the training does not depend on evaluations.
     """
     model.eval()
     total = torch.zeros(())
@@ -231,14 +242,14 @@ def say(line: str) -> None:
 
 
 def progress_line(step: int, loss: float, *, lr: float, val_loss: float | None = None) -> str:
-    """One line of the log, for example `step 120 loss 2.3145 lr 1.0e-03 val 2.41`."""
+    """Return one line of the log, for example `step 120 loss 2.3145 lr 1.0e-03 val 2.41`."""
     return f"step {step} loss {loss:.4f} lr {lr:.1e}" + (
         "" if val_loss is None else f" val {val_loss:.2f}"
     )
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Hash of the weights' bytes: equal only if every bit is."""
+    """Return a hash of the weights' bytes, which differs if one bit of the weights differs."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.numpy().tobytes())

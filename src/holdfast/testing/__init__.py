@@ -1,9 +1,14 @@
-"""Public fakes and faults, for this project's tests and for those of its users. Of the rooms only `demo` uses them.
+"""Public fakes and faults, for the tests of this project and of its users.
 
-`Injector` breaks a supervised run by a seeded schedule and logs the truth; a training script lets faults happen inside
-itself by `RankFaults`. Imported from their modules: `hosts.Hosts`, hosts that are network namespaces of this machine
-(they need root); `bad_nodes.BreakingLink`, a node whose connections break; `slurm.PrivateSlurm`, a real Slurm that is
-private to one test; `s3.serve`, an S3 server whose buckets fail as their names say (it needs `moto[s3]`).
+Of the other packages only `demo` uses them. `Injector` breaks a supervised run by a seeded schedule
+and logs the truth. `RankFaults` lets faults happen inside a training script.
+
+Imported from their modules:
+
+- `hosts.Hosts`: hosts that are network namespaces of this machine; needs root;
+- `bad_nodes.BreakingLink`: a node whose connections break;
+- `slurm.PrivateSlurm`: a real Slurm that is private to one test;
+- `s3.serve`: an S3 server whose buckets fail according to their names; needs `moto[s3]`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,8 +1,8 @@
-"""Bad nodes: nodes that are names alone, for statistics, and a real node whose connections break.
+"""Bad nodes: emulated nodes for statistics, and a real node whose connections break.
 
-`EmulatedNodes` draws the results of tests at random. `BreakingLink` makes a node of this machine bad: as with a failing
-network card, each collective may find the TCP connections between the ranks cut. The cut is real; the messages that
-follow are those of gloo and torch on all nodes that take part.
+`EmulatedNodes` draws the results of tests at random. `BreakingLink` makes a node of this machine
+bad: as with a failing network card, each collective may find the TCP connections between the ranks
+cut. The cut is real, so gloo and torch report their own errors on all nodes that take part.
 """
 
 import functools
@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 ENV_LINK = "HOLDFAST_TESTING_BAD_LINK"
-"""The file that makes the collectives of a process fail while the file exists."""
+"""The variable with the path of a file; while the file exists, the process's collectives fail."""
 FAILING_SHARE = 0.5
 """The share of the collectives of a bad node before which the connections are cut."""
 _COLLECTIVES = ("all_gather", "all_reduce", "barrier")
@@ -28,15 +28,15 @@ from holdfast.testing.bad_nodes import watch_imports
 
 watch_imports()
 """
-"""The module that Python imports at its start on the node."""
+"""The source of `sitecustomize`, which Python imports at its start on the node."""
 
 
 class EmulatedNodes:
-    """A cluster whose faulty nodes fail each test that they take part in with a rate of their own.
+    """A cluster whose faulty nodes fail each of their tests with a rate of their own.
 
     Attributes:
-        names: of all nodes.
-        rates: of each faulty node, its rate of failure in [0, 1].
+        names: the names of all nodes.
+        rates: the rate of failure of each faulty node, in [0, 1], by the node's name.
     """
 
     def __init__(self, count: int, rates: Mapping[str, float], source: random.Random) -> None:
@@ -46,46 +46,50 @@ class EmulatedNodes:
 
     @classmethod
     def drawn(cls, count: int, *, bad: int, rate: float, source: random.Random) -> "EmulatedNodes":
-        """Return a cluster of `count` nodes, `bad` of which, drawn from `source`, fail with `rate`."""
+        """Return a cluster of `count` nodes; `bad` nodes, drawn at random, fail with `rate`."""
         names = [f"n{number}" for number in range(1, count + 1)]
         return cls(count, dict.fromkeys(source.sample(names, bad), rate), source)
 
     def passes(self, world: Sequence[str]) -> bool:
-        """Test some nodes together once; return whether the test passed."""
+        """Test some nodes together once; return True if the test passed."""
         return all(self._source.random() >= self.rates.get(name, 0.0) for name in world)
 
 
 class BreakingLink:
-    """A node's link that works until `break_now`; then it fails in `FAILING_SHARE` of the node's collectives.
+    """A node's link that works until `break_now`.
 
-    Start the processes of the node with the variables of `environment`.
+    From then on the link fails in `FAILING_SHARE` of the node's collectives. Start the processes of
+    the node with the variables of `environment`.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Prepare a folder of its own for the modules and the file that they watch."""
+        """Prepare a folder for the link's module and for the file that breaks the link."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "sitecustomize.py").write_text(_AT_START)
         self._folder = folder.absolute()
         self._is_broken = self._folder / "broken"
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables for the node's processes, given the variables `before`."""
+        """Return the variables to add to the variables `before` of the node's processes."""
         paths = filter(None, (str(self._folder), before.get("PYTHONPATH", "")))
         return {"PYTHONPATH": os.pathsep.join(paths), ENV_LINK: str(self._is_broken)}
 
     def break_now(self) -> None:
-        """Have the link fail from now on."""
+        """Make the link fail from now on."""
         self._is_broken.touch()
 
 
 def watch_imports() -> None:
-    """Have the collectives of torch fail in this process while the file of `ENV_LINK` exists."""
+    """Make the collectives of torch fail in this process while the file of `ENV_LINK` exists."""
     if ENV_LINK in os.environ:
         sys.meta_path.insert(0, _Watch())
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Changes modules of torch as they are imported: torch itself is not imported before the program does."""
+    """A finder that changes modules of torch as the program imports them.
+
+    The finder itself imports no module of torch.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, _target: ModuleType | None = None
@@ -135,7 +139,8 @@ def _failing(call: Callable[..., Any]) -> Callable[..., Any]:
 def cut_connections() -> int:
     """Cut this process's TCP connections to other ranks; return the number of cut connections.
 
-    The connections to the launcher's store and to the agent remain: of a cluster they use another network.
+    The connections to the launcher's store and to the agent remain: in a cluster they use another
+    network.
     """
     spared = {
         os.environ.get("MASTER_PORT"),

@@ -1,4 +1,4 @@
-"""Time that passes only when told to."""
+"""A clock whose time passes only by calls."""
 
 
 class FakeClock:
@@ -9,18 +9,18 @@ class FakeClock:
         self._elapsed_s = 0.0
 
     def now_s(self) -> float:
-        """Wall time: the start given plus what was advanced."""
+        """Return the wall time in Unix seconds: the start plus all jumps and advances."""
         return self._epoch_s + self._elapsed_s
 
     def monotonic_s(self) -> float:
-        """Seconds advanced so far."""
+        """Return the sum of all advances, in seconds."""
         return self._elapsed_s
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock by `seconds`, which may be negative; the monotonic clock goes on."""
+        """Move the wall clock by `seconds`, which may be negative; the monotonic clock stays."""
         self._epoch_s += seconds
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Move both clocks on by `seconds`."""
         assert seconds >= 0, "time does not go back"
         self._elapsed_s += seconds

@@ -1,4 +1,4 @@
-"""Real faults for tests and demonstrations: what breaks here is really broken."""
+"""Real faults for tests and demonstrations: processes die, files are damaged, disks are full."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from pathlib import Path
 from holdfast.core.errors import BadUse
 
 DISK_LIMIT_BYTES = 16 * 2**30
-"""The largest file system that `fill_disk` fills: a larger one has other users."""
+"""The largest file system that `fill_disk` fills, since a larger one has other users."""
 _PIECE_BYTES = 2**20
 
 
@@ -18,12 +18,12 @@ def kill(pid: int) -> None:
 
 
 def freeze(pid: int) -> None:
-    """Stop a process with SIGSTOP: alive, silent, and deaf to SIGTERM."""
+    """Stop a process with SIGSTOP: the process stays alive, and does not react to SIGTERM."""
     os.kill(pid, signal.SIGSTOP)
 
 
 def flip_bit(path: Path, random_source: random.Random) -> tuple[int, int]:
-    """Flip one bit of a file, durably; returns the byte's offset and the bit's number."""
+    """Flip one bit of a file, durably; return the byte's offset and the bit's number."""
     with path.open("r+b") as file:
         offset = random_source.randrange(os.fstat(file.fileno()).st_size)
         bit = random_source.randrange(8)
@@ -46,7 +46,9 @@ def truncate(path: Path, random_source: random.Random) -> int:
 
 
 def fill_disk(filler: Path) -> int:
-    """Write a file until its file system is full; return the bytes of the file. Delete the file to end the fault.
+    """Write a file until its file system is full; return the size of the file in bytes.
+
+    Delete the file to end the fault.
 
     Raises:
         BadUse: the file system is larger than `DISK_LIMIT_BYTES`. Nothing was written.
@@ -67,7 +69,7 @@ def fill_disk(filler: Path) -> int:
             except OSError:  # full, or nearly
                 piece_bytes //= 2
         return os.fstat(descriptor).st_size
-    except BaseException:  # Ctrl-C: nobody else deletes the file
+    except BaseException:  # Ctrl-C: no other code deletes the file
         filler.unlink(missing_ok=True)
         raise
     finally:

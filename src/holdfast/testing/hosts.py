@@ -1,13 +1,14 @@
-"""Emulate several hosts on one machine: network namespaces, each with an address of its own, at one switch.
+"""Emulate several hosts on one machine: network namespaces with their own addresses, at one switch.
 
     with Hosts.made(["node1", "node2"]) as hosts:
         subprocess.Popen(hosts.command("node1", ["python", "train.py"]), env=…)
 
-Processes of all hosts share the files and the process ids of the machine. Each host resolves the names of all hosts,
-and the name of the machine as its own; there is no other host and no name server. The network of the machine itself
-does not change: the switch is in a namespace of its own, too. Names of namespaces contain the id of the process that
-made them, so that the next `Hosts.made` deletes what a killed process left. Needs Linux, root and the command `ip`
-(iproute2).
+Processes of all hosts share the files and the process ids of the machine. Each host resolves the
+names of all hosts, and the name of the machine as its own; there is no other host and no name
+server. The network of the machine itself does not change: the switch is in a namespace of its own,
+too. Names of namespaces contain the id of the process that made them, so that the next `Hosts.made`
+deletes the namespaces of a killed process. Needs Linux, root and the commands `ip` (iproute2) and
+`unshare` (util-linux).
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from holdfast.core.errors import HoldfastError
 INTERFACE = "eth0"
 MAX_HOSTS = 250
 _FILES = Path("/etc/netns")
-"""`ip netns exec` shows the files in the folder of a namespace's name in place of those in /etc."""
+"""The folder whose subfolder of a namespace's name replaces files of /etc in `ip netns exec`."""
 _NAMESPACE = re.compile(r"^holdfast-(\d+)-[0-9a-f]+-\S+")
 _COMMAND_S = 30.0
 """Seconds within which a command `ip` ends."""
@@ -75,7 +76,7 @@ class Hosts:
 
     @staticmethod
     def missing() -> str | None:
-        """Return the reason why the machine can have no hosts; None where the machine can."""
+        """Return the reason why the machine cannot emulate hosts; None if the machine can."""
         if os.geteuid() != 0:
             return "only root may make network namespaces"
         if shutil.which("ip") is None:
@@ -107,7 +108,10 @@ class Hosts:
         _ip("-n", f"{self._prefix}-switch", "link", "set", port, state)
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the variables for the processes of a host: the name of the node, and gloo's and NCCL's interface."""
+        """Return the variables for the processes of a host.
+
+        The variables are the name of the node, and the interface for gloo and NCCL.
+        """
         return {
             "HOLDFAST_NODE_NAME": name,
             "GLOO_SOCKET_IFNAME": INTERFACE,
@@ -143,7 +147,8 @@ class Hosts:
         try:
             (_FILES / host).mkdir(parents=True)
             (_FILES / host / "hosts").write_text("".join(lines))
-            # Without a name server in this file the resolver asks this host, and is refused at once.
+            # Without a name server in this file the resolver asks this host, and is refused at
+            # once.
             (_FILES / host / "resolv.conf").write_text("")
         except OSError as error:
             raise NoHosts(f"{_FILES} cannot be written: {error.strerror}") from error

@@ -1,13 +1,16 @@
-"""Inject real faults into a supervised run on this host, by a seeded schedule, and log what was done to whom and when.
+"""Inject real faults into a supervised run on this host, by a seeded schedule, and log each fault.
 
-    injector = Injector("faults.jsonl", home=home, run_id="r", seed=7, orders="orders", checkpoints="checkpoints")
-    subprocess.Popen(["holdfast", "run", "--name", "r", ...], env={**os.environ, **injector.environment})
+    injector = Injector(
+        "faults.jsonl", home=home, run_id="r", seed=7, orders="orders", checkpoints="checkpoints"
+    )
+    environment = {**os.environ, **injector.environment}
+    subprocess.Popen(["holdfast", "run", "--name", "r", ...], env=environment)
     injector.inject("rank killed", rank=1)
     injector.follow(schedule(7, mtbf_s=60, duration_s=1800, kinds=injector.kinds), is_over=...)
     injector.close()
 
-The log is the ground truth: JSON lines, two for each fault (`injected`, then `took_effect` or `no_effect`), and a third
-(`ended`) where the fault ends by itself. `read_log` puts these together.
+The log is the ground truth: JSON lines, two for each fault (`injected`, then `took_effect` or
+`no_effect`), and a third line (`ended`) if the fault ends by itself. `read_log` joins these lines.
 """
 
 import contextlib
@@ -63,14 +66,17 @@ WEIGHTS: Final[Mapping[Kind, int]] = {
     "network cut": 3,
     "slow rank": 4,
 }
-"""Faults of each kind, of 100: most are exits of ranks, as in the published counts of large trainings."""
+"""The number of faults of each kind in 100.
+
+Most are exits of ranks, as in the published counts of large trainings.
+"""
 _IN_SCRIPT: Final[Mapping[Kind, str]] = {
     "deadlock": "deadlock",
     "NaN gradients": "nan",
     "bad batch": "bad batch",
     "slow rank": "slow",
 }
-"""The kinds that the training script lets happen, with the names of `rank_faults`."""
+"""The kinds that happen inside the training script, with their names in `rank_faults`."""
 LASTS_S: Final[Mapping[Kind, float]] = {"disk full": 10.0, "network cut": 10.0, "slow rank": 20.0}
 """Seconds after which a fault ends by itself."""
 SLOW_BY_S = 0.1
@@ -82,7 +88,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A fault that is to come, so many seconds after the schedule's start."""
+    """A planned fault, `at_s` seconds after the start of the schedule."""
 
     at_s: float
     kind: Kind
@@ -96,14 +102,14 @@ def schedule(
     kinds: Sequence[Kind] = KINDS,
     weights: Mapping[Kind, int] = WEIGHTS,
 ) -> list[Planned]:
-    """Draw faults whose times between failures are exponential.
+    """Draw faults with exponential times between failures.
 
     Args:
-        seed: of everything that is drawn.
+        seed: the seed of all draws.
         mtbf_s: the mean time between failures.
-        duration_s: no fault comes later.
-        kinds: that are possible.
-        weights: of each kind.
+        duration_s: the length of the schedule.
+        kinds: the possible kinds.
+        weights: the weight of each kind.
 
     Raises:
         BadUse: no kind is possible, or a time is not positive.
@@ -122,17 +128,21 @@ def schedule(
 
 @dataclass(frozen=True, kw_only=True)
 class Injected:
-    """A fault that was injected, as the log has it.
+    """An injected fault, as recorded in the log.
 
     Attributes:
-        number: 1 for the first fault.
+        number: the number of the fault; the first fault has 1.
         kind: see `Kind`.
-        at_s, at_monotonic_s: the moment of the injection, by the wall clock and by the monotonic one.
-        node, rank, pid: the target; None where the kind has no such.
-        parameters: of the fault, such as `for_s`.
-        detail: the fault in words.
-        took_effect_at_s: Unix seconds; None where the fault had no effect, for the reason in `detail`.
-        ended_at_s: when the fault ended by itself; None for a kind that does not.
+        at_s: the time of the injection, in Unix seconds.
+        at_monotonic_s: the time of the injection, by the monotonic clock.
+        node: the name of the struck node; None for a fault without one.
+        rank: the struck rank; None for a fault without one.
+        pid: the struck process; None for a fault without one.
+        parameters: the parameters of the fault, such as `for_s`.
+        detail: the fault in words, or the reason why the fault had no effect.
+        took_effect_at_s: the time of the effect, in Unix seconds; None without an effect.
+        ended_at_s: the time at which the fault ended by itself, in Unix seconds; None for a fault
+            that has not ended by itself.
     """
 
     number: int
@@ -149,7 +159,7 @@ class Injected:
 
 
 class Injector:
-    """Breaks a run's processes, files and cables on this host."""
+    """An injector of faults into a run's processes, files and cables on this host."""
 
     def __init__(
         self,
@@ -165,13 +175,15 @@ class Injector:
         """Prepare; nothing breaks yet.
 
         Args:
-            log: the file of the ground truth, which is added to.
+            log: the file of the ground truth; lines are appended.
             home: the run's `$HOLDFAST_HOME`.
-            run_id: the run.
-            seed: of the targets that are drawn.
-            orders: a folder for the faults inside a script that calls `RankFaults`; None: there are none.
-            checkpoints: the job's folder of checkpoints; None: no file is damaged, no disk filled.
-            hosts: the hosts that the nodes are on; None: no cable is cut.
+            run_id: the id of the run.
+            seed: the seed for the choice of targets and damages.
+            orders: a folder for the faults inside a script that calls `RankFaults`; None leaves
+                these faults out.
+            checkpoints: the job's folder of checkpoints; None leaves out damaged checkpoints and
+                full disks.
+            hosts: the hosts of the nodes; None leaves out cut cables.
         """
         self._log = Path(log).absolute()
         self._home, self._run_id = Path(home).absolute(), run_id
@@ -180,24 +192,24 @@ class Injector:
         self._hosts = hosts
         self._source = random.Random(seed)
         self._damaged: set[tuple[Path, int]] = set()
-        """Damaged checkpoints: their folders, and these folders' inodes, since a step may be saved again."""
+        """The folder and inode of each damaged checkpoint, since a step may be saved again."""
         self._writing = threading.Lock()
         self._ending: dict[int, tuple[threading.Timer, Callable[[], None]]] = {}
         self._number = max((one.number for one in read_log(self._log)), default=0)
         if self._log.exists() and not self._log.read_text().endswith("\n"):
-            with self._log.open("a") as file:  # the next line is not to join one that was cut off
+            with self._log.open("a") as file:  # the next line must not join a line that was cut off
                 file.write("\n")
         if self._orders is not None:
             self._orders.mkdir(parents=True, exist_ok=True)
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that the job needs for faults inside its script."""
+        """Return the variables that the job needs for faults inside its script."""
         return {} if self._orders is None else {rank_faults.ENV_FOLDER: str(self._orders)}
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that are possible with what was given."""
+        """Return the kinds that are possible with the injector's folders and hosts."""
         lacking: set[Kind] = set()
         if self._orders is None:
             lacking |= set(_IN_SCRIPT)
@@ -210,11 +222,11 @@ class Injector:
     def follow(
         self, planned: Sequence[Planned], *, is_over: Callable[[], bool] = lambda: False
     ) -> list[Injected]:
-        """Inject what is planned, each at its time after this call; return what was injected.
+        """Inject the planned faults, each at its time after this call; return the injected faults.
 
         Args:
             planned: see `schedule`.
-            is_over: looked at while waiting; where true, the rest is left out.
+            is_over: returns True to leave out the remaining faults; called while waiting.
         """
         began_s = time.monotonic()
         done: list[Injected] = []
@@ -240,12 +252,13 @@ class Injector:
 
         Args:
             kind: see `KINDS`.
-            rank: the rank that is struck; None: one is drawn.
-            node: the name of the node that is struck; None: one is drawn.
-            for_s: how long the fault lasts, of a kind that ends by itself; None: as in `LASTS_S`.
+            rank: the rank to strike; None for a random choice.
+            node: the name of the node to strike; None for a random choice.
+            for_s: the duration of a fault that ends by itself; None for the value in `LASTS_S`.
 
         Raises:
-            BadUse: the kind is not possible here, or does not end by itself. Nothing was done.
+            BadUse: the kind is not possible here, or `for_s` is given for a kind that does not end
+                by itself. No fault was injected.
         """
         if kind not in self.kinds:
             possible = ", ".join(self.kinds)
@@ -270,7 +283,7 @@ class Injector:
         return struck.injected()
 
     def close(self) -> None:
-        """End the faults that end by themselves, now."""
+        """End now all faults that would end by themselves later."""
         for timer, end in [*self._ending.values()]:
             timer.cancel()
             end()
@@ -313,7 +326,7 @@ class Injector:
                         with contextlib.suppress(psutil.NoSuchProcess):
                             process.kill()
                 case "damaged checkpoint":
-                    for process in target.process.children():  # the state is whole in their memory
+                    for process in target.process.children():  # their memory has the whole state
                         with contextlib.suppress(psutil.NoSuchProcess):
                             process.kill()
                     target.process.kill()
@@ -352,7 +365,10 @@ class Injector:
         self._write(struck, "took_effect")
 
     def _damage(self) -> str | None:
-        """Damage the newest checkpoint; return None where no other whole one would be left."""
+        """Damage the newest checkpoint; return the damage in words.
+
+        None, with nothing damaged, if no other whole checkpoint would be left.
+        """
         assert self._checkpoints is not None
         found = {}
         for one in sorted(scan(self._checkpoints), key=lambda one: one.step):
@@ -426,7 +442,7 @@ class Injector:
 
 
 class _Struck:
-    """A fault in the making."""
+    """The state of a fault during its injection."""
 
     def __init__(self, number: int, kind: Kind, parameters: dict[str, Any]) -> None:
         self.number, self.kind, self.parameters = number, kind, parameters
@@ -439,7 +455,7 @@ class _Struck:
         self.ended_at_s: float | None = None
 
     def injected(self) -> Injected:
-        """Return the record."""
+        """Return the record of the fault."""
         return Injected(**{**vars(self), "parameters": dict(self.parameters)})
 
 
@@ -453,7 +469,10 @@ class _Target:
 
 
 def _targets(kind: Kind, nodes: Sequence[NodeProcesses]) -> list[_Target]:
-    """Return the processes that a fault of a kind can strike: of nodes that train, except agents, which spares have."""
+    """Return the processes that a fault of a kind can strike.
+
+    Agents may be on spare nodes; all other targets are on nodes that train.
+    """
     found = []
     for node in nodes:
         trains = bool(node.ranks)
@@ -486,7 +505,7 @@ def _host_of(node: NodeProcesses, hosts: Hosts) -> str | None:
 
 
 def read_log(path: Path | str) -> list[Injected]:
-    """Read the ground truth: each fault once, as the last of its lines has it.
+    """Read the ground truth: each fault once, by the last of its lines.
 
     A line that a killed injector has not written whole is left out.
     """

@@ -1,8 +1,8 @@
-"""Decide as the controllers of Kubernetes and JobSet do: pure functions over their objects.
+"""Decide like the controllers of Kubernetes and JobSet, by pure functions over their objects.
 
-`kubernetes.PrivateKubernetes` carries the decisions out. Of each API the part is here by which a run's pods are
-placed, started again or given up: completions and `podFailurePolicy` of an indexed Job, `failurePolicy` of a JobSet,
-cordons and taints of a Node.
+`kubernetes.PrivateKubernetes` carries the decisions out. Of each API the part is here by which a
+run's pods are placed, started again or given up: completions and `podFailurePolicy` of an indexed
+Job, `failurePolicy` of a JobSet, cordons and taints of a Node.
 """
 
 import copy
@@ -85,7 +85,7 @@ def pod_of(job: Mapping[str, Any], index: int, number: int) -> dict[str, Any]:
 
 
 def missing_indexes(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the indexes of a Job that have neither succeeded nor have a Pod that may yet succeed."""
+    """Return the indexes of a Job without a Pod that has succeeded or may yet succeed."""
     taken = {
         int(pod["metadata"]["annotations"][INDEX])
         for pod in pods
@@ -97,9 +97,10 @@ def missing_indexes(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -
 
 
 def after_pod_failure(job: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the action of a Job's `podFailurePolicy` on a failed Pod, and the message of a failed Job.
+    """Return the action of a Job's `podFailurePolicy` on a failed Pod, and a failed Job's message.
 
-    The first rule that matches counts; without one the failure counts for `backoffLimit`.
+    The first matching rule gives the action. Without a matching rule the failure counts for
+    `backoffLimit`.
     """
     rules = (job["spec"].get("podFailurePolicy") or {}).get("rules", [])
     statuses = pod["status"].get("containerStatuses", [])
@@ -157,7 +158,10 @@ def after_job_failure(jobset: Mapping[str, Any], reason: str, message: str) -> s
 
 
 def may_run(node: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Return True if the scheduler may place a Pod on a Node: ready, not cordoned, all its taints tolerated."""
+    """Return True if the scheduler may place a Pod on a Node.
+
+    The Node has to be ready and not cordoned, and the Pod has to tolerate the Node's taints.
+    """
     spec = node.get("spec") or {}
     ready = [one for one in node["status"]["conditions"] if one["type"] == "Ready"]
     if spec.get("unschedulable") or any(one["status"] != "True" for one in ready):
@@ -179,7 +183,10 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 def variables_of(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment of a Pod's first container: its `env`, fields of the downward API, and the index.
+    """Return the environment of a Pod's first container.
+
+    The variables are the container's `env`, with fields of the downward API, the host name and the
+    completion index.
 
     Raises:
         ValueError: a variable comes from something other than a value or a field.

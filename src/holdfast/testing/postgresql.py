@@ -1,4 +1,7 @@
-"""Start a private PostgreSQL server, which listens at a socket in a folder of its own, with the installed binaries."""
+"""Start a private PostgreSQL server with the installed binaries.
+
+The server listens at a socket in a folder of its own.
+"""
 
 import itertools
 import os
@@ -13,16 +16,17 @@ _NUMBERS = itertools.count()
 
 
 def postgresql_binaries() -> Path | None:
-    """Return the folder of the newest installed server; None where none is installed."""
+    """Return the folder of the newest installed server; None without an installed server."""
     found = Path("/usr/lib/postgresql").glob("*/bin")
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
 class PrivatePostgreSQL:
-    """A server that runs from `with` to its end."""
+    """A server that runs until the end of its `with` block."""
 
     def __init__(self) -> None:
-        # A path of its own: that of a socket may have 107 bytes, and pytest's folders are closed to other users.
+        # A short path: the path of a socket may have at most 107 bytes. Not a folder of pytest,
+        # since such folders are closed to other users.
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-postgresql-"))
         self.folder.chmod(0o777)
 
@@ -41,7 +45,7 @@ class PrivatePostgreSQL:
         shutil.rmtree(self.folder)
 
     def start(self) -> None:
-        """Start the server, again after `stop`."""
+        """Start the server, for the first time or after `stop`."""
         settings = (
             f"-c listen_addresses= -c unix_socket_directories={self.folder} -c fsync=off "
             "-c shared_buffers=16MB"

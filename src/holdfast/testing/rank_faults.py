@@ -1,4 +1,6 @@
-"""Faults inside a training script, which the script lets happen: deadlocks, slow steps, NaN gradients, bad batches.
+"""Faults inside a training script: deadlocks, slow steps, NaN gradients, bad batches.
+
+The script lets the faults happen by two calls:
 
     faults = RankFaults()
     for inputs, targets in batches:
@@ -7,9 +9,10 @@
         faults.before_backward(model.parameters())
         loss.backward()
 
-Both calls do nothing unless an `Injector` has set `$HOLDFAST_TEST_FAULTS` for the job and has put an order into that
-folder. An order is one file for each rank. A bad batch stays bad, as damaged data do: its number is kept in the folder,
-and each attempt that takes the batch gets the damaged one.
+Both calls do nothing unless an `Injector` has set `$HOLDFAST_TEST_FAULTS` for the job and has put
+an order into that folder. An order is one file for each rank. A bad batch stays bad, as damaged
+data do: its number is kept in the folder, and each attempt that takes the batch gets the damaged
+one.
 """
 
 import contextlib
@@ -22,9 +25,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 ENV_FOLDER = "HOLDFAST_TEST_FAULTS"
-"""The folder of the orders, which an injector sets in the job's environment."""
+"""The variable with the folder of the orders, which an injector adds to the job's environment."""
 BAD_FACTOR = 1000.0
-"""The values of a bad batch are so many times what they were."""
+"""The factor by which all values of a bad batch are multiplied."""
 
 
 class Parameter(Protocol):
@@ -33,7 +36,7 @@ class Parameter(Protocol):
     requires_grad: bool
 
     def register_hook(self, hook: Any) -> Any:
-        """Have `hook` return another gradient, before it is reduced over the ranks."""
+        """Let `hook` replace the gradient, before the gradient is reduced over the ranks."""
         ...
 
 
@@ -47,8 +50,8 @@ class RankFaults:
         """Find the folder of the orders.
 
         Args:
-            folder: of the orders; None: `$HOLDFAST_TEST_FAULTS`.
-            rank: of this process; None: `$RANK`.
+            folder: the folder of the orders; None for `$HOLDFAST_TEST_FAULTS`.
+            rank: the rank of this process; None for `$RANK`.
         """
         set_folder = os.environ.get(ENV_FOLDER)
         self._folder = folder or (Path(set_folder) if set_folder else None)
@@ -58,11 +61,11 @@ class RankFaults:
         self._slow_by_s = 0.0
 
     def batch(self, number: int, inputs: T) -> T:
-        """Return the inputs of a batch, damaged where the batch is bad.
+        """Return the inputs of a batch, damaged if the batch is bad.
 
         Args:
-            number: of the batch, counted over all epochs.
-            inputs: a tensor of floats, or anything that can be multiplied.
+            number: the number of the batch, counted over all epochs.
+            inputs: a tensor of floats, or any value that can be multiplied.
         """
         if self._folder is None:
             return inputs
@@ -76,7 +79,11 @@ class RankFaults:
         return cast("T", inputs * BAD_FACTOR) if number in self._bad else inputs  # type: ignore[operator]
 
     def before_backward(self, parameters: Iterable[Parameter]) -> None:
-        """Suffer what is ordered: wait for ever, wait a little, or have a gradient of NaN."""
+        """Suffer an ordered fault: wait for ever, wait a little, or get a NaN gradient.
+
+        Args:
+            parameters: the parameters of the model; the first trainable one gets the NaN gradient.
+        """
         if self._folder is None:
             return
         order = self._take("in-step")
@@ -85,7 +92,7 @@ class RankFaults:
             match order["kind"]:
                 case "deadlock":
                     lock = threading.Lock()
-                    while True:  # the others wait in the collectives of the backward pass
+                    while True:  # the other ranks wait in the collectives of the backward pass
                         lock.acquire()
                 case "slow":
                     self._slow_until_s = time.monotonic() + float(order["for_s"])
@@ -137,9 +144,9 @@ def order(folder: Path, rank: int, number: int, kind: str, **parameters: object)
     """Order a fault of one rank.
 
     Args:
-        folder: of the orders.
-        rank: that is to suffer.
-        number: of the fault, for the answer in `effect-NUMBER.json`.
+        folder: the folder of the orders.
+        rank: the rank to strike.
+        number: the number of the fault; the rank answers in `effect-NUMBER.json`.
         kind: `deadlock`, `slow`, `nan` or `bad batch`.
         parameters: `for_s` and `by_s` of a slow rank, `batches` of a bad batch.
     """
@@ -158,7 +165,7 @@ def withdraw(folder: Path, rank: int, kind: str) -> None:
 
 
 def effect_of(folder: Path, number: int) -> dict[str, Any] | None:
-    """Return when a fault took effect, in which process; None before that."""
+    """Return the time and the process of a fault's effect, as recorded; None before the effect."""
     path = folder / f"effect-{number}.json"
     with contextlib.suppress(FileNotFoundError):
         return cast("dict[str, Any]", json.loads(path.read_text()))

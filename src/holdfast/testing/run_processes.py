@@ -1,4 +1,7 @@
-"""Find the processes of a supervised run on this host, by node: agent, supervisor, launcher, shims and ranks."""
+"""Find the processes of a supervised run on this host, by node.
+
+The processes are the agent, the supervisor, the guard, the launcher, the shims and the ranks.
+"""
 
 import contextlib
 import os
@@ -23,10 +26,14 @@ class NodeProcesses:
     """The processes of one node.
 
     Attributes:
-        name: of the node.
-        run: `holdfast run` itself.
-        agents, supervisors, guards, launchers, shims: the processes of each kind; mostly one, none while it starts.
-        ranks: the process that trains, by rank.
+        name: the name of the node.
+        run: the process of `holdfast run` itself.
+        agents: the agents; mostly one, none while the node starts.
+        supervisors: the supervisors; mostly one on the node that leads the run, none elsewhere.
+        guards: the guards of the launchers; mostly one, none while the node starts.
+        launchers: the launchers; mostly one, none while the node starts.
+        shims: the shims of the ranks; none while the launcher starts.
+        ranks: the processes that train, by rank.
     """
 
     name: str
@@ -62,7 +69,7 @@ def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
 
     Args:
         home: the run's `$HOLDFAST_HOME`.
-        run_id: the run.
+        run_id: the id of the run.
     """
     children: dict[int, list[psutil.Process]] = {}
     runs = []
@@ -113,7 +120,7 @@ def _trainer(
     for process, words in _commands(children.get(shim.pid, ())):
         if _WARM in words:
             imports = words[words.index(_WARM) + 2 : words.index(_WARM) + 3]
-            if imports == [""]:  # no warm process: it began as the trainer
+            if imports == [""]:  # no warm process: this process is the trainer from its start
                 return process
             forks = [one for one, its in _commands(children.get(process.pid, ())) if its == words]
             if forks:
@@ -132,7 +139,7 @@ def _commands(processes: Sequence[psutil.Process]) -> Iterator[tuple[psutil.Proc
 
 
 def _is_run(words: Sequence[str]) -> bool:
-    """Return whether a command line is that of `holdfast run`, however the command was found."""
+    """Return True if a command line starts `holdfast run`, by module or by any path."""
     for place, word in enumerate(words):
         if word == "holdfast.cli.main" or Path(word).name == "holdfast":
             return "run" in words[place + 1 :]
@@ -142,7 +149,7 @@ def _is_run(words: Sequence[str]) -> bool:
 
 
 def _names(words: Sequence[str], run_id: str) -> bool:
-    """Return whether the options of `holdfast run` name a run."""
+    """Return True if the options of `holdfast run` name a run."""
     options = list(words[: words.index("--")] if "--" in words else words)
     return f"--name={run_id}" in options or ["--name", run_id] in [
         options[place : place + 2] for place in range(len(options))

@@ -1,7 +1,8 @@
 """Queue a run again when nodes are missing in its Slurm job.
 
-A node that is gone does not come back into its job. The next job leaves out the nodes that are gone or cordoned, and
-Slurm starts the job only once the present one has ended: the two never run together.
+A node that is gone does not come back into its job. The next job leaves out the nodes that are gone
+or cordoned. Slurm starts the next job only once the present job has ended, so the two never run
+together.
 """
 
 import asyncio
@@ -16,9 +17,12 @@ from holdfast.core.paths import RunPaths
 from holdfast.recover.slurm.submission import ENV_JOB, Submission, has_script, submit
 
 PATIENCE_S = 300.0
-"""Seconds for a missing node that Slurm calls healthy to connect: the default after which Slurm gives a node up."""
+"""Seconds for a missing node that Slurm calls healthy to connect.
+
+The default time after which Slurm itself gives a node up.
+"""
 RETRY_S = 60.0
-"""Seconds between two submissions that Slurm refuses."""
+"""Seconds from a failed submission to the next try."""
 QUEUED_AGAIN = "queued_again"
 """The kind of the event that records each next job."""
 
@@ -34,7 +38,10 @@ class Records(Protocol):
 
     @property
     def reached(self) -> int | None:
-        """Return the step of the newest checkpoint, else the highest step; None for a job that reports neither."""
+        """Return the step of the newest checkpoint, else the highest step.
+
+        None for a job that reports neither.
+        """
 
 
 def is_due(
@@ -64,11 +71,12 @@ def is_due(
 
 
 def in_vain(requeues: Collection[Mapping[str, Any]], reached: int | None) -> int:
-    """Return how many of the newest requeues in a row gained nothing.
+    """Return the number of newest requeues in a row that gained nothing.
 
     Args:
-        requeues: the data of the events `QUEUED_AGAIN`, oldest first; each has the step `reached` before it.
-        reached: the step that is reached now.
+        requeues: the data of the events `QUEUED_AGAIN`, oldest first; each has the step `reached`
+            before the requeue.
+        reached: the step that the run has reached now.
     """
     count = 0
     for one in reversed(list(requeues)):
@@ -80,7 +88,7 @@ def in_vain(requeues: Collection[Mapping[str, Any]], reached: int | None) -> int
 
 
 class Requeue:
-    """The next job of a run, for the supervisor in the present job."""
+    """A queue for the next job of a run, for the supervisor in the present job."""
 
     def __init__(
         self,
@@ -98,14 +106,14 @@ class Requeue:
         """Queue nothing yet.
 
         Args:
-            paths: of the run.
+            paths: the paths of the run.
             cwd: the working folder of the run.
             records: the recorder of the run.
-            observe: receives what happens.
-            clock: of this host.
+            observe: receives the events.
+            clock: the clock of this host.
             nnodes: the number of nodes that train.
             limit: the most requeues in a row that may gain nothing.
-            environment: of this process.
+            environment: the variables of this process.
             jobs: returns the jobs of Slurm.
         """
         self._paths = paths
@@ -121,16 +129,16 @@ class Requeue:
         self._complaint = ""
         self._try_at_s = 0.0
         self.queued: str | None = None
-        """The sentence about the next job, once there is one."""
+        """The sentence about the next job; None before there is a next job."""
 
     def enough(self) -> None:
         """Record that no node is missing."""
         self._since_s = None
 
     async def look(self, connected: Collection[str], cordoned: Collection[str]) -> bool:
-        """Queue the run again if that is due; return True if the run is queued.
+        """Queue the run again if a next job is due; return True if the run is queued.
 
-        What Slurm refuses or does not answer is reported once, and tried again at the next look.
+        A refusal or silence of Slurm is reported once; the next try is at a look `RETRY_S` later.
 
         Args:
             connected: the names of the nodes whose agents are connected.
@@ -180,7 +188,8 @@ class Requeue:
         """Return the nodes that the next job leaves out; None if no next job is due."""
         jobs = self._jobs()
         allocation = jobs.host_names(self._environment.get("SLURM_JOB_NODELIST", ""))
-        # Without `allocation`: a cordoned node may be one of the others, and has to stay out, too.
+        # All nodes, not `allocation` alone: a cordoned node may be outside of the allocation, and
+        # has to stay out, too.
         states = read_slurm_nodes(command=jobs.command)
         due = is_due(
             allocation, connected, cordoned, states, nnodes=self._nnodes, waited_s=waited_s
@@ -189,7 +198,7 @@ class Requeue:
         return (gone | set(cordoned)) & set(states) if due else None
 
     def _next(self, submission: Submission, excluded: Collection[str]) -> str:
-        """Return the number of the next job, which is submitted unless an earlier supervisor has submitted the job."""
+        """Submit the next job unless an earlier supervisor has done so; return the job's number."""
         own, jobs = self._environment[ENV_JOB], self._jobs()
         if EXPEDITE in submission.options and has_script(self._environment):
             return own

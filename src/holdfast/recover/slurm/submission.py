@@ -1,7 +1,8 @@
 """Submit a run as a Slurm job, and record the numbers of the run's jobs in the run's folder.
 
-Each job starts `holdfast run --resume RUN` on each of its nodes: a job that Slurm starts again, and the next job of the
-run, go on where the run is. Only jobs that the record names, or whose name has the key of the record, are touched.
+Each job starts `holdfast run --resume RUN` on each of its nodes: a job that Slurm starts again, and
+the next job of the run, go on from the state of the run. Only jobs that the record names, or whose
+name has the key of the record, are touched.
 """
 
 import os
@@ -24,9 +25,10 @@ from holdfast.recover.runs import remove_run
 
 ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
-# Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not narrow them.
+# Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not
+# narrow them.
 END_TRIES, END_RETRY_S = 30, 20.0
-"""How often, and after how many seconds, the end of a job that has lost its batch script is tried."""
+"""The most tries to end a job that has lost its batch script, and the seconds between two tries."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,12 +36,12 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: makes the names of the run's jobs unlike the names of other runs' jobs.
-        nodes: the nodes that train.
-        spares: the nodes that wait to replace others.
+        nodes: the number of nodes that train.
+        spares: the number of nodes that wait to replace others.
         options: the user's options for sbatch.
-        command: argv of each node.
+        command: the command of each node, as argv.
         environment: variables of the job that may hold secrets.
-        jobs: the numbers of the jobs that were submitted, the present one last.
+        jobs: the numbers of the submitted jobs, the present job last.
     """
 
     key: str
@@ -68,15 +70,17 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
     def following(self, last: "Submission") -> "Submission":
-        """Return this record as the next one after an earlier record of the same run."""
+        """Return this record with the key and the jobs of the last record of the same run."""
         return msgspec.structs.replace(self, key=last.key, jobs=last.jobs)
 
     def job_name(self, run_id: str) -> str:
-        """Return the name of each job of a run."""
+        """Return the name that all jobs of a run have."""
         return f"holdfast-{run_id}-{self.key}"
 
     def lost_jobs(self, run_id: str, jobs: SlurmJobs) -> list[str]:
-        """Return the numbers of jobs that wait or run, and whose submitter ended before it had recorded the number.
+        """Return the numbers of jobs that wait or run and are not recorded.
+
+        Such a job's submitter ended before it had recorded the number.
 
         Raises:
             HoldfastError: Slurm does not answer.
@@ -134,14 +138,14 @@ def submit(
 ) -> Submission:
     """Submit the next job of a run, and record the job; return the record.
 
-    A job that was submitted by a process that ended before it had recorded the job is taken for the next one.
+    A job whose submitter ended before it had recorded the job becomes the next job.
 
     Args:
         submission: the record.
-        paths: of the run.
+        paths: the paths of the run.
         cwd: the working folder of the run.
         jobs: the jobs of Slurm.
-        after: the number of a job that must have ended before the next one starts.
+        after: the number of a job that must have ended before the next job starts.
         exclude: the names of nodes that the job must not use.
 
     Raises:
@@ -151,7 +155,7 @@ def submit(
     submission.write(paths)
     lost = submission.lost_jobs(paths.run_id, jobs)
     script = paths.root / "slurm-job.sh"
-    # A job that follows another one may have got fewer nodes.
+    # A job that follows another job may have fewer nodes.
     spares = f"--spares $((SLURM_JOB_NUM_NODES - {submission.nodes}))"
     script.write_text(f"#!/bin/sh\nexec {STEP} {shlex.join(submission.command)} {spares}\n")
     job_id = lost[0] if lost else None
@@ -180,10 +184,12 @@ def submit_run(
 ) -> Submission:
     """Queue a recorded run; return the record with the number of the run's job.
 
-    The ledger is not open while Slurm may start the job, since the job's first node writes the ledger.
+    The ledger is not open while Slurm may start the job, since the job's first node writes the
+    ledger.
 
     Raises:
-        BadUse: a job of the run waits or runs, or Slurm refuses the job; a new run is forgotten then.
+        BadUse: a job of the run waits or runs, or Slurm refuses the job; a new run is forgotten
+            then.
     """
     paths = RunPaths(home, run.run_id)
     if submission.jobs and not jobs.state(submission.jobs[-1]).is_over:
@@ -194,7 +200,7 @@ def submit_run(
     is_new = not submission.jobs and run.state == "running"
     with Ledger.open(ledger_url) as ledger:
         ledger.set_run(run.run_id, state="queued", ended_at_s=None, exit_code=None, outcome="")
-        if run.state in ("stopped", "failed"):  # a person goes on: earlier failures count no more
+        if run.state in ("stopped", "failed"):  # a person resumes: earlier failures count no more
             newest = max((one.number for one in ledger.attempts(run.run_id)), default=0)
             now_s = time.time()
             ledger.add_event(Event(run_id=run.run_id, attempt=newest, at_s=now_s, kind="begun"))
@@ -228,7 +234,7 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
     due = [*submission.jobs[-1:], *submission.lost_jobs(run.run_id, jobs)]
     for job_id in due:
         state = jobs.state(job_id)
-        # Where the job is neither, Slurm may be about to start the job again.
+        # A job that neither waits nor has ended runs, or Slurm is about to start the job again.
         if not (state.is_waiting or state.is_over):
             does = "begins" if state.is_running else "changes its state"
             raise BadUse(
@@ -246,7 +252,7 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
 
 
 def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True in a job of a run that is over: a person has stopped the run, or it has ended elsewhere.
+    """Return True in a job whose run is over: a person stopped the run, or the run has ended.
 
     A run that was stopped by Slurm itself goes on in the job that Slurm starts again.
     """
@@ -265,15 +271,18 @@ def settle_jobs(
     jobs: SlurmJobs | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[str]:
-    """End the jobs that a run does not need after the end in this process's job; return the numbers of these jobs.
+    """End the jobs that a run does not need after its end in this job; return their numbers.
 
-    For a run that is queued again, this is the present job, for whose end the next one waits. For any other run, it is
-    a next job that was submitted when nodes were missing for a while. A job whose first node is gone has lost
-    its batch script, and would keep its other nodes until its time limit: the job is ended, too, and that is tried
-    again for some minutes while Slurm does not answer.
+    - A run that is queued again does not need the present job; the next job waits for the end of
+      the present job.
+    - Any other run does not need a next job, which was submitted while nodes were missing.
+    - A job whose first node is gone has lost its batch script, and would keep its other nodes until
+      its time limit. Such a job is ended, too; while Slurm does not answer, this is tried again for
+      some minutes.
 
     Raises:
-        HoldfastError: Slurm does not answer; the message has the command for a person where one is needed.
+        HoldfastError: Slurm does not answer; the message has the command for a person if a job
+            keeps its nodes.
     """
     submission = Submission.read(paths)
     if submission is None or not submission.is_own(environment):
@@ -300,7 +309,10 @@ def settle_jobs(
 
 
 def has_script(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True on the first node of a job, which runs the batch script. Another node leads if that node is gone."""
+    """Return True on the first node of a job, which runs the batch script.
+
+    Another node leads if the first node is gone.
+    """
     return environment.get(ENV_NODE, "0") == "0"
 
 
