@@ -76,8 +76,7 @@ def _ripe_s(one: Known) -> float:
 
 
 def proposal_due_s(kind: str, told: Sequence[tuple[str, float]]) -> float:
-    """Return the earliest time, in Unix seconds, for a message about a proposal or finding of
-    `kind`.
+    """Return the earliest Unix time, in seconds, for a message about a finding of `kind`.
 
     The other argument holds the kind and the time of each earlier message about a finding.
     """

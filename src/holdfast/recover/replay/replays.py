@@ -79,7 +79,7 @@ class Replays:
             self._decide(lambda: self._of_failure(now, anomaly))
 
     def found(self, finding: Finding, incident_id: int | None, attempt: int) -> None:
-        """Record the class of an attempt's broken loss, and of the loss that the replay is about."""
+        """Record the class of an attempt's broken loss, and of the loss before its replay."""
         attempts, incidents = [attempt], [incident_id]
         if self._replayed is not None:
             attempts.insert(0, self._replayed[0])
@@ -87,7 +87,7 @@ class Replays:
         self._record(finding, attempts, incidents)
 
     def take_suspects(self) -> list[str]:
-        """Return the names of the nodes whose hardware may have broken a loss since the last call."""
+        """Return the names of nodes whose hardware may have broken a loss since the last call."""
         names, self._suspects = list(self._suspects), {}
         return names
 
