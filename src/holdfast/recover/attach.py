@@ -103,7 +103,7 @@ class Run:
             raise BadUse(
                 f"run.step({step!r}): give the number of steps completed, a whole number of at least 0."
             )
-        # Tensors are detached here, while they hold what the user means, and read by other threads.
+        # Tensors are detached here, while they hold the user's values, and read by other threads.
         loss, metrics = _detached(loss), {name: _detached(value) for name, value in metrics.items()}
         note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
         if self._link is not None:
@@ -138,7 +138,7 @@ class Run:
                 the process is supervised and batches were given already, so that a second call
                 would count from 1 again.
         """
-        from holdfast.checkpoint import Batches  # it imports torch
+        from holdfast.checkpoint import Batches  # the module imports torch
 
         if self._batches is not None and self._batches.has_begun:
             again = (
@@ -245,7 +245,7 @@ class _Link:
         self._got_sigterm = True
         if (
             self._acts_on_sigterm or os.getpid() != self._pid
-        ):  # a handler of the script's own may call this one
+        ):  # a handler of the script may call this one
             self._end_by_sigterm()
         else:
             self._outgoing.put({"kind": "sigterm"})

@@ -271,7 +271,7 @@ class Conduct:
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
         self.launches.start(number, chosen)
-        if self._kill_asked.is_set():  # while it was being started
+        if self._kill_asked.is_set():  # during the start
             self._kill()
         await self._see_through()
 

@@ -1,17 +1,18 @@
 """Find a loss that is not a finite number, or that stays far above its usual values.
 
 One step alone proves nothing: a script may itself leave out a step whose loss is NaN, and single
-outliers are noise. So an anomaly needs the same at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in a
-row. A rank that has never reported a finite loss is passed over: a stage of a pipeline may report
-NaN for want of a loss.
+outliers are noise. So an anomaly needs such losses at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in
+a row. A rank that has never reported a finite loss is passed over: a stage of a pipeline without a
+loss may report NaN.
 
 A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary
-steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before, and it
-must be higher than each of them. A loss that falls all the time widens that deviation. So it is
-also compared with the median of the last `LEVEL` steps, and with how far ordinary losses were from
-that median when they came; it must be farther than each of them, and higher than the last
-`LEAST_STEPS`. Until so many steps are known, as in the warm-up, only losses that are not finite
-count.
+steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before. A spike
+must also be higher than each loss of these steps.
+
+A loss that falls all the time widens that deviation. So a falling loss is compared with the median
+of the last `LEVEL` steps, and with the distances of ordinary losses from this median at their time.
+A spike must be farther than each of these distances, and higher than the last `LEAST_STEPS` losses.
+Until so many steps are known, as in the warm-up, only losses that are not finite count.
 
 A loss that explodes may be finite for some steps before it is infinite or NaN. Such steps belong to
 the anomaly, so that the anomaly begins where the loss left its usual values.

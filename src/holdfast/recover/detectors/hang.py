@@ -97,7 +97,7 @@ class Frozen:
     option: str | None = None
     """The option that sets this limit of silence; None if a second sign was seen.
 
-    A section's own limit takes its place.
+    A section's own limit takes the place of this limit.
     """
     is_locked: bool = False
     """True if the rank to blame waits for a lock that no thread of its process can release."""
@@ -275,7 +275,8 @@ class HangDetector:
     def look_due(self, now_s: float) -> bool:
         """Return True if a look at the living ranks' processes is due.
 
-        A look is due when a rank is silent for half of its limit, or another rank has ended.
+        Looks are due at intervals while a living rank is silent for half of its limit, or after
+        some ranks have ended.
         """
         in_section, shortest_s = self.in_section, self._shortest_limit_s
         patience_s = [

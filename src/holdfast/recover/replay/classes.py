@@ -1,4 +1,4 @@
-"""Find the class of a broken loss from what the attempts of a run have reported: pure functions.
+"""Find the class of a broken loss from the reports of a run's attempts: pure functions.
 
 The attempt after a broken loss is a replay: it trains on the same data from a healthy checkpoint,
 if possible on other ranks.
@@ -240,7 +240,7 @@ def _is_good(file: int, now: Trace, alike: Sequence[Trace]) -> bool:
 
 
 def _ordinary(one: Trace, other: Trace) -> list[int]:
-    """Return the steps that two attempts have in common before any of them breaks."""
+    """Return the steps that two attempts have in common before either breaks."""
     ends = [each.anomaly.first_step for each in (one, other) if each.anomaly is not None]
     return [step for step in _common(one, other) if not ends or step < min(ends)]
 

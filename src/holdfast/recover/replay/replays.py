@@ -14,9 +14,10 @@ from holdfast.recover.replay.classes import Finding, of_failure, of_passed
 from holdfast.recover.replay.traces import KINDS, Trace, steps_of, traces_of
 
 REPLAY = "replay"
-"""The kind of the event that a replay is decided; its data: `incident_id` and `anomaly`."""
+"""The kind of the event that records the decision for a replay; its data: `incident_id` and
+`anomaly`."""
 CLASSIFIED = "anomaly_class"
-"""The kind of the event that the class is found.
+"""The kind of the event that records the class.
 
 Its data: `incidents`, `attempts`, and the values of `Finding.to_json`.
 """

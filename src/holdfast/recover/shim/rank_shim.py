@@ -51,7 +51,7 @@ ENV_LOG_MAX_BYTES = "HOLDFAST_LOG_MAX_BYTES"
 ENV_ECHO = "HOLDFAST_ECHO"
 ENV_PYTHON = "HOLDFAST_PYTHON"
 ENV_PYTHON_EXEC = "PYTHON_EXEC"
-"""The variable of torchrun for the program in place of its Python."""
+"""torchrun's variable for the program that runs in place of Python."""
 
 CHUNK_BYTES = 256 * 1024
 DRAIN_S = 1.0
@@ -371,7 +371,7 @@ def _rank_environment(base: dict[str, str]) -> dict[str, str]:
 
 def _begin_rank() -> None:
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked the signal
 
 
 def _keep(stream: IO[bytes], log: RotatingLog, echo: "_Echo | None") -> None:

@@ -163,7 +163,7 @@ class NodeHealth:
         key = (name, *signal.key)
         before = self._seen.get(key)
         if before is not None and (is_over or before.seen.signal == signal):
-            if not is_over:  # it holds on; one that is over counts on for a while
+            if not is_over:  # the signal holds on; a past signal counts on for a while
                 later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
                 self._seen[key] = replace(before, seen=later)
             return
@@ -421,7 +421,7 @@ class NodeHealth:
             for source, why in sources.items():
                 if not why:
                     self._could_see.add((name, source))
-                elif (name, source) in self._could_see:  # what could never be seen is not there
+                elif (name, source) in self._could_see:  # a source that was never read is not there
                     hidden[f"{source} on {name}"] = why
         for detector, why in self._liveness.changes(hidden).items():
             self._records.event("cannot_see", {"detector": detector, "why": why})
