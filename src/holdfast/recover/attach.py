@@ -1,11 +1,13 @@
 """The rank's side: `run = holdfast.attach()` and `run.step(step, loss=loss)` in the user's script.
 
-Supervised, a thread sends what the script tells and hears when to stop; nothing here waits on the network in the
-training loop. Where nobody supervises, the same calls work and nobody listens.
+A supervised `Run` has two threads: one sends the script's reports, the other receives the
+supervisor's orders. So the training loop never waits for the network. Without a supervisor the same
+calls work, and nothing is sent.
 
-A supervised rank does not end by SIGTERM at once, unless its script has a handler of its own: a scheduler sends that
-signal to every process of a job, and the supervisor then has the ranks save first. The rank reports the signal, and
-acts on it when the supervisor sends `terminate`: where nothing can be saved, or the run is not to stop.
+A scheduler sends SIGTERM to every process of a job, and the supervisor then has the ranks save
+first. So a supervised rank does not end by SIGTERM at once, unless its script has a handler of its
+own. The rank reports the signal. The rank ends when the supervisor sends `terminate`: if nothing
+can be saved, or if the run is not to stop.
 """
 
 import atexit
@@ -45,19 +47,22 @@ if TYPE_CHECKING:
     from holdfast.checkpoint import Batches
 
 DECISION_TIMEOUT_S = 30.0
-"""How long a rank waits at the agreed step for the other ranks' votes; they come from threads, not from loops."""
+"""Seconds that a rank waits at the agreed step for the other ranks' votes; threads send the votes,
+not training loops."""
 FLUSH_TIMEOUT_S = 2.0
 WAITING_STEPS = 10_000
-"""A loop faster than the channel skips reports beyond so many unsent ones; its last step is always reported."""
+"""The most unsent reports. A loop faster than the channel skips further reports, except for its
+last step."""
 
 _N = TypeVar("_N")
 _logger = logging.getLogger("holdfast")
 
 
 class Run:
-    """What a training script tells its supervisor. All methods return at once and cost microseconds.
+    """The reports of a training script to its supervisor.
 
-    Not for several threads at once: one process is one rank with one loop.
+    All methods return at once and cost microseconds. Use a `Run` in one thread only: one process is
+    one rank with one loop.
     """
 
     def __init__(self, link: JobLink | None) -> None:
@@ -67,26 +72,28 @@ class Run:
 
     @property
     def supervised(self) -> bool:
-        """Whether somebody listens."""
+        """Return True if a supervisor receives the reports."""
         return self._link is not None
 
     @property
     def accumulation(self) -> int:
-        """Return how many micro-batches to accumulate in each step where the job on all of its nodes has one.
+        """Return the factor for the micro-batches that a step accumulates.
 
-        1, unless `holdfast run --min-nodes` has started the job on fewer nodes. The global batch stays the same.
+        The factor is 1, unless `holdfast run --min-nodes` has started the job on fewer nodes. The
+        global batch stays the same.
         """
         return accumulation()
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number) -> None:
-        """Say that `step` steps are completed.
+        """Report that `step` steps are completed.
 
         Args:
             step: steps completed since the start of training, not of this process.
-            loss: this step's training loss. A tensor is read later, by another thread, so that the loop does not
-                wait for the GPU; do not change it in place.
-            metrics: further numbers for the record, such as `val_loss`. They and the loss are noted on the checkpoint
-                of this step, where `Checkpointer.save` is called after this.
+            loss: the training loss of this step. Another thread reads a tensor later, so that the
+                loop does not wait for the GPU; do not change the tensor in place.
+            metrics: further numbers for the record, such as `val_loss`. If `Checkpointer.save` is
+                called after this method, the checkpoint of this step also records the loss and
+                these numbers.
 
         Raises:
             BadUse: `step` is not a whole number of at least 0.
@@ -96,7 +103,7 @@ class Run:
             raise BadUse(
                 f"run.step({step!r}): give the number of steps completed, a whole number of at least 0."
             )
-        # Tensors are detached here, while they hold what the user means, and read by other threads.
+        # Tensors are detached here, while they hold the user's values, and read by other threads.
         loss, metrics = _detached(loss), {name: _detached(value) for name, value in metrics.items()}
         note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
         if self._link is not None:
@@ -107,9 +114,9 @@ class Run:
         """Mark a stretch without steps, such as an evaluation, so that it is not taken for a hang.
 
         Args:
-            name: what it is, for the record.
-            limit_s: seconds after which it counts as a hang all the same; None: the
-                larger of the run's `--section-limit-s` and `--silence-limit-s`.
+            name: the name of the stretch, for the record.
+            limit_s: seconds after which the stretch counts as a hang all the same; None: the larger
+                of the run's `--section-limit-s` and `--silence-limit-s`.
         """
         with (self._link or self._fallback).section(name, limit_s=limit_s):
             yield
@@ -117,18 +124,21 @@ class Run:
     def batches(self, loader: Any) -> "Batches":
         """Return the batches of the training's loader, with the position in the data as state.
 
-        Put them into what is saved, as `{"batches": batches}`: under `per_rank` where there are several ranks. After a
-        restore the next `for` loop goes on at the batch after the last one of the restored step. Where a loss broke,
-        the supervisor has the batches that led there left out, on every rank the same.
+        Put the batches into the saved state, as `{"batches": batches}`: under `per_rank` if there
+        are several ranks. After a restore the next `for` loop goes on at the batch after the last
+        one of the restored step. After a broken loss, the supervisor has the batches that led to
+        the loss left out, the same on every rank.
 
         Args:
-            loader: what the loop iterates over: a DataLoader, a StatefulDataLoader, a batch sampler, any iterable.
+            loader: the iterable of the loop: a DataLoader, a StatefulDataLoader, a batch sampler,
+                or another one.
 
         Raises:
-            BadUse: the loader cannot be iterated, or returns its batches in no certain order; supervised, batches were
-                given already, so that those of another call would be counted from 1 again.
+            BadUse: the loader cannot be iterated, or returns its batches in no certain order; or
+                the process is supervised and batches were given already, so that a second call
+                would count from 1 again.
         """
-        from holdfast.checkpoint import Batches  # it imports torch
+        from holdfast.checkpoint import Batches  # the module imports torch
 
         if self._batches is not None and self._batches.has_begun:
             again = (
@@ -142,7 +152,7 @@ class Run:
         return self._batches
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Record an event of the script's own in the run's ledger. `data` holds plain JSON values."""
+        """Record an event of the script in the run's ledger. `data` holds plain JSON values."""
         (self._link or self._fallback).emit(kind, data)
 
 
@@ -151,9 +161,9 @@ _link: "_Link | None" = None
 
 
 def attach() -> Run:
-    """Connect this process to the `holdfast run` that started it; called again, returns the same `Run`.
+    """Connect this process to the `holdfast run` that started it; return the same `Run` each time.
 
-    Outside supervision it returns a `Run` whose calls do nothing.
+    Outside supervision the calls of the `Run` do nothing.
 
     Raises:
         ChannelError: a supervisor started this process and cannot be reached.
@@ -169,7 +179,7 @@ def attach() -> Run:
 
 
 def connect_quietly() -> None:
-    """Connect this process as `attach` does, without a promise of steps; do nothing where that is not possible.
+    """Connect this process as `attach` does, without a promise of steps; do nothing if that fails.
 
     A child that multiprocessing started is not the rank.
     """
@@ -184,7 +194,7 @@ def _connect(*, is_attached: bool) -> "_Link | None":
     if _link is None and address is not None and token is not None:
         peer = replace(Peer.of_this_process("rank"), is_attached=is_attached)
         _link = _Link(ChannelClient(address, token, peer))
-        # So that a program started by this rank cannot pose as it.
+        # A program that this rank starts cannot pose as the rank without the token.
         del os.environ[ENV_TOKEN]
         set_job_link(_link)
         _link.hold_sigterm()
@@ -203,15 +213,15 @@ class _Link:
         self._sections_s = 0.0
         self._skipped: dict[str, Any] | None = None
         self._steps_s: deque[float] = deque(maxlen=STEPS + 1)
-        """When the last steps were completed, Unix seconds."""
+        """The times at which the last steps were completed, in Unix seconds."""
         self._last_step: dict[str, Any] | None = None
-        """The last one that was sent."""
+        """The report of the last step that was sent."""
         self._pid = os.getpid()
         self._open_sections: list[tuple[str, float | None]] = []
         self._is_watched = False
         self._got_sigterm = False
         self._acts_on_sigterm = False
-        """Whether SIGTERM ends this process at once: it was told to end, or is not supervised any more."""
+        """True if SIGTERM ends this process at once: after `terminate`, or without a supervisor."""
         threading.Thread(target=self._send_all, name="holdfast-send", daemon=True).start()
         threading.Thread(target=self._receive_all, name="holdfast-receive", daemon=True).start()
         os.register_at_fork(after_in_child=self._give_back_sigterm)
@@ -235,7 +245,7 @@ class _Link:
         self._got_sigterm = True
         if (
             self._acts_on_sigterm or os.getpid() != self._pid
-        ):  # a handler of the script's own may call this one
+        ):  # a handler of the script may call this one
             self._end_by_sigterm()
         else:
             self._outgoing.put({"kind": "sigterm"})
@@ -254,7 +264,7 @@ class _Link:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _leave_the_place(self) -> None:
-        """Go on without a supervisor: the process that is the rank attached after this one had connected."""
+        """Go on without a supervisor: another process has attached as the rank after this one."""
         set_job_link(Unsupervised())
         self._acts_on_sigterm = True
         if self._got_sigterm:
@@ -325,8 +335,8 @@ class _Link:
             self._send_once(item)
             if not self._has_reported_imports and _is_at_work(item):
                 self._has_reported_imports = True
-                # In a thread of its own: a disk that hangs must not hold up the reports.
-                with contextlib.suppress(RuntimeError):  # no thread is to be had
+                # In a thread of its own: a disk that hangs must not delay the reports.
+                with contextlib.suppress(RuntimeError):  # no thread can be started
                     threading.Thread(target=self._report_imports, daemon=True).start()
 
     def _send_once(self, item: dict[str, Any]) -> None:
@@ -334,7 +344,8 @@ class _Link:
             try:
                 self._send(item)
             except OSError:
-                # The reader connects again, or ends this process, or has it go on without a supervisor.
+                # The reader connects again, ends this process, or makes the process go on
+                # unsupervised.
                 if self._client.wait_until_connected():
                     continue
             return
@@ -342,7 +353,8 @@ class _Link:
     def _report_imports(self) -> None:
         from holdfast.recover.shim.imports import Imports, imports_path
 
-        # Other threads import meanwhile, and modules may be of any kind: without a list the next start is slower.
+        # Other threads import meanwhile, and modules may be of any kind. Without a list the next
+        # start is only slower.
         with contextlib.suppress(Exception):
             Imports.of_this_process().write(imports_path(int(os.environ.get("RANK", "0"))))
             self._outgoing.put({"kind": "imported"})
@@ -355,8 +367,8 @@ class _Link:
         except OSError:
             raise
         except Exception as error:
-            # The user's values may be anything; nothing they hold may end supervision. A step must arrive whatever
-            # its numbers are: a silent rank is taken for a frozen one.
+            # The user's values may be of any kind, and must not end the supervision. A step must
+            # arrive even without its numbers, since a silent rank counts as frozen.
             if message["kind"] == "step":
                 self._client.send({**message, "loss": None, "metrics": {}})
             refused = {"kind": message["kind"], "error": str(error)[:500]}
@@ -368,11 +380,12 @@ class _Link:
                 return
             if not self._client.reconnect(self._repeated):
                 break
-        # Without a node nobody would ever end or restart this job: a rank does not outlive it.
+        # Without the node's agent, no process could end or restart this job: a rank does not
+        # outlive its supervision.
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _repeated(self) -> list[dict[str, Any]]:
-        """Return what an agent must know that has just been started."""
+        """Return the messages that a newly started agent needs."""
         repeated: list[dict[str, Any]] = [{"kind": "watch"}] if self._is_watched else []
         if self._last_step is not None:
             repeated.append(self._last_step)
@@ -382,7 +395,7 @@ class _Link:
         return [{**message, "again": True} for message in repeated]
 
     def _receive_until_gone(self) -> bool:
-        """Do as the supervisor says; return whether this process goes on without one."""
+        """Carry out the supervisor's orders; return True if this process goes on unsupervised."""
         try:
             while (message := self._client.receive()) is not None:
                 if message["kind"] == "propose":
@@ -413,14 +426,14 @@ class _Link:
         self._client.send({"kind": kind, "collectives": collectives})
 
     def _answer_look(self) -> None:
-        # From the receiving thread: the sending one may itself wait for a device that does not answer.
+        # From the receiving thread: the sending thread may itself wait for a device that hangs.
         try:
             self._client.send({"kind": "stacks", "threads": thread_stacks()})
         except OSError:
             raise
         except (
             Exception
-        ) as error:  # the stacks are of the user's code: what they hold may end nothing
+        ) as error:  # the stacks are of the user's code: no value in them may end the supervision
             self._client.send(
                 {
                     "kind": "event",
@@ -440,11 +453,13 @@ class _Link:
 
 
 class _StopAgreement:
-    """A vote, so that all ranks save and stop at the same step although each hears of it at another moment.
+    """A vote, so that all ranks save and stop at the same step.
 
-    The supervisor proposes a step a little ahead. A rank that has not passed it votes yes and from then on does not
-    pass it without the decision. All yes: every rank saves at its first save of that step or later, the same one for
-    all since save is collective. One no: nobody stops there, and the supervisor proposes a later step.
+    Orders arrive at each rank at another moment. So the supervisor proposes a step a little ahead.
+    A rank that has not passed this step votes yes, and from then on does not pass the step without
+    the decision. If all ranks vote yes, every rank stops at its first save of that step or later.
+    This save is the same for all ranks, since saves are collective. If one rank votes no, no rank
+    stops there, and the supervisor proposes a later step.
     """
 
     def __init__(self) -> None:
@@ -474,7 +489,8 @@ class _StopAgreement:
             if self._proposal is None or step < self._stop_step:
                 self._last_save_step = step
                 return False
-            # A new supervisor may propose anew meanwhile: at this step, or at a later one, which this save is not.
+            # A new supervisor may propose again meanwhile: this step, or a later step than that of
+            # this save.
             self._changed.wait_for(
                 lambda: self._decided is not None or step < self._stop_step, DECISION_TIMEOUT_S
             )
@@ -486,12 +502,13 @@ class _StopAgreement:
 
 
 def _reset_sigterm() -> None:
-    # By the C library: Python changes handlers in the main thread alone, which a collective may hold up.
+    # By the C library: Python changes handlers only in the main thread, which a collective may
+    # block.
     ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
 
 
 def _is_at_work(message: Mapping[str, Any]) -> bool:
-    """Return whether a message shows that the loop has gone round once."""
+    """Return True if a message shows that the loop has completed one round."""
     return message["kind"] == "step" or message.get("event") == "checkpoint"
 
 
@@ -508,7 +525,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Number | None) -> float | str | None:
-    """A float as JSON can hold it: NaN and infinities as strings."""
+    """Return a float in the form that JSON can hold: NaN and infinities as strings."""
     if value is None:
         return None
     number = float(value)

@@ -1,4 +1,4 @@
-"""What the supervisor knows of one attempt, from what the ranks, their shims and the nodes' agents have sent."""
+"""The supervisor's view of one attempt, from the messages of ranks, shims and the nodes' agents."""
 
 import signal
 from collections.abc import Collection, Mapping
@@ -23,12 +23,13 @@ from holdfast.recover.skipping.plan import Skip
 from holdfast.recover.stacks import Stand, stand_of
 
 TOGETHER_S = 5.0
-"""Ranks that complete the training end within this time of each other."""
+"""Seconds within which ranks that complete the training end."""
 LEFT_S = 10.0
-"""At least so long the others wait in collectives for a rank that ended with code 0, before that is its failure."""
+"""The least seconds for which the others wait in collectives for a rank that ended with code 0,
+before the end of that rank counts as its failure."""
 CITED_FRAMES = 8
 MOST_SKIPPED = 1024
-"""Reports of batches left out that are recorded of one attempt."""
+"""The most reports of left-out batches that are recorded for one attempt."""
 KILLED = (
     ("observer-killed",),
     ("observer-terminated",),
@@ -37,79 +38,85 @@ KILLED = (
     ("launcher-killed",),
     ("task-killed",),
 )
-"""The rules that decide where a signal from outside ended a rank or the launcher, and the logs state no other root."""
+"""The deciding rules in the case that a signal from outside ended a rank or the launcher, and the
+logs state no other root."""
 
 
 @dataclass(kw_only=True)
 class AttemptView:
-    """One start of the job, as seen so far. Monotonic seconds throughout."""
+    """One start of the job, as seen so far. All times are monotonic seconds."""
 
     number: int
     detector: HangDetector
     world_size: int | None = None
     rank_pids: dict[int, int] = field(default_factory=dict)
-    """The process of each rank: the one that attached, before that the one its shim started."""
+    """The process of each rank: the attached process, or before that the process that the shim
+    started."""
     attached: set[int] = field(default_factory=set)
     watched: set[int] = field(default_factory=set)
     """The attached ranks that report steps; the others only save checkpoints."""
     lowest_watched: int | None = None
     steps: dict[int, int] = field(default_factory=dict)
-    """The last step each rank reported."""
+    """The last reported step of each rank."""
     exits: list[RankExit] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
     """The ranks of the exits."""
     frozen: Frozen | None = None
     anomaly: Anomaly | None = None
     loss_leader: int | None = None
-    """The lowest rank that has reported a loss: of pipelines, only the last ranks have one."""
+    """The lowest rank that has reported a loss: in a pipeline, only the last ranks have a loss."""
     left: RankExit | None = None
-    """The rank that ended with code 0 while the others went on, once that is sure."""
+    """The rank that ended with code 0 while the others went on, once that is certain."""
     states: dict[int, str | None] = field(default_factory=dict)
-    """The kernel's state of each rank's process, as its agent sent it last."""
+    """The kernel's state of each rank's process, from the last message of the agent."""
     stopped_since_s: dict[int, float] = field(default_factory=dict)
-    """Since when the processes of ranks that do not report yet have been stopped."""
+    """For each rank that does not report yet: the time since when its process has been stopped."""
     launcher_is_gone: bool = False
-    """Whether a launcher has ended, or a node is lost."""
+    """True if a launcher has ended, or a node is lost."""
     lost_node: str | None = None
     """The first node that was lost."""
     launcher_ended_first: bool = False
     killed: bool = False
-    """The supervisor ended it, so that its deaths say nothing."""
+    """True if the supervisor ended the attempt, so that the ends of ranks show no cause."""
     answers: dict[int, Stand] = field(default_factory=dict)
-    """Where the ranks stand, as they have answered since the last look."""
+    """The positions of the ranks in their code, from the answers since the last look."""
     begun: dict[int, Begun | None] = field(default_factory=dict)
-    """The collectives that the ranks have begun, as they have answered since the last look."""
+    """The collectives that the ranks have begun, from the answers since the last look."""
     collectives_s: float | None = None
-    """When a rank has answered last with the collectives that it had begun."""
+    """The time of the last answer with the collectives of a rank."""
     start_step: int | None = None
-    """Steps completed in the state it began from; None before its first step."""
+    """The steps completed in the state at the start of the attempt; None before its first step."""
     restored: dict[str, Any] | None = None
     """The data of the `restored` event, once a rank sent it."""
     skipped: set[tuple[int, int]] = field(default_factory=set)
-    """The ranges of batches that a rank has left out, as far as one was reported."""
+    """The reported ranges of batches that a rank has left out."""
     dropped_log_bytes: int = 0
     shim_count: int | None = None
     """None before the first shim reported. Ranks may report another world size than their shims."""
     shims: set[int] = field(default_factory=set)
     """The ranks whose shims have reported."""
     swept: set[int] = field(default_factory=set)
-    """The ranks of which no process is left."""
+    """The ranks that have no process left."""
     starts_again: set[int] = field(default_factory=set)
     """The ranks whose shims can start the next attempt's trainer."""
 
     @classmethod
     def begin(cls, number: int, limits: HangLimits) -> "AttemptView":
-        """Before anything was heard."""
+        """Begin an attempt without any message."""
         return cls(number=number, detector=HangDetector(limits))
 
     def heard(self, peer: Peer, message: dict[str, Any], now_s: float) -> None:
-        """Take in a message; malformed fields raise KeyError, TypeError, ValueError or IndexError."""
+        """Record a message.
+
+        Raises:
+            KeyError, TypeError, ValueError, IndexError: a field is malformed.
+        """
         kind, rank = message["kind"], peer.rank
         if kind == "hello":
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
                 if self.rank_pids.get(rank) != peer.pid:
-                    self.watched.discard(rank)  # it is a second program of the rank's command
+                    self.watched.discard(rank)  # a second program of the rank's command
                     self.lowest_watched = min(self.watched, default=None)
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
@@ -132,7 +139,8 @@ class AttemptView:
             limit_s = None if message["limit_s"] is None else float(message["limit_s"])
             self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
         elif kind == "gone":
-            # The process that reported steps ended; what the rank's command does after it has no steps.
+            # The process that reported steps ended; a later program of the rank's command has no
+            # steps.
             self.detector.finished(rank)
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
@@ -151,7 +159,7 @@ class AttemptView:
             pid, returncode = int(message["pid"]), int(message["returncode"])
             self._exited(rank, pid, returncode, float(message["at_monotonic_s"]))
         elif kind == "swept":
-            if rank not in self.swept:  # else it is repeated
+            if rank not in self.swept:  # else the message is repeated
                 self.dropped_log_bytes += int(message["log_dropped_bytes"])
             self.swept.add(rank)
         elif kind == "gone":
@@ -163,21 +171,24 @@ class AttemptView:
         self.launcher_is_gone |= not launcher_lives
         if shim.rank in self.ended:
             return
-        # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
-        # gone as well, the kernel killed the shim too.
+        # The kernel kills the rank of a killed shim, and such a shim reports no end. If the
+        # launcher is gone as well, the kernel killed the shim too.
         unexplained = self.culprit is None and not self.killed
         self.launcher_ended_first |= unexplained and not launcher_lives
         self._exited(shim.rank, self.rank_pids.get(shim.rank, shim.pid), -signal.SIGKILL, now_s)
 
     def launcher_ended(self, returncode: int) -> None:
-        """Take in how a launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
+        """Record the return code of a launcher; ranks may still end.
+
+        A negative code is the signal that ended the launcher, or its guard.
+        """
         self.launcher_is_gone = True
         self.launcher_ended_first |= (
             returncode < 0 and self.culprit is None and not self.killed and self.lost_node is None
         )
 
     def node_lost(self, name: str, ranks: Collection[int], now_s: float) -> None:
-        """Take in that a node is lost, and its ranks with it."""
+        """Record that a node is lost, and its ranks with it."""
         self.launcher_is_gone = True
         if self.lost_node is None and self.frozen is None and self.anomaly is None:
             self.lost_node = name
@@ -191,7 +202,7 @@ class AttemptView:
             self.watched.add(rank)
             lowest = self.lowest_watched
             self.lowest_watched = rank if lowest is None else min(rank, lowest)
-            self.steps.pop(rank, None)  # of a program before this one
+            self.steps.pop(rank, None)  # an earlier program of the rank reported it
             self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
@@ -211,17 +222,18 @@ class AttemptView:
         )
 
     def _went_on(self, step: int, now_s: float) -> None:
-        """See whether a rank that ended well has left the others in the middle of the training."""
+        """Record a rank that ended well but left the others in the middle of the training."""
         if self.left is not None or self.killed:
             return
         for end in self.exits:
-            # A step beyond the next one, so much later: not the last reports of ranks that complete together.
+            # A step beyond the next one, so much later, cannot be a last report of ranks that
+            # complete together.
             early = end.exit_code == 0 and end.last_step is not None and step > end.last_step + 1
             if early and now_s - end.at_monotonic_s > TOGETHER_S:
                 self.left = end
 
     def looked(self, used: Mapping[int, tuple[float, int] | None], now_s: float) -> None:
-        """Take in what was `used` by the ranks' processes (see `activity`), and what the ranks answered."""
+        """Record what the ranks' processes `used` (see `activity`), and the ranks' answers."""
         answers, self.answers = self.answers, {}
         begun, self.begun = self.begun, {}
         looks = {}
@@ -238,9 +250,13 @@ class AttemptView:
         self.detector.looked(looks, now_s)
 
     def check(self, now_s: float) -> Frozen | None:
-        """Whether the job stands still now; remembered in `frozen`. A rank that left the others is put in `left`."""
+        """Return the hang if the job stands still now, and put the hang into `frozen`.
+
+        A rank that left the others is put into `left`.
+        """
         ended = [end for end in self.exits if end.exit_code == 0 and end.last_step is not None]
-        # In a section at the end of the training, the others may go on in collectives without it.
+        # In a section at the end of the training, the others may go on in collectives without that
+        # rank.
         may_have_left = self.left is None and ended and not self.detector.in_section
         if may_have_left and self.detector.all_wait_s(now_s, quiet=True) > max(
             LEFT_S, self.detector.step_limit_s
@@ -250,7 +266,7 @@ class AttemptView:
         return self.frozen
 
     def _stopped_at_start(self, now_s: float) -> Frozen | None:
-        """Return a rank that does not report yet, and whose process has been stopped for too long."""
+        """Return the hang of a rank that does not report yet and has been stopped for too long."""
         ended = {end.rank for end in self.exits}
         limit_s = self.detector.step_limit_s
         for rank in self.rank_pids:
@@ -263,7 +279,7 @@ class AttemptView:
         return None
 
     def is_first_to_skip(self, data: Mapping[str, Any]) -> bool:
-        """Take in that a rank has left out a range of batches; return whether no other one was before it.
+        """Record a range of batches that a rank has left out; return True if the range is new.
 
         Raises:
             KeyError, TypeError, ValueError: the data is malformed.
@@ -277,22 +293,22 @@ class AttemptView:
 
     @property
     def without_a_shim(self) -> set[int]:
-        """The ranks of which no shim has reported."""
+        """Return the ranks whose shims have not reported."""
         return set(range(self.shim_count or 0)) - self.shims
 
     @property
     def all_ended(self) -> bool:
-        """Whether no process of any rank is left."""
+        """Return True if no process of any rank is left."""
         return self.shim_count is not None and len(self.swept) == self.shim_count
 
     @property
     def all_exited(self) -> bool:
-        """Whether every rank's trainer has ended; processes that a trainer has started may be left."""
+        """Return True if every rank's trainer has ended; descendants may be left."""
         return self.shim_count is not None and len(self.exits) >= self.shim_count
 
     @property
     def can_start_again(self) -> bool:
-        """Whether each rank has a shim that can start the next attempt's trainer, below living launchers."""
+        """Return True if each rank has a shim that can start a trainer, below living launchers."""
         return (
             self.shim_count is not None
             and self.shim_count == self.world_size == len(self.starts_again)
@@ -300,37 +316,37 @@ class AttemptView:
         )
 
     def leads_losses(self, rank: int) -> bool:
-        """Take in that a rank reports losses; return whether spikes are looked for in its losses."""
+        """Record that a rank reports losses; return True if spikes are looked for in its losses."""
         if self.loss_leader is None or rank < self.loss_leader:
             self.loss_leader = rank
         return rank == self.loss_leader
 
     @property
     def last_step(self) -> int | None:
-        """The highest step that any rank completed."""
+        """Return the highest step that any rank completed."""
         return max(self.steps.values(), default=None)
 
     @property
     def steps_completed(self) -> int | None:
-        """The steps of the training completed by now; None where no rank reports steps."""
+        """Return the steps of the training completed by now; None if no rank reports steps."""
         if self.last_step is not None or not self.watched:
             return self.last_step
         return 0 if self.restored is None else int(self.restored["step"])
 
     @property
     def first_failure(self) -> RankExit | None:
-        """The rank that failed first, by the time of its death."""
+        """Return the rank that failed first, by the time of its death."""
         failed = [end for end in self.exits if end.exit_code != 0]
         return min(failed, key=lambda end: end.at_monotonic_s, default=None)
 
     @property
     def culprit(self) -> RankExit | None:
-        """The end of a rank at which it began."""
+        """Return the end of the rank at which the failure began."""
         return self.left or self.first_failure
 
     @property
     def blamed_rank(self) -> int | None:
-        """The rank at which it began, where one is known."""
+        """Return the rank at which the failure began; None if unknown."""
         if self.frozen is not None:
             return self.frozen.rank
         if self.anomaly is not None:
@@ -341,14 +357,17 @@ class AttemptView:
 
     @property
     def kind_of_failure(self) -> Literal["exit", "hang", "anomaly"]:
-        """What was seen, in the ledger's word."""
+        """Return the kind of the failure, in the ledger's term."""
         if self.anomaly is not None:
             return "anomaly"
         return "hang" if self.frozen is not None else "exit"
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a rank ended well before the first failure: it completed, or left the others, which then failed."""
+        """Return True if a rank ended well before the first failure.
+
+        Such a rank completed the training, or left the others, which then failed.
+        """
         first = self.first_failure
         return (
             self.left is None
@@ -360,7 +379,7 @@ class AttemptView:
         )
 
     def context(self) -> JobContext:
-        """What to tell the diagnosis beside the logs."""
+        """Return the facts that the diagnosis needs beside the logs."""
         hang = None
         if (frozen := self.frozen) is not None:
             blamed = () if frozen.rank is None else (frozen.rank,)
@@ -384,7 +403,8 @@ class AttemptView:
                 first_step=anomaly.first_step,
                 usual=anomaly.usual,
             )
-        # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of the job, was ended.
+        # The launcher's SIGTERM after the first failure, or our SIGKILL of the job, ended these
+        # ranks: their ends show no cause.
         was_killed = self.frozen is not None or anomaly is not None
         is_explained = self.launcher_ended_first or self.lost_node or self.left is not None
         first = None if is_explained else self.first_failure
@@ -412,12 +432,13 @@ class AttemptView:
         checkpoint_step: int | None,
         mitigation: str,
     ) -> policy.Diagnosed:
-        """Return what the policy decides by.
+        """Return the facts on which the policy decides.
 
         Args:
             diagnosis: why the attempt failed.
             step: steps completed by then.
-            checkpoint_step: the newest checkpoint that the attempt leaves; for a broken loss, the one to go back to.
+            checkpoint_step: the newest checkpoint of the attempt; for a broken loss, the checkpoint
+                to go back to.
             mitigation: the advice for the user.
         """
         restored_step = None if self.restored is None else whole_number(self.restored.get("step"))
@@ -432,7 +453,7 @@ class AttemptView:
             restart_helps=diagnosis.restart_helps if self.anomaly is None else can_go_back,
             waits_for_outside=diagnosis.action == "wait_and_retry",
             killed_from_outside=diagnosis.decided_by[:1] in KILLED,
-            # What is to be done about a hang or a loss is said although its action is a restart.
+            # For a hang or a broken loss the advice is shown although the action is a restart.
             advises_only_restart=diagnosis.action == "restart" and self.kind_of_failure == "exit",
             restored_step=restored_step if self.start_step is None else self.start_step,
             healthy_step=None if self.anomaly is None else checkpoint_step,
@@ -440,7 +461,10 @@ class AttemptView:
         )
 
     def observations(self, at_s: float) -> list[str]:
-        """The lines of the observer's log, stamped `at_s` (Unix seconds): what the diagnosis cites of the ranks."""
+        """Return the lines of the observer's log, stamped `at_s` (Unix seconds).
+
+        The diagnosis cites these lines about the ranks.
+        """
         stamp = (
             datetime.fromtimestamp(at_s, UTC)
             .isoformat(timespec="milliseconds")
@@ -450,7 +474,7 @@ class AttemptView:
         return [f"{stamp} {line}\n" for line in lines]
 
     def _standing(self) -> list[str]:
-        """Where each rank stood at the last look, before anything was ended, for a job that was ended."""
+        """Return the position of each rank at the last look before a job was ended."""
         if self.frozen is None and self.left is None:
             return []
         return [

@@ -1,4 +1,4 @@
-"""Work on one incident after the other: from the moment that something failed, over its diagnosis, to the next step."""
+"""Handle one incident after the other: from the failure, over its diagnosis, to the next step."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from holdfast.recover.replay.replays import without_an_older_file
 
 
 class Casework:
-    """The incident that is being worked on, if there is one."""
+    """The incident that is being handled, if there is one."""
 
     def __init__(
         self,
@@ -41,19 +41,20 @@ class Casework:
         self._clock = clock
         self._observe = observe
         self._detected = (0.0, 0.0)
-        """When the fault happened and when it was seen, wall time."""
+        """The times when the fault happened and when the fault was seen, in Unix seconds."""
         self._failed_after: int | None = None
-        """Steps completed by then: ranks that do not wait for each other may report more before they are ended."""
+        """The steps completed by then; ranks that do not wait for each other may report more steps
+        before they are ended."""
         self._incident: Incident | None = None
-        """None once the job is training again."""
+        """None after the job trains again."""
         self._summary = ""
 
     def take_up(self) -> None:
-        """Go on with the incident of an earlier supervisor after which the job has not completed a step yet."""
+        """Go on with an earlier supervisor's incident, if no step was completed since."""
         self._incident = self._recorder.open_incident()
 
     def begin(self, view: AttemptView) -> None:
-        """Take in that an attempt has failed, as it is seen now."""
+        """Record that an attempt has failed, as its view shows."""
         if view.frozen is not None or view.anomaly is not None:
             self._recorder.ends(view.frozen, view.anomaly)
         now_s = self._clock.now_s()
@@ -63,7 +64,8 @@ class Casework:
         elif view.culprit is not None:
             fault_at_s = now_s - self._clock.monotonic_s() + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
-        # The ranks go on until they are killed, so that only the step of the anomaly is the same each time.
+        # The ranks go on until they are killed, so that only the step of the anomaly is the same
+        # each time.
         self._failed_after = view.steps_completed if view.anomaly is None else view.anomaly.step
         told = {
             "kind": view.kind_of_failure,
@@ -72,7 +74,7 @@ class Casework:
         self._observe("incident", told)
 
     async def diagnose(self, view: AttemptView, logs: LogFollower) -> policy.Diagnosed:
-        """Find out why the attempt failed, roll back what may be broken, and record the incident."""
+        """Find the cause of the failure, abandon broken state, and record the incident."""
         context = view.context()
         try:
             diagnosis = await asyncio.to_thread(logs.diagnosis, context)
@@ -103,7 +105,7 @@ class Casework:
         )
         self._incident = replace(incident, incident_id=self._recorder.incident(incident))
         self._summary = diagnosis.summary
-        if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
+        if view.frozen is not None and view.frozen.only_silence:  # the job may have been at work
             self._summary += f" {diagnosis.mitigation}"
         if finding is not None and finding.kind is not None:
             self._losses.replays.found(finding, self._incident.incident_id, view.number)
@@ -120,12 +122,12 @@ class Casework:
         return self._losses.replays.take_suspects()
 
     def replay(self) -> None:
-        """Take in that the next attempt runs the steps of the incident's broken loss again."""
+        """Begin a replay: the next attempt runs the steps of the incident's broken loss again."""
         if self._incident is not None and self._anomaly is not None:
             self._losses.replays.begin(self._incident.incident_id, self._anomaly)
 
     async def _roll_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
-        """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one."""
+        """Abandon state that may be broken; return the healthy checkpoint's step, None without one."""
         try:
             step = await self._losses.go_back(anomaly, finding)
         except (HoldfastError, OSError) as error:
@@ -136,11 +138,11 @@ class Casework:
 
     @property
     def incident(self) -> Incident | None:
-        """Return the incident that is being worked on."""
+        """Return the incident that is being handled."""
         return self._incident
 
     def add(self, sentences: Sequence[str]) -> None:
-        """Add what tests of the nodes have found to the explanation of the incident."""
+        """Add the findings of node tests to the explanation of the incident."""
         incident = self._incident
         if incident is None or not sentences:
             return
@@ -151,7 +153,7 @@ class Casework:
             self._recorder.resolved(incident.incident_id, resolve)
 
     def resolve(self, resolve: policy.Resolve) -> None:
-        """Record what is done about the incident."""
+        """Record the action taken on the incident."""
         assert self._incident is not None
         self._incident = replace(
             self._incident, action=resolve.action, explanation=resolve.explanation
@@ -165,7 +167,7 @@ class Casework:
         )
 
     def stepped(self, record: StepRecord, start_step: int) -> None:
-        """Take in the first step of an attempt, which ends the incident before it."""
+        """Record the first step of an attempt, which ends the incident before that attempt."""
         incident, self._incident = self._incident, None
         if incident is None:
             return
@@ -188,7 +190,10 @@ def _with_finding(failure: policy.Diagnosed, finding: Finding) -> policy.Diagnos
 
 
 def _rank_at_fault(view: AttemptView, diagnosis: Diagnosis) -> int | None:
-    """Return the rank at fault. Logs alone show whether a rank that ended with code 0 ended the others."""
+    """Return the rank at fault.
+
+    Only logs show if a rank that ended with code 0 ended the others.
+    """
     rank = diagnosis.scope.get("rank")
     left = diagnosis.decided_by[:1] == ("observer-left",) and isinstance(rank, int)
     return rank if left else view.blamed_rank

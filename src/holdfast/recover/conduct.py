@@ -1,6 +1,7 @@
-"""Carry out what is decided for one run: the policy's state, the present attempt, and what is done with both.
+"""Carry out the decisions for one run, with the policy's state and the present attempt.
 
-`Conduct.tell` passes an event to `policy.decide`, by way of `people.decisions`, and carries out the actions.
+`Conduct.tell` passes an event to `policy.decide`, by way of `people.decisions`, and carries out the
+actions.
 """
 
 import asyncio
@@ -36,17 +37,19 @@ from holdfast.recover.speed import Speed
 from holdfast.recover.stopping import Stopping
 
 KILL_TIMEOUT_S = 5.0
-"""How long the shims may take to end their trainers by SIGKILL, before every process of the job is ended."""
+"""Seconds for the shims to end their trainers by SIGKILL, before every process of the job is
+ended."""
 SWEEP_TIMEOUT_S = 30.0
-"""How long, likewise, they may take to end all that the trainers have started."""
+"""Seconds for the shims to end all processes of the trainers, before every process of the job is
+ended."""
 END_TIMEOUT_S = 60.0
-"""How long the nodes may take to end what is left of the job."""
+"""Seconds for the nodes to end the remaining processes of the job."""
 MOVING = "moving"
-"""The kind of the event that a move to other nodes begins, or is over."""
+"""The kind of the event that a move to other nodes begins or is over."""
 
 
 class Conduct:
-    """The decisions of one run, as they are carried out. Call all of it from one event loop."""
+    """The execution of one run's decisions. Call all methods from one event loop."""
 
     def __init__(
         self,
@@ -93,18 +96,18 @@ class Conduct:
         self._ended: asyncio.Future[Outcome] | None = None
 
     def begin(self) -> asyncio.Future[Outcome]:
-        """Return the future of how the run ends."""
+        """Return the future of the run's outcome."""
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
     def over(self, outcome: Outcome) -> None:
-        """Take in how the run has ended."""
+        """Set the outcome of the run."""
         assert self._ended is not None
         self._ended.set_result(outcome)
 
     async def end_launchers(self) -> None:
-        """End what is left of the job."""
-        with contextlib.suppress(TimeoutError):  # the nodes end what is left on their own
+        """End the remaining processes of the job."""
+        with contextlib.suppress(TimeoutError):  # the nodes end the rest on their own
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._nodes.end_launchers()
 
@@ -120,7 +123,11 @@ class Conduct:
         self.health.remember()
 
     def take_up(self, launch: Launch | None) -> None:
-        """Go on with the attempt of an earlier supervisor; `launch`: the launchers below which the attempt may run."""
+        """Go on with the attempt of an earlier supervisor.
+
+        Args:
+            launch: the launchers below which the attempt may run.
+        """
         self.view.frozen, self.view.anomaly = self._recorder.ending()
         if launch is None:
             return
@@ -131,7 +138,7 @@ class Conduct:
             self.casework.take_up()
 
     def adopted(self, *, in_place: bool) -> None:
-        """Take in that an attempt was taken over from an earlier supervisor."""
+        """Update the policy's state for an attempt taken over from an earlier supervisor."""
         moves = [
             data["is_over"] is False
             for _, at, data in self._recorder.events(MOVING)
@@ -147,7 +154,10 @@ class Conduct:
         self.tasks.spawn(self._see_through())
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Stop the run, see `Stopping.ask`; where Kubernetes ends one pod and a spare is free, leave that pod alone."""
+        """Stop the run, see `Stopping.ask`.
+
+        If Kubernetes ends one pod and a spare is free, only that pod's node is left.
+        """
         if by == "SIGTERM" and is_in_pod():
             is_leaving = any(
                 one.node_id == where and one.is_leaving for one in self._nodes.connected
@@ -165,11 +175,11 @@ class Conduct:
             self.tell(policy.NodesBack())
 
     def all_ended(self) -> None:
-        """Take in that no trainer of the present attempt is left."""
+        """Record that no trainer of the present attempt is left."""
         self._all_ended.set()
 
     def tell(self, event: modes.Event) -> None:
-        """Decide what to do about an event, and do that."""
+        """Decide on an event, and carry out the decision."""
         before, view, now_s = self.state, self.view, self._clock.monotonic_s()
         verdict = self.decisions.decide(view, before, event, now_s)
         self.state = verdict.state
@@ -216,7 +226,7 @@ class Conduct:
                 self._end(action)
 
     def _launch_anew(self) -> None:
-        """Take in that the present attempt needs other launchers, whatever the policy allows."""
+        """Record that the attempt needs other launchers, even if the policy allows the present ones."""
         self.launches.attempt = self.view.number
         self.state = replace(self.state, in_place=False)
 
@@ -261,7 +271,7 @@ class Conduct:
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number, "in_place": in_place})
         self.launches.start(number, chosen)
-        if self._kill_asked.is_set():  # while it was being started
+        if self._kill_asked.is_set():  # during the start
             self._kill()
         await self._see_through()
 
@@ -278,9 +288,9 @@ class Conduct:
         self.tell(policy.JobExited(returncode))
 
     async def _end_of_attempt(self) -> int:
-        """Wait until no trainer is left; return 0 where all of them ended well.
+        """Wait until no trainer is left; return 0 if all trainers ended well.
 
-        The launchers and the shims stay where the next attempt can start below them.
+        The launchers and the shims stay if the next attempt can start below them.
         """
         ended = asyncio.create_task(self._all_ended.wait())
         over = asyncio.create_task(self._nodes.all_launchers_ended())

@@ -1,4 +1,4 @@
-"""Start the attempts of a run: launchers on enough nodes, or trainers below the launchers that are there."""
+"""Start a run's attempts: launchers on enough nodes, or trainers below the present launchers."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ from holdfast.recover.slurm.requeue import Requeue
 from holdfast.recover.spec import RunSpec
 
 NODES_S = 1800.0
-"""How long a launch waits for nodes that are missing."""
+"""Seconds for which a launch waits for missing nodes."""
 SPARE_S = 10.0
-"""How long a launch waits for another node, before it takes one that tests have found bad."""
+"""Seconds for which a launch waits for another node, before it uses a node that tests found bad."""
 NEEDS_ALL = "needs_all_nodes"
 """The kind of the event that the job could not start on fewer nodes."""
 
@@ -68,7 +68,7 @@ class Launches:
             limit=spec.restarts.max_restarts,
         )
         self._order: dict[str, Any] | None = None
-        """What the shims were sent to start the present attempt, where that began in place."""
+        """The message that started the present attempt in place; None if it began with a launch."""
         self.attempt = 0
         """The attempt for which the launchers were started."""
         self._moves_ranks = False
@@ -76,21 +76,28 @@ class Launches:
         """True if the job could not start on fewer nodes."""
 
     def move_ranks(self, *, moves: bool) -> bool:
-        """Have each rank of the next attempt run on another node, or on another GPU of the only node, if `moves`.
+        """Have each rank of the next attempt run on another node if `moves`.
+
+        On a single node each rank runs on another GPU.
 
         Returns:
-            True if that needs a launch, since there are several nodes.
+            True if the move needs a launch, since there are several nodes.
         """
         self._moves_ranks = moves
         return moves and len(self._nodes.launched) > 1
 
     def take_over(self, launched: int, number: int) -> None:
-        """Go on with the attempt of an earlier supervisor, below launchers that were started for another or for it."""
+        """Go on with the attempt of an earlier supervisor.
+
+        Args:
+            launched: the attempt for which the launchers were started.
+            number: the attempt.
+        """
         self.attempt = launched
         self._order = None if launched == number else self._order_of(number)
 
     def is_present(self, peer: Peer, message: Mapping[str, Any], number: int) -> bool:
-        """Return whether a message is of the attempt `number`; a shim takes part in several."""
+        """Return True if a message is of the attempt `number`; a shim serves several attempts."""
         if peer.role == "shim" and peer.attempt >= self.attempt:
             return bool(message.get("attempt", number) == number)
         return peer.attempt == number
@@ -108,10 +115,11 @@ class Launches:
     async def choose(
         self, given_up: asyncio.Event
     ) -> tuple[list[Node], int] | policy.JobExited | policy.NodesMissing:
-        """Wait for enough nodes, test them where that is due; return those to launch on, and a free port of the first.
+        """Wait for enough nodes, and test the nodes if that is due.
 
         Returns:
-            Or what happened instead: the attempt was given up before it began, or nodes were missing for too long.
+            The nodes for the launch, and a free port of the first node. If the attempt was given up
+            before it began, or nodes were missing for too long: this event.
         """
         while True:
             found = await self._choose(given_up)
@@ -158,9 +166,10 @@ class Launches:
         )
 
     async def _gather(self, given_up: asyncio.Event) -> int | None:
-        """Wait for enough nodes; return for how many there are enough, None where there are too few.
+        """Wait for enough nodes; return the size of the launch, None without enough.
 
-        After a while without others, cordoned nodes are taken back. Then a smaller size is taken.
+        After a while without other nodes, cordoned nodes are taken back. Then a smaller size is
+        used.
         """
         for _ in range(round(NODES_S / SPARE_S)):
             if await self._nodes.gather(self._nnodes, given_up, timeout_s=SPARE_S):
@@ -188,7 +197,7 @@ class Launches:
 
     @property
     def can_grow(self) -> bool:
-        """Return whether there are nodes for a larger size than the one that the job runs on."""
+        """Return True if there are nodes for a larger size than the present size of the job."""
         present = len(self._nodes.launched)
         if not 0 < present < self._nnodes:
             return False
@@ -196,14 +205,15 @@ class Launches:
         return size is not None and size > present
 
     def remember(self) -> None:
-        """Go on with what an earlier supervisor had found since a person has started the run last."""
+        """Go on with an earlier supervisor's findings since a person last started the run."""
         kinds = [kind for kind, _, _ in self._recorder.events("begun", NEEDS_ALL)]
         self._needs_all = kinds[-1:] == [NEEDS_ALL]
 
     def failed(self, failure: policy.Diagnosed) -> policy.Diagnosed:
-        """Take in why an attempt has failed; return the diagnosis as the policy must see it.
+        """Return the diagnosis of a failed attempt as the policy must see it.
 
-        State that belongs to the number of ranks cannot be restored on fewer nodes, but can be on all nodes.
+        State that belongs to the number of ranks cannot be restored on fewer nodes, but can be on
+        all nodes.
         """
         size = len(self._nodes.launched)
         has_started = failure.has_stepped or self._order is not None
@@ -219,7 +229,7 @@ class Launches:
         return replace(failure, restart_helps=True, because=why)
 
     def start(self, number: int, chosen: tuple[list[Node], int] | None) -> None:
-        """Start an attempt on the nodes that were chosen; None: below the launchers that are there."""
+        """Start an attempt on the chosen nodes; None: below the present launchers."""
         if chosen is None:
             self._order = self._order_of(number)
             self._nodes.send(self._order, to="shim")

@@ -1,4 +1,4 @@
-"""Look at the ranks' losses, and keep the marks of the checkpoints to which a broken loss goes back."""
+"""Look at the ranks' losses, and mark the checkpoints to which a broken loss goes back."""
 
 import asyncio
 import functools
@@ -40,13 +40,14 @@ class Losses:
     def look(
         self, view: AttemptView, rank: int, message: Mapping[str, Any], *, is_held: bool = False
     ) -> Anomaly | None:
-        """Take in a step report of a rank; return an anomaly once it is certain.
+        """Record a step report of a rank; return an anomaly once it is certain.
 
         Args:
-            view: of the attempt.
+            view: the view of the attempt.
             rank: the reporting rank.
             message: the report.
-            is_held: a broken loss waits for a person's decision: until then no checkpoint becomes healthy.
+            is_held: True if a broken loss waits for a person's decision: until then no checkpoint
+                becomes healthy.
 
         Raises:
             KeyError, TypeError, ValueError: the report is malformed.
@@ -68,29 +69,29 @@ class Losses:
         return replace(found, batches=led)
 
     def accept(self, anomaly: Anomaly) -> None:
-        """Take the losses as they are now, with this anomaly, for ordinary ones."""
+        """Accept the present losses, with this anomaly, as ordinary ones."""
         self._anomalies.accept()
         self.replays.accepted(anomaly)
 
     def restarted(self, start_step: int) -> None:
-        """Take in the step that an attempt goes on from, with its first step."""
+        """Record the step from which an attempt goes on, at its first step."""
         self._anomalies.restarted(start_step)
         self._trail.restarted()
 
     def saved(self, view: AttemptView, path: Path, step: int) -> None:
-        """Take in a checkpoint that is durable."""
+        """Record a checkpoint that is durable."""
         if view.loss_leader is None:
             self._gate.folders.add(path.parent)  # without losses nothing becomes healthy
         elif self._gate.saved(path, step):
             self._mark(path, functools.partial(hold, path))
 
     def restored(self, step: int) -> None:
-        """Take in the checkpoint from which an attempt goes on."""
+        """Record the checkpoint from which an attempt goes on."""
         for left in self._gate.restored(step):
             self._mark(left, functools.partial(let_go, left))
 
     def broken(self, anomaly: Anomaly) -> policy.LossBroken:
-        """Return what the policy decides by."""
+        """Return the event on which the policy decides."""
         return policy.LossBroken(
             step=anomaly.step,
             is_spike=anomaly.kind == "spike",
@@ -99,11 +100,11 @@ class Losses:
         )
 
     async def go_back(self, anomaly: Anomaly, finding: Finding) -> int | None:
-        """Abandon what may be broken; return the step of the healthy checkpoint to go on from, None without one.
+        """Abandon state that may be broken; return the healthy checkpoint's step, None without one.
 
-        Where batches from before the anomaly are left out as well, a checkpoint from before these batches is taken if
-        there is one: a newer state has trained on some of them. Where a checkpoint may be damaged, an older one is
-        taken if there is one.
+        If batches from before the anomaly are left out as well, a checkpoint from before these
+        batches is preferred: a newer state has trained on some of them. If a checkpoint may be
+        damaged, an older one is used, if there is one.
 
         Args:
             anomaly: the broken loss.
@@ -133,7 +134,7 @@ class Losses:
         return [anomaly.first_step - 1 - earlier, anomaly.first_step]
 
     def close(self) -> None:
-        """Change no marks any more."""
+        """Stop all changes of marks."""
         self.replays.close()
         for task in self._marking:
             task.cancel()

@@ -1,4 +1,4 @@
-"""How a run ended, and what its user is told besides."""
+"""The outcome of a run, with remarks for the user."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ NO_STEP = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The outcome of a run."""
 
     state: str
     exit_code: int

@@ -1,4 +1,4 @@
-"""What a run is: the command, and how it is supervised. Validated before any work."""
+"""The specification of a run: the command and its supervision, validated before any work."""
 
 import importlib.util
 import shlex
@@ -18,40 +18,42 @@ from holdfast.recover.policy import RestartLimits
 
 MIB = 1024 * 1024
 TestNodes = Literal["auto", "always", "never"]
-"""When the nodes of a run are tested before a launch."""
+"""The choices for tests of the nodes before a launch."""
 SHIM = Path(sys.executable).with_name("holdfast-rank")
 """The console script of `shim.rank_shim`, installed beside this interpreter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that `holdfast run` was told.
+    """The options of `holdfast run`, for one run.
 
     Raises:
-        BadUse: a value that cannot work; the message names it and what is allowed.
+        BadUse: a value cannot work; the message names the option and the allowed values.
         NotFound: the command's script does not exist.
     """
 
     command: tuple[str, ...]
     cwd: str
     nproc: int = 1
-    """Ranks on each node; a `torchrun` command says that itself."""
+    """Ranks on each node; a `torchrun` command has its own option."""
     nnodes: int = 1
+    """The number of nodes that train."""
     min_nodes: int | None = None
     """The fewest nodes on which the job may go on; None: `nnodes`."""
-    """Nodes that train."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
     healthy_after: int = 20
-    """After so many steps with an ordinary loss a checkpoint is healthy; 0: losses are not looked at."""
+    """Steps with an ordinary loss after which a checkpoint is healthy; 0: losses are not
+    watched."""
     test_nodes: TestNodes = "auto"
-    """When nodes are tested before a launch: after a failure that a node may have caused, each time, or never."""
+    """The tests of nodes before a launch: `auto` after a failure that a node may have caused;
+    `always` each time; `never` at no time."""
     fresh: bool = False
-    """Whether checkpoints of other runs are set aside."""
+    """True if checkpoints of other runs are set aside."""
     log_max_mib: int = 64
-    """How much of each rank's output is kept, an attempt."""
+    """The most output that is kept of each rank in an attempt, in MiB."""
     mode: Mode = "act"
-    """Which decisions are carried out, see `people.modes`."""
+    """The decisions that are carried out, see `people.modes`."""
 
     def __post_init__(self) -> None:
         _require(bool(self.command), "command", "nothing", "the job's command after `--`")
@@ -140,7 +142,7 @@ class RunSpec:
     def _check_torchrun(words: list[str]) -> None:
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if word.endswith(".py") or word in ("-m", "--module"):
-                return  # from here on they are the script's own
+                return  # from here on the options are the script's own
             option, _, value = word.replace("_", "-").partition("=")
             value = value or following
             if option == "--max-restarts" and value != "0":
@@ -171,13 +173,14 @@ class RunSpec:
 
     @property
     def is_torchrun(self) -> bool:
-        """Whether the user's command is PyTorch's launcher itself."""
+        """Return True if the user's command is PyTorch's launcher itself."""
         return Path(self.command[0]).name == "torchrun"
 
     def _program(self) -> str | None:
-        """The command's program: as the shell finds it, else beside Holdfast's own interpreter.
+        """Return the command's program, from the shell's path or beside Holdfast's interpreter.
 
-        The latter for whoever did not activate its environment, or has a `python3` but no `python`.
+        The second place serves users who did not activate the environment, or have `python3` but no
+        `python`.
         """
         name = self.command[0]
         beside = Path(self.cwd) / name if "/" in name else Path(sys.executable).parent / name
@@ -188,8 +191,8 @@ class RunSpec:
 
         Args:
             node_rank: the place of the node among `nnodes`.
-            address: of the node with the rank 0.
-            port: where its launcher's store listens.
+            address: the address of the node with the rank 0.
+            port: the port of the launcher's store on that node.
         """
         program = self._program()
         assert program is not None, "checked when this was made"
@@ -217,20 +220,20 @@ class RunSpec:
         ]
 
     def rank_python(self) -> str:
-        """The interpreter of a `torchrun` command's ranks: the one beside that torchrun."""
+        """Return the interpreter of a `torchrun` command's ranks, from beside that torchrun."""
         program = self._program()
         beside = Path(program).with_name("python") if self.is_torchrun and program else None
         return str(beside) if beside is not None and beside.exists() else sys.executable
 
     def to_options(self) -> dict[str, Any]:
-        """As the ledger keeps it; `from_options` reads it back."""
+        """Return the options in the form of the ledger; `from_options` reads this form."""
         options = asdict(self)
         del options["command"], options["cwd"]
         return options
 
     @classmethod
     def default_options(cls) -> dict[str, Any]:
-        """The options of a run of which nothing was said."""
+        """Return the options of a run without any given option."""
         return {
             "nproc": cls.nproc,
             "nnodes": cls.nnodes,
@@ -246,7 +249,7 @@ class RunSpec:
 
     @classmethod
     def from_options(cls, command: list[str], cwd: str, options: dict[str, Any]) -> Self:
-        """The spec of a run that the ledger holds; options of a later Holdfast are left out."""
+        """Return the specification of a run in the ledger, without options of a later Holdfast."""
         known = {item.name for item in fields(cls)}
         values = {name: value for name, value in options.items() if name in known}
         values["restarts"] = RestartLimits(**values["restarts"])

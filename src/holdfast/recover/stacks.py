@@ -1,7 +1,8 @@
-"""Read the stacks of a rank's threads: a thread of the rank reads them, and the supervisor interprets them.
+"""Read the stacks of a rank's threads in the rank, and interpret the stacks in the supervisor.
 
-Reading needs no signal, debugger or source file. The reading thread therefore neither disturbs a rank that works nor
-waits for a file system that hangs. A rank whose native code keeps the interpreter's lock does not answer.
+Reading needs no signal, debugger or source file. So the reading thread neither disturbs a rank that
+works nor waits for a file system that hangs. A rank whose native code keeps the interpreter's lock
+does not answer.
 """
 
 import dis
@@ -17,7 +18,8 @@ from typing import Any
 MAIN_FRAMES = 24
 OTHER_FRAMES = 2
 THREADS = 32
-"""Limit for the threads of a message: the rest is left out, so that the message stays within the channel's bound."""
+"""The most threads in a message: the others are left out, so that the message stays within the
+channel's bound."""
 TEXT_CHARACTERS = 160
 
 _LOADS = frozenset(
@@ -31,14 +33,17 @@ _COLLECTIVES = frozenset(
         "torch.nn.parallel.distributed",
     }
 )
-"""Modules of collectives, not all of torch.distributed: its checkpoints and its launcher do other work."""
+"""Modules of collectives, not all of torch.distributed: its checkpoints and its launcher do other
+work."""
 _DEVICE_CALLS = frozenset({"item", "cpu", "tolist", "numpy", "to", "synchronize", "wait"})
 """Native calls that wait for a GPU or for a collective started before."""
 _THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _USERS = ("holdfast.recover.shim.", "holdfast.testing.")
-"""Modules that stand below the user's script, in a trainer that was started again, or for the user's code, in tests."""
+"""Modules that stand below the user's script, in a trainer that was started again, or for the
+user's code, in tests."""
 _MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
-"""Modules of threads that release nothing for the user's code: each wait for these threads has a timeout."""
+"""Modules of threads that release nothing for the user's code: each wait for these threads has a
+timeout."""
 
 
 class Place(Enum):
@@ -62,7 +67,7 @@ class Stand:
 
 
 def thread_stacks() -> list[dict[str, Any]]:
-    """Read the stacks of all threads of this process but the calling one, the main thread's first, as plain JSON."""
+    """Return the stacks of all other threads, the main thread's first, as plain JSON."""
     threads = {thread.ident: thread for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()  # the documented way to the frames of other threads
@@ -100,7 +105,7 @@ def thread_stacks() -> list[dict[str, Any]]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Return whether Holdfast's own code is among the callers, up to the call that runs the user's script."""
+    """Return True if Holdfast's code is among the callers, up to the call of the user's script."""
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith("holdfast.") and not name.startswith(_USERS):
@@ -131,10 +136,11 @@ def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
 
 
 def _call(frame: FrameType) -> str:
-    """Return the native call that a frame is in: name and number of arguments, as `acquire/0`; `with` on entering one.
+    """Return the native call that a frame is in: name and number of arguments, as `acquire/0`.
 
-    `acquire/0` is a wait for a lock between threads. Another object may have a method of this name, and another process
-    may release that object: such a call is `other acquire/0`.
+    `with` stands for the entry of a with statement. `acquire/0` is a wait for a lock between
+    threads. Another object may have a method of this name, and another process may release that
+    object: such a call is `other acquire/0`.
     """
     before = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     if not before:
@@ -144,7 +150,7 @@ def _call(frame: FrameType) -> str:
         return "with"
     if not now.opname.startswith("CALL") or now.positions is None or now.positions.lineno is None:
         return ""
-    # The callee begins where the call begins: in `a.b.acquire()`, the last load from there is `acquire`.
+    # The callee begins where the call begins: in `a.b.acquire()`, the last load there is `acquire`.
     start = now.positions.lineno, now.positions.col_offset
     loads = [
         one
@@ -162,7 +168,7 @@ def _call(frame: FrameType) -> str:
 
 
 def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
-    """Return whether the loads lead to a lock of this process; reading attributes runs no code of the user's."""
+    """Return True if the loads lead to a lock of this process; no user code runs for that."""
     found: Any = None
     for load in loads:
         if load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -175,7 +181,7 @@ def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
 
 
 def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
-    """Return the position of the main thread of a rank, from the stacks that `thread_stacks` returned there.
+    """Return the position of a rank's main thread, from the result of `thread_stacks` in the rank.
 
     Raises:
         KeyError, TypeError, ValueError: the message is malformed.
@@ -216,7 +222,7 @@ def _place(
 
 
 def _may_release(thread: Mapping[str, Any]) -> bool:
-    """Return whether a thread may go on by itself and then release a lock.
+    """Return True if a thread may go on by itself and then release a lock.
 
     A thread may go on by itself at the end of a timeout or of a read, for example.
     """

@@ -1,17 +1,21 @@
 """Find a loss that is not a finite number, or that stays far above its usual values.
 
-One step alone proves nothing: a script may itself leave out a step whose loss is NaN, and single outliers are noise. So
-an anomaly needs the same at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in a row. A rank that has never reported a finite
-loss is passed over: a stage of a pipeline may report NaN for want of a loss.
+One step alone proves nothing: a script may itself leave out a step whose loss is NaN, and single
+outliers are noise. So an anomaly needs such losses at `NOT_FINITE_STEPS` or `SPIKE_STEPS` steps in
+a row. A rank that has never reported a finite loss is passed over: a stage of a pipeline without a
+loss may report NaN.
 
-A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary steps (robust
-statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before, and it must be higher than each of them.
-A loss that falls all the time widens that deviation. So it is also compared with the median of the last `LEVEL` steps,
-and with how far ordinary losses were from that median when they came; it must be farther than each of them, and higher
-than the last `LEAST_STEPS`. Until so many steps are known, as in the warm-up, only losses that are not finite count.
+A loss is compared with the median and the median absolute deviation of the last `WINDOW` ordinary
+steps (robust statistics: Rousseeuw and Croux, JASA 88, 1993), never with the loss before. A spike
+must also be higher than each loss of these steps.
 
-A loss that explodes may be finite for some steps before it is infinite or NaN. Such steps belong to the anomaly, so
-that the anomaly begins where the loss left its usual values.
+A loss that falls all the time widens that deviation. So a falling loss is compared with the median
+of the last `LEVEL` steps, and with the distances of ordinary losses from this median at their time.
+A spike must be farther than each of these distances, and higher than the last `LEAST_STEPS` losses.
+Until so many steps are known, as in the warm-up, only losses that are not finite count.
+
+A loss that explodes may be finite for some steps before it is infinite or NaN. Such steps belong to
+the anomaly, so that the anomaly begins where the loss left its usual values.
 """
 
 import math
@@ -26,28 +30,31 @@ WINDOW = 256
 LEAST_STEPS = 64
 LEVEL = 32
 FALL = 0.02
-"""A loss falls all the time where the median of each quarter of the steps is lower by such a part than the last one."""
+"""A loss falls all the time if the median of each quarter of the steps is lower than the last one
+by this share."""
 NOT_FINITE_STEPS = 2
 SPIKE_STEPS = 3
 RISE_STEPS = 5
-"""At most so many finite steps of a rise come before a loss that is not finite, where no level is known yet."""
+"""The most finite steps of a rise before a loss that is not finite, if no level is known yet."""
 RISE = 2.0
-"""The losses of such a rise are so many times higher than each loss before them."""
+"""The factor by which the losses of such a rise exceed each loss before them."""
 DEVIATIONS = 8.0
-"""So many standard deviations above the median; losses have heavy tails."""
+"""The standard deviations of a spike above the median; losses have heavy tails."""
 LEAST_RISE = 0.25
-"""A spike is at least so large a part of the median above the median: other data may raise a loss a little for long."""
+"""The least share of the median by which a spike exceeds the median: other data may raise a loss a
+little for long."""
 NORMAL = 1.4826
 """The standard deviation of normal values over their median absolute deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Anomaly:
-    """A loss that shows that the state of the training is broken."""
+    """A loss that shows a broken state of the training."""
 
     kind: Literal["not finite", "spike"]
     first_step: int
-    """The first of the steps in a row that show the anomaly, finite steps of an exploding loss included."""
+    """The first of the steps in a row that show the anomaly, including finite steps of an exploding
+    loss."""
     step: int
     """The step at which the anomaly was certain."""
     value: float
@@ -55,11 +62,13 @@ class Anomaly:
     usual: float | None = None
     """The median of the last ordinary losses; None where too few are known."""
     limit: float | None = None
-    """The lowest loss that would have been a spike; None likewise."""
+    """The lowest loss that would have been a spike; None where too few losses are known."""
     batches: tuple[int, int] | None = None
-    """The first and the last of the batches that led there; None where the rank reports none."""
+    """The first and the last of the batches that led to the anomaly; None where the rank reports
+    none."""
     rank: int | None = None
-    """The only rank whose loss was not finite where the anomaly began; None where several were, or one rank reports."""
+    """The only rank whose loss was not finite at the beginning of the anomaly; None where several
+    were, or one rank reports."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values; JSON has no NaN and no infinity."""
@@ -79,7 +88,7 @@ class Anomaly:
 
 
 class AnomalyDetector:
-    """Receives the losses of one run, also across its attempts."""
+    """A detector that receives the losses of one run, also across its attempts."""
 
     def __init__(self) -> None:
         self._ordinary: deque[tuple[int, float, float]] = deque(maxlen=WINDOW)
@@ -110,19 +119,19 @@ class AnomalyDetector:
 
     @property
     def is_calm(self) -> bool:
-        """Return whether no sign of an anomaly is there, and whether a sign would have been seen."""
+        """Return True if there is no sign of an anomaly, and a sign would have been seen."""
         return not (self._high or self._not_finite or self._learns_anew)
 
     def look(self, rank: int, step: int, loss: float | None, *, leads: bool) -> Anomaly | None:
-        """Take in the loss of a rank's step; return the anomaly that is certain with this step.
+        """Record the loss of a rank's step; return the anomaly that is certain with this step.
 
         Args:
             rank: the reporting rank.
-            step: steps completed. A second report of a step is passed over; a step below the last one means that the
-                script counts anew.
-            loss: None where the rank reports no loss.
-            leads: whether spikes are looked for in this rank's losses. The losses of different ranks differ, so that
-                one rank alone leads.
+            step: steps completed. A second report of a step is passed over; a step below the last
+                one means that the script counts anew.
+            loss: the loss; None if the rank reports no loss.
+            leads: True if spikes are looked for in this rank's losses. The losses of different
+                ranks differ, so that one rank alone leads.
         """
         if loss is None:
             return None
@@ -149,7 +158,8 @@ class AnomalyDetector:
         usual, _ = self._usual()
         first_step = self._rises_from(steps[0])
         others = [last for other, last in self._last_finite.items() if other != rank]
-        # The gradients of all ranks are summed, so one step later the losses of all of them are not finite.
+        # The gradients of all ranks are summed, so one step later the losses of all ranks are not
+        # finite.
         is_alone = first_step == steps[0] and bool(others) and min(others) >= first_step
         self._forget_signs()
         return Anomaly(
@@ -162,7 +172,7 @@ class AnomalyDetector:
         )
 
     def _rises_from(self, step: int) -> int:
-        """Return the first of the leading rank's high steps in a row that lead up to `step`; `step` where none does."""
+        """Return the first of the leading rank's high steps up to `step`; `step` without one."""
         if self._high:
             return min(step, self._high[0])
         if self._usual()[1] is not None:
@@ -200,7 +210,7 @@ class AnomalyDetector:
         return [loss for _, loss, _ in islice(self._ordinary, first, None)]
 
     def _usual(self) -> tuple[float | None, float | None]:
-        """Return the level of ordinary losses, and the limit of a spike; None where too few are known."""
+        """Return the level of ordinary losses, and a spike's limit; None if too few are known."""
         if len(self._ordinary) < LEAST_STEPS:
             return None, None
         losses = self._last(WINDOW)
@@ -219,9 +229,10 @@ def _falls(losses: Sequence[float]) -> bool:
 
 
 def _limit(level: float, values: Sequence[float], *, highest: float) -> float | None:
-    """Return the lowest loss that is no noise about a level, given the spread of values; None where all are equal.
+    """Return the lowest loss above the noise about a level; None if most values are equal.
 
-    Where most losses are equal, as zeros are, nothing shows how far they may be from each other.
+    The spread of `values` gives the noise. If most losses are equal, as zeros are, nothing shows
+    how far losses may be from each other.
     """
     middle = median(values)
     deviation = NORMAL * median(abs(value - middle) for value in values)

@@ -1,4 +1,4 @@
-"""Find the nodes that are about to be taken away, by the notices of schedulers and administrators."""
+"""Find nodes that are about to be taken away, by notices of schedulers and administrators."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class LeavingNode:
 
     culprit: str
     kind: str
-    """The kind of the notice that comes first, see `signals.facts.NoticeKind`."""
+    """The kind of the first notice, see `signals.facts.NoticeKind`."""
     left_s: float | None
     """Seconds until the node is taken away; None if unknown."""
     evidence: tuple[str, ...]
@@ -23,7 +23,7 @@ def look(notices: Mapping[str, Sequence[Notice]], now_s: float) -> tuple[Leaving
     """Return the nodes with notices, by name.
 
     Args:
-        notices: the notices of each node that hold.
+        notices: the present notices of each node.
         now_s: the present time, in Unix seconds.
     """
     found = []

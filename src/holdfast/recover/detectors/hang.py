@@ -1,19 +1,30 @@
-"""Finds a job that stands still, and the rank to blame. Pure: told what happened and when, asked now and then.
+"""Find a job that stands still, and the rank to blame.
 
-A rank is silent since its last step or the end of its last section (save, restore, evaluate). Silence alone is no hang:
-the rank may evaluate, export, or upload after its last step, so it has `silence_s`, or twice the longest pause that the
-attempt made so far. With a second sign the limit is short: `factor` times the recent median step time, at least
-`floor_s`. The second sign is a state that cannot be work, seen at each look for as long as the limit: the process is
-stopped, or stuck in the kernel without finishing a read or write; its main thread waits for a lock that no thread of it
-can release; or all ranks wait in collectives. A section may have a limit of its own. Without one it has the limit of
-silence, or twice the longest section of the attempt. Within a section only collectives are no sign, since an
-evaluation waits in them too. The time before an attempt's first step, when ranks compile and load, has a limit of its
-own. While any rank is in a section, the others' silence is waiting for it and counts for nothing: a false alarm costs
-more than a late one.
+The detector is pure: it receives events with their times.
 
-What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it alone has
-not begun a collective that others have begun, and waits for nobody, neither by PyTorch's recorder nor by its stack; its
-stack alone is outside the collective in which the others wait; it waits for such a lock; it is behind the others.
+A rank is silent since its last step or the end of its last section (save, restore, evaluate).
+Silence alone is no hang: the rank may evaluate, export, or upload after its last step. So a silent
+rank has `silence_s`, or twice the longest pause of the attempt so far.
+
+With a second sign the limit is short: `factor` times the recent median step time, at least
+`floor_s`. The second sign is a state that cannot be work, seen at each look for as long as the
+limit: the process is stopped, or stuck in the kernel without finishing a read or write; its main
+thread waits for a lock that no thread of the process can release; or all ranks wait in collectives.
+
+A section may have a limit of its own. Without such a limit the section has the limit of silence, or
+twice the longest section of the attempt. Within a section only collectives are no sign, since an
+evaluation waits in collectives too. The time before an attempt's first step, when ranks compile and
+load, has a limit of its own. While any rank is in a section, the silence of the others is a wait
+for that rank and does not count: a false alarm costs more than a late one.
+
+Signs that single out the frozen rank, the strongest first:
+
+- The kernel reports that its process is stopped or stuck.
+- The rank alone has not begun a collective that others have begun, and waits for no other rank,
+  neither by PyTorch's recorder nor by its stack.
+- The stack of this rank alone is outside the collective in which the others wait.
+- The rank waits for a lock as above.
+- The rank is behind the others.
 """
 
 from collections import deque
@@ -31,39 +42,40 @@ STUCK_STATES = {"disk-sleep": "D"}
 
 LONGEST_PAUSE_FACTOR = 2.0
 LOOKS_WITHIN_LIMIT = 8
-"""So many looks at a silent rank within its limit, from half of it on."""
+"""The number of looks at a silent rank within its limit, from half of the limit on."""
 LONGEST_BETWEEN_LOOKS_S = 10.0
 SHORTEST_BETWEEN_LOOKS_S = 0.5
 IDLE_CPU_SHARE = 0.05
-"""A process that uses less of a core than this does no work; answering a look costs some."""
+"""The share of a core below which a process does no work; the answer to a look costs some CPU
+time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangLimits:
-    """When silence is a hang; all in seconds but the factor."""
+    """The limits after which silence is a hang, in seconds except for the factor."""
 
     factor: float = 10.0
     floor_s: float = 60.0
     first_step_s: float = 1800.0
     section_s: float = 900.0
-    """In a section without a limit of its own, at least; never less than `silence_s`."""
+    """The least limit in a section without a limit of its own; never less than `silence_s`."""
     silence_s: float = 1800.0
-    """Between steps, where nothing but silence is known."""
+    """The limit between steps, if there is no second sign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What is seen of one rank's process at one moment; None where it cannot be seen."""
+    """A view of one rank's process at one moment; None for values that cannot be seen."""
 
     state: str | None = None
-    """As psutil names it."""
+    """The process state, in psutil's terms."""
     cpu_s: float | None = None
-    """CPU time of the process and its children."""
+    """The CPU time of the process and its children."""
     io_bytes: int | None = None
-    """What they have read and written."""
+    """The bytes that the process and its children have read and written."""
     stand: Stand | None = None
     begun: Begun | None = None
-    """The collectives that it has begun."""
+    """The collectives that the rank has begun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,26 +85,29 @@ class Frozen:
     waited_s: float
     limit_s: float
     rank: int | None
-    """The rank to blame; None where none stands out."""
+    """The rank to blame; None if no rank stands out."""
     state: str | None = None
-    """The letter of that rank's process state, where that told it apart."""
+    """The letter of that rank's process state, if the state singled out the rank."""
     behind_at_step: int | None = None
-    """The last step of that rank, where being behind told it apart."""
+    """The last step of that rank, if being behind singled out the rank."""
     why: str | None = None
-    """What else tells the rank apart, or what all ranks do."""
+    """Other evidence that singles out the rank, or the common state of all ranks."""
     only_silence: bool = False
-    """No second sign was seen."""
+    """True if no second sign was seen."""
     option: str | None = None
-    """The option that sets this limit of silence; None where a second sign was seen.
+    """The option that sets this limit of silence; None if a second sign was seen.
 
-    A section's own limit takes its place.
+    A section's own limit takes the place of this limit.
     """
     is_locked: bool = False
-    """The rank to blame waits for a lock that no thread of it can release."""
+    """True if the rank to blame waits for a lock that no thread of its process can release."""
 
     @property
     def is_of_software(self) -> bool:
-        """Whether no hardware can be the cause: a signal has stopped the process, or its own lock holds it."""
+        """Return True if hardware cannot be the cause.
+
+        A signal has stopped the process, or a lock of the process blocks it.
+        """
         return self.is_locked or self.state in STOPPED_STATES.values()
 
 
@@ -103,23 +118,23 @@ class _Rank:
     section_since_s: float | None = None
     """None outside sections."""
     section_limit_s: float | None = None
-    """The section's own limit, where it has one."""
+    """The section's own limit, if there is one."""
     stopped_since_s: float | None = None
     done: bool = False
     look: Look | None = None
-    """The last one since its last sign."""
+    """The last look since the rank's last sign."""
     look_s: float = 0.0
     stand: Stand | None = None
-    """The last that it answered since its last sign."""
+    """The last answered position since the rank's last sign."""
     stuck_since_s: float | None = None
     locked_since_s: float | None = None
     waits_since_s: float | None = None
-    """Since when every look found it in the same wait for other ranks."""
+    """The time since when every look found the rank in the same wait for other ranks."""
     quiet_since_s: float | None = None
-    """Since when it also has neither read nor written."""
+    """The time since when the rank has also neither read nor written."""
 
     def sign(self, now_s: float) -> None:
-        """It reported something: what was seen before counts no more."""
+        """Record a sign of life: earlier looks do not count any more."""
         self.last_sign_s, self.look, self.stand = now_s, None, None
         self.stuck_since_s = self.locked_since_s = self.waits_since_s = self.quiet_since_s = None
 
@@ -144,30 +159,31 @@ class _Rank:
 
 
 class HangDetector:
-    """Watches the ranks of one attempt. Times are monotonic seconds of one clock."""
+    """A detector for the ranks of one attempt. Times are monotonic seconds of one clock."""
 
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
         self.world_size = 1
-        """How many ranks the job has; they all, and more than one, must attach before a collective means anything."""
+        """The number of ranks of the job; all of them, and more than one, must attach before a
+        collective counts."""
         self._ranks: dict[int, _Rank] = {}
         self._living: dict[int, _Rank] = {}
         self._sections: set[int] = set()
         """The living ranks in a section."""
         self._median_s: float | None = None
-        """Of the recent steps; None until it is computed again."""
+        """The median of the recent steps; None until it is computed again."""
         self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._longest_pause_s = 0.0
         self._longest_section_s = 0.0
         self._last_look_s: float | None = None
 
     def attached(self, rank: int, now_s: float) -> None:
-        """A rank reported for the first time."""
+        """Begin to watch a rank that reported for the first time."""
         self._ranks[rank] = self._living[rank] = _Rank(last_sign_s=now_s)
         self._sections.discard(rank)
 
     def stepped(self, rank: int, step: int, step_s: float, now_s: float) -> None:
-        """A rank completed a step that took `step_s`."""
+        """Record that a rank completed a step in `step_s` seconds."""
         seen = self._ranks[rank]
         if seen.last_step is not None:  # the first step is mostly warm-up
             self._step_s.append(step_s)
@@ -177,11 +193,11 @@ class HangDetector:
         seen.sign(now_s)
 
     def section(self, rank: int, now_s: float, *, is_open: bool, limit_s: float | None) -> None:
-        """A rank entered or left a section."""
+        """Record that a rank entered or left a section."""
         seen = self._ranks[rank]
         if not is_open and seen.section_since_s is not None:
             self._longest_section_s = max(self._longest_section_s, now_s - seen.section_since_s)
-        # A section within another one opens anew.
+        # A section within another section opens anew.
         seen.section_since_s = (
             (now_s if seen.section_since_s is None else seen.section_since_s) if is_open else None
         )
@@ -195,14 +211,14 @@ class HangDetector:
             one.sign(now_s)
 
     def finished(self, rank: int) -> None:
-        """A rank's process ended; silence is its right."""
+        """Record that a rank's process ended, so that its silence does not count."""
         if rank in self._ranks:
             self._ranks[rank].done = True
             self._living.pop(rank, None)
             self._sections.discard(rank)
 
     def resumed(self, gap_s: float) -> None:
-        """The watcher itself stood still for `gap_s`; what it did not see in that time is nobody's fault."""
+        """Leave out `gap_s` seconds in which the watcher itself stood still and saw no sign."""
         for seen in self._ranks.values():
             seen.sign(seen.last_sign_s + gap_s)
             if seen.stopped_since_s is not None:
@@ -212,52 +228,56 @@ class HangDetector:
 
     @property
     def step_limit_s(self) -> float:
-        """How long a rank between two steps may be silent in a state that cannot be work."""
+        """Return the limit of silence between two steps in a state that cannot be work."""
         return max(self._limits.floor_s, self._limits.factor * (self.median_step_s or 0.0))
 
     @property
     def silence_limit_s(self) -> float:
-        """How long a rank between two steps may be silent where nothing else is known."""
+        """Return the limit of silence between two steps without a second sign."""
         return max(
             self._limits.silence_s, self.step_limit_s, LONGEST_PAUSE_FACTOR * self._longest_pause_s
         )
 
     @property
     def section_limit_s(self) -> float:
-        """How long a rank in a section without a limit of its own may be silent where nothing else is known."""
+        """Return the limit of silence in a section without a limit of its own or a second sign."""
         learnt_s = LONGEST_PAUSE_FACTOR * self._longest_section_s
         return max(self._limits.section_s, self.silence_limit_s, learnt_s)
 
     @property
     def in_section(self) -> bool:
-        """Whether any living rank is in a section."""
+        """Return True if any living rank is in a section."""
         return bool(self._sections)
 
     @property
     def median_step_s(self) -> float | None:
-        """The recent median step time; None before there is one."""
+        """Return the recent median step time; None before there is one."""
         if self._median_s is None and self._step_s:
             self._median_s = median(self._step_s)
         return self._median_s
 
     @property
     def living(self) -> dict[int, _Rank]:
-        """The ranks whose processes have not ended."""
+        """Return the ranks whose processes have not ended."""
         return self._living
 
     @property
     def stands(self) -> dict[int, Stand]:
-        """Where each rank stood when it last answered, if it has reported nothing since."""
+        """Return the last answered position of each rank that has reported nothing since."""
         return {rank: seen.stand for rank, seen in self._ranks.items() if seen.stand is not None}
 
     @property
     def measured(self) -> set[int]:
-        """The ranks whose CPU time was read since they last reported anything."""
+        """Return the ranks whose CPU time was read since their last report."""
         looks = {rank: seen.look for rank, seen in self._ranks.items()}
         return {rank for rank, look in looks.items() if look is not None and look.cpu_s is not None}
 
     def look_due(self, now_s: float) -> bool:
-        """Whether the living ranks' processes should be looked at now: one is silent for half of its limit."""
+        """Return True if a look at the living ranks' processes is due.
+
+        Looks are due at intervals while a living rank is silent for half of its limit, or after
+        some ranks have ended.
+        """
         in_section, shortest_s = self.in_section, self._shortest_limit_s
         patience_s = [
             (now_s - seen.last_sign_s, self._patience_s(seen))
@@ -278,14 +298,19 @@ class HangDetector:
         return self._last_look_s is None or now_s - self._last_look_s >= rest_s
 
     def looked(self, looks: Mapping[int, Look], now_s: float) -> None:
-        """Take in a look at the living ranks' processes."""
+        """Record a look at the living ranks' processes."""
         self._last_look_s = now_s
         for rank, look in looks.items():
             if rank in self._ranks:
                 self._ranks[rank].looked(look, now_s)
 
     def all_wait_s(self, now_s: float, *, quiet: bool = False) -> float:
-        """For how long every living rank has been seen to wait for others, without a change; `quiet`: without I/O."""
+        """Return the seconds for which every living rank has waited for others, unchanged.
+
+        Args:
+            now_s: the present time.
+            quiet: True to count only waits without reads and writes.
+        """
         if len(self._ranks) < max(2, self.world_size):
             return 0.0
         since_s = [
@@ -295,14 +320,19 @@ class HangDetector:
         return now_s - max(known_s) if known_s and len(known_s) == len(since_s) else 0.0
 
     def check(self, now_s: float, process_states: Mapping[int, str | None]) -> Frozen | None:
-        """Whether the job stands still, given the kernel's view of each rank's process."""
+        """Return the hang if the job stands still now.
+
+        Args:
+            now_s: the present time.
+            process_states: the kernel's state of each rank's process.
+        """
         living = self.living
         for rank, seen in living.items():
             if process_states.get(rank) not in STOPPED_STATES:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
-        # Of thousands of ranks, most were heard of lately: nothing of these can be overdue.
+        # Of thousands of ranks, most have reported lately: these cannot be overdue.
         shortest_s = self._shortest_limit_s
         overdue = [
             wait
@@ -342,7 +372,7 @@ class HangDetector:
 
     @property
     def _shortest_limit_s(self) -> float:
-        """A rank that was silent for less is not overdue, where its section has no limit of its own."""
+        """Return the silence up to which no rank is overdue, unless its section has its own limit."""
         return min(self.step_limit_s, self._limits.first_step_s)
 
     def _patience_s(self, seen: _Rank) -> float:
@@ -351,7 +381,7 @@ class HangDetector:
         return self._limits.first_step_s if seen.last_step is None else self.step_limit_s
 
     def _waits(self, seen: _Rank, now_s: float) -> list[tuple[bool, float, float, str | None]]:
-        """Each way in which it waits: whether only silence says so, for how long, the limit, and the limit's option."""
+        """Return each wait of a rank: if it is only silence, its seconds, its limit, its option."""
         waits: list[tuple[bool, float, float, str | None]] = []
         silent_s = now_s - seen.last_sign_s
         in_section, own_limit_s = seen.section_since_s is not None, seen.section_limit_s
@@ -389,7 +419,7 @@ def _idle(before: Look, now: Look, passed_s: float) -> bool:
 
 
 def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:
-    """Since when something has held, given that it held at the look before too, where `holds`."""
+    """Return the time since when something holds, `before_s` at the latest; None if not `holds`."""
     return (before_s if known_s is None else known_s) if holds else None
 
 
@@ -397,7 +427,10 @@ _Blame = tuple[int | None, str | None, int | None, str | None]
 
 
 def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Blame:
-    """The rank to blame, its state's letter, the step it is behind at, what else says so; None, no rank stands out."""
+    """Return the rank to blame, its state's letter, the step of a rank behind, and other evidence.
+
+    The rank is None if no rank stands out.
+    """
     for letters in (STOPPED_STATES, STUCK_STATES):
         held = {rank: letters[state] for rank in ranks if (state := states.get(rank)) in letters}
         if len(held) == 1:
@@ -409,7 +442,8 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
         if seen.look is not None and seen.look.begun is not None
     }
     late = without_the_others_collective(begun) if len(begun) == len(ranks) else []
-    # Messages between two ranks are not recorded with gloo: its stack shows that a rank waits for one.
+    # gloo does not record messages between two ranks: only the stack shows that a rank waits for
+    # one.
     late = [rank for rank in late if not _waits_for_others(ranks[rank].stand)]
     if len(late) == 1:
         return late[0], None, None, f"the others wait for it{_where(ranks[late[0]].stand)}"
@@ -418,7 +452,8 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
     outside = set(ranks) - waiting
     if waiting and len(outside) == 1:
         (rank,) = outside
-        # Not what they wait in: the same hang has the same words each time, by which it is known again.
+        # Not the name of the collective: the same hang needs the same words each time, to be
+        # recognised again.
         return rank, None, None, f"the others wait for it{_where(stands.get(rank))}"
     locked = [rank for rank, seen in ranks.items() if seen.locked_since_s is not None]
     if len(locked) == 1:

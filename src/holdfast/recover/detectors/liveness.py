@@ -1,4 +1,4 @@
-"""Report the detectors that cannot look for a while: silence of a blind detector is no sign of health."""
+"""Report the detectors that cannot look for a while: a blind detector shows no health."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,10 @@ BLIND_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Looks:
-    """The moments at which the detectors could look last, in monotonic seconds; None: never in this attempt."""
+    """The last moments at which the detectors could look, in monotonic seconds.
+
+    None: never in this attempt.
+    """
 
     launched_s: float
     steps_s: float | None = None
@@ -47,7 +50,7 @@ class Liveness:
     hidden: dict[str, str] = field(default_factory=dict)
 
     def changes(self, hidden: Mapping[str, str]) -> dict[str, str]:
-        """Return what has become blind, with the reason, and what sees again, with an empty reason."""
+        """Return newly blind detectors with reasons; an empty reason if a detector sees again."""
         changed = {name: why for name, why in hidden.items() if name not in self.hidden}
         changed |= {name: "" for name in self.hidden if name not in hidden}
         self.hidden = dict(hidden)

@@ -1,4 +1,4 @@
-"""Find the incidents for which a message is due, and write the message. Pure.
+"""Find the incidents for which a message is due, and write the message: pure functions.
 
 The first incident has a message of its own as soon as the incident is over, or after `STUCK_S`
 without a step. Incidents within `STORM_S` of a message are a storm. One message sums up the
@@ -76,11 +76,9 @@ def _ripe_s(one: Known) -> float:
 
 
 def proposal_due_s(kind: str, told: Sequence[tuple[str, float]]) -> float:
-    """Return the earliest time, in Unix seconds, for a message about a proposal or a finding.
+    """Return the earliest Unix time, in seconds, for a message about a finding of `kind`.
 
-    Args:
-        kind: the kind of the finding.
-        told: for each earlier message about a finding, the kind of the finding and the time.
+    The other argument holds the kind and the time of each earlier message about a finding.
     """
     return max((at_s + STORM_S for before, at_s in told if before == kind), default=0.0)
 

@@ -1,21 +1,32 @@
-"""Decide what to do about a node by the findings about the node: a pure table.
+"""Choose the action on a node by the findings about the node: a pure table.
 
 A healthy job is touched in two cases only: two independent signals show that a node is faulty, or a
-notice says when a node will be taken away. One signal on a healthy node is recorded, and counts at
-the next failure.
+notice gives the time at which a node will be taken away. One signal on a healthy node is recorded,
+and counts at the next failure.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
 Finding = Literal["suspect", "faulty", "confirmed", "leaving", "leaving_at", "cannot_launch"]
-"""`suspect`: only signals that corroborate; `faulty`: a decisive signal of one source; `confirmed`:
-a second, independent source agrees; `leaving`: a notice without a time; `leaving_at`: with a time;
-`cannot_launch`: the launcher could not be started on the node."""
+"""The class of a finding.
+
+- `suspect`: only signals that corroborate.
+- `faulty`: a decisive signal of one source.
+- `confirmed`: a second, independent source agrees.
+- `leaving`: a notice without a time.
+- `leaving_at`: a notice with a time.
+- `cannot_launch`: the launcher could not be started on the node.
+"""
 Job = Literal["healthy", "failed"]
 NodePlan = Literal["record", "test", "exclude", "move"]
-"""`record`: nothing but the record; `test`: test the nodes before the next launch; `exclude`: launch
-nothing there any more; `move`: save the state, and go on without the node at once."""
+"""The action on a node.
+
+- `record`: record the finding only.
+- `test`: test the nodes before the next launch.
+- `exclude`: launch nothing on the node any more.
+- `move`: save the state, and go on without the node at once.
+"""
 
 _PLANS: dict[tuple[Finding, Job], NodePlan] = {
     ("suspect", "healthy"): "record",
@@ -44,7 +55,10 @@ class Around:
     is_due: bool = False
     """True if the state must be saved now, before the node is taken away."""
     is_only_one: bool = True
-    """False if other nodes of the job have findings of the same kind: then a common cause is likely."""
+    """False if other nodes of the job have findings of the same kind.
+
+    Such findings probably have a common cause.
+    """
 
 
 def plan_for(finding: Finding, job: Job, around: Around) -> NodePlan:

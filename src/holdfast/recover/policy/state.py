@@ -100,7 +100,7 @@ class State:
 
     @property
     def is_moving(self) -> bool:
-        """Return True if the state is saved for a launch on other nodes, and nobody has asked to stop."""
+        """Return True if the state is saved for a launch on other nodes, without a stop request."""
         return self.stop_by is None and bool(self.leaving or self.grows)
 
     def staying(self) -> "State":

@@ -1,17 +1,19 @@
-"""Find the class of a broken loss from what the attempts of a run have reported: pure functions.
+"""Find the class of a broken loss from the reports of a run's attempts: pure functions.
 
-The attempt after a broken loss trains on the same data from a healthy checkpoint, on other ranks where it can: a
-replay.
+The attempt after a broken loss is a replay: it trains on the same data from a healthy checkpoint,
+if possible on other ranks.
 
 - The loss breaks again with the same numbers: the data or the model.
 - The replay passes these steps: the hardware on which the loss broke.
-- The loss broke in the first steps after the restore of a file, and a replay from an older file passes these steps: the
-  checkpoint. The other way round, a file that an earlier attempt has trained past with the same numbers is good.
-- The replay begins with other losses: the training does not repeat itself, and the cause is unknown. Where a replay
-  breaks again, its first loss alone is compared, which depends on the weights and the data, and on no gradient.
+- The loss broke in the first steps after the restore of a file, and a replay from an older file
+  passes these steps: the checkpoint. Conversely, a file is good if an earlier attempt has trained
+  past its step with the same numbers.
+- The replay begins with other losses: the training does not repeat itself, and the cause is
+  unknown. If a replay breaks again, only its first loss is compared: this loss depends on the
+  weights and the data, and on no gradient.
 
-A training repeats itself exactly where the first steps that two attempts have in common agree to the last bit. Else
-numbers are the same within a tolerance.
+A training repeats itself exactly if the first steps that two attempts have in common agree to the
+last bit. Otherwise numbers are the same within a tolerance.
 """
 
 import math
@@ -28,32 +30,35 @@ LEADING: Final = 3
 NOISE: Final = 0.01
 """The largest relative difference of the first common losses in a training that repeats itself."""
 TOLERANCE: Final = 0.02
-"""The least relative difference of two numbers that differ, where the training repeats itself roughly."""
+"""The least relative difference of two differing numbers, in a training that repeats itself
+roughly."""
 ANOMALY_TOLERANCE: Final = 0.1
-"""The largest relative difference of the same broken step, where the training repeats itself roughly."""
+"""The largest relative difference of the same broken step, in a training that repeats itself
+roughly."""
 SLACK_STEPS: Final = 3
-"""Steps by which a loss may break earlier or later, where the training repeats itself roughly."""
+"""Steps by which a loss may break earlier or later, in a training that repeats itself roughly."""
 DIRECT_STEPS: Final = 2
-"""The most steps from the restore of a damaged file to different numbers: the optimizer's state shows only in the
-second loss."""
+"""The most steps from the restore of a damaged file to different numbers: the optimizer's state
+shows only in the second loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The class of a broken loss, or the replay that is to find it."""
+    """The class of a broken loss, or the replay that is needed to find the class."""
 
     kind: AnomalyClass | None = None
     """None before a replay."""
     evidence: str = ""
-    """Why, as a sentence."""
+    """The reason, as a sentence."""
     suspects: tuple[str, ...] = ()
-    """The names of the nodes on which the loss broke, where the hardware is the cause."""
+    """The names of the nodes on which the loss broke, if the hardware is the cause."""
     before_step: int | None = None
-    """The job is to go back to a checkpoint from before this step, since the file of this step may be damaged."""
+    """The step before which the next checkpoint must be, since the file of this step may be
+    damaged."""
 
     @property
     def replays(self) -> bool:
-        """Return whether the same steps are to run again."""
+        """Return True if the same steps must run again."""
         return self.kind is None
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +67,7 @@ class Finding:
 
 
 def of_failure(now: Trace, earlier: Sequence[Trace]) -> Finding:
-    """Return the class of the broken loss that has ended an attempt, or the replay that is needed.
+    """Return the class of the broken loss that has ended an attempt, or the needed replay.
 
     Args:
         now: the attempt, with its anomaly.
@@ -129,7 +134,7 @@ def of_passed(broken: Trace, now: Trace, earlier: Sequence[Trace]) -> Finding:
 
 
 def comes_again(before: Trace, now: Trace) -> bool:
-    """Return whether two attempts have broken at the same step with the same numbers."""
+    """Return True if two attempts have broken at the same step with the same numbers."""
     one, two = before.anomaly, now.anomaly
     assert one is not None
     assert two is not None
@@ -145,9 +150,10 @@ def comes_again(before: Trace, now: Trace) -> bool:
 
 
 def noise_of(one: Trace, other: Trace, *, steps: int = 1) -> float | None:
-    """Return the largest relative difference of the first ordinary losses that two attempts have in common.
+    """Return the largest relative difference of the first ordinary losses of two attempts.
 
-    After a restore the first loss depends on the weights and the data alone, whatever breaks the gradients.
+    Only steps that both attempts have in common are compared. After a restore the first loss
+    depends on the weights and the data alone, even if the gradients break.
 
     Args:
         one: an attempt.
@@ -155,7 +161,7 @@ def noise_of(one: Trace, other: Trace, *, steps: int = 1) -> float | None:
         steps: the number of steps that are compared.
 
     Returns:
-        None where they have no such step in common.
+        None if the attempts have no such step in common.
     """
     return max(
         (
@@ -167,7 +173,7 @@ def noise_of(one: Trace, other: Trace, *, steps: int = 1) -> float | None:
 
 
 def repeats_exactly(one: Trace, other: Trace) -> bool:
-    """Return whether the first ordinary steps that two attempts have in common agree to the last bit."""
+    """Return True if the first common ordinary steps of two attempts agree to the last bit."""
     leading = _ordinary(one, other)[:LEADING]
     return bool(leading) and all(
         _difference(one.numbers[step], other.numbers[step]) == 0.0 for step in leading
@@ -175,7 +181,7 @@ def repeats_exactly(one: Trace, other: Trace) -> bool:
 
 
 def first_apart(one: Trace, other: Trace, *, exactly: bool) -> int | None:
-    """Return the first common step at which the numbers of two attempts differ; None where they do not."""
+    """Return the first common step at which two attempts' numbers differ; None without one."""
     limit = 0.0 if exactly else TOLERANCE
     return next(
         (
@@ -188,7 +194,7 @@ def first_apart(one: Trace, other: Trace, *, exactly: bool) -> int | None:
 
 
 def _first_time(now: Trace, alike: Sequence[Trace]) -> Finding:
-    """Return the finding about a loss that has not broken before: an earlier attempt may have passed its steps."""
+    """Return the finding about a first broken loss; earlier attempts may have passed its steps."""
     clean = _clean(now, alike)
     if clean is None:
         return Finding()
@@ -223,7 +229,7 @@ def _clean(now: Trace, alike: Sequence[Trace]) -> Trace | None:
 
 
 def _is_good(file: int, now: Trace, alike: Sequence[Trace]) -> bool:
-    """Return whether an attempt has trained past the step of a file with the numbers that follow the file."""
+    """Return True if an attempt has trained past a file's step with the numbers after the file."""
     after = range(file + 1, file + DIRECT_STEPS + 1)
     return any(
         one.start_step < file
@@ -234,7 +240,7 @@ def _is_good(file: int, now: Trace, alike: Sequence[Trace]) -> bool:
 
 
 def _ordinary(one: Trace, other: Trace) -> list[int]:
-    """Return the steps that two attempts have in common before any of them breaks."""
+    """Return the steps that two attempts have in common before either breaks."""
     ends = [each.anomaly.first_step for each in (one, other) if each.anomaly is not None]
     return [step for step in _common(one, other) if not ends or step < min(ends)]
 
@@ -244,7 +250,10 @@ def _common(one: Trace, other: Trace) -> list[int]:
 
 
 def _difference(one: Numbers, other: Numbers) -> float:
-    """Return the largest relative difference of two steps' numbers: 0.0 for the same bits, NaN with NaN included."""
+    """Return the largest relative difference of two steps' numbers.
+
+    Equal numbers differ by 0.0, and so do NaN and NaN.
+    """
     largest = 0.0
     for left, right in zip(one, other, strict=False):
         if left == right or (math.isnan(left) and math.isnan(right)):

@@ -1,4 +1,4 @@
-"""Watch the replay that is going on, and record the class of the broken loss."""
+"""Watch the present replay, and record the class of the broken loss."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +14,10 @@ from holdfast.recover.replay.classes import Finding, of_failure, of_passed
 from holdfast.recover.replay.traces import KINDS, Trace, steps_of, traces_of
 
 REPLAY = "replay"
-"""The kind of the event that a replay is decided; its data: `incident_id` and `anomaly`."""
+"""The kind of the event that records the decision for a replay; its data: `incident_id` and
+`anomaly`."""
 CLASSIFIED = "anomaly_class"
-"""The kind of the event that the class is found.
+"""The kind of the event that records the class.
 
 Its data: `incidents`, `attempts`, and the values of `Finding.to_json`.
 """
@@ -45,7 +46,8 @@ class Replays:
         self._observe = observe
         self._suspects: dict[str, None] = {}
         self._replayed: tuple[int, int | None, Anomaly] | None = None
-        """The attempt and incident of the broken loss that the present replay is about, and the loss."""
+        """The attempt and incident of the broken loss that the present replay is about, and the
+        loss."""
         self._deciding: asyncio.Task[None] | None = None
         for kind, attempt, data in recorder.events(REPLAY, CLASSIFIED, "begun"):
             self._replayed = None
@@ -53,16 +55,16 @@ class Replays:
                 self._replayed = attempt, data.get("incident_id"), Anomaly.of_json(data["anomaly"])
 
     def begin(self, incident_id: int | None, anomaly: Anomaly) -> None:
-        """Take in that the next attempt runs the steps of a broken loss again."""
+        """Record that the next attempt runs the steps of a broken loss again."""
         self._replayed = self._recorder.attempt, incident_id, anomaly
         self._recorder.event(REPLAY, {"incident_id": incident_id, "anomaly": anomaly.to_json()})
 
     async def failed(self, attempt: int) -> Finding:
-        """Return the class of the broken loss that has ended an attempt, or the replay that is needed."""
+        """Return the class of the broken loss that has ended an attempt, or the needed replay."""
         return await asyncio.to_thread(self._of_failure, attempt)
 
     def passed(self, step: int) -> None:
-        """Take in that a replay has completed a step, and that no sign of a broken loss is there."""
+        """Record that a replay has completed a step without a sign of a broken loss."""
         if self._replayed is None or self._deciding is not None:
             return
         attempt, _, anomaly = self._replayed
@@ -72,13 +74,13 @@ class Replays:
         self._decide(lambda: self._of_passed(attempt, now))
 
     def accepted(self, anomaly: Anomaly) -> None:
-        """Take in that a loss has broken in a replay, and that the training goes on from there."""
+        """Record that a loss has broken in a replay, and that the training goes on from there."""
         if self._replayed is not None and self._deciding is None:
             now = self._recorder.attempt
             self._decide(lambda: self._of_failure(now, anomaly))
 
     def found(self, finding: Finding, incident_id: int | None, attempt: int) -> None:
-        """Record the class of the broken loss of an attempt, and of the earlier one that the replay was about."""
+        """Record the class of an attempt's broken loss, and of the loss before its replay."""
         attempts, incidents = [attempt], [incident_id]
         if self._replayed is not None:
             attempts.insert(0, self._replayed[0])
@@ -86,12 +88,12 @@ class Replays:
         self._record(finding, attempts, incidents)
 
     def take_suspects(self) -> list[str]:
-        """Return the names of the nodes whose hardware may have broken a loss since the last call."""
+        """Return the names of nodes whose hardware may have broken a loss since the last call."""
         names, self._suspects = list(self._suspects), {}
         return names
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Stop all decisions."""
         if self._deciding is not None:
             self._deciding.cancel()
 
@@ -125,7 +127,12 @@ class Replays:
             self._suspects |= dict.fromkeys(finding.suspects)
 
     def _of_failure(self, attempt: int, anomaly: Anomaly | None = None) -> Finding:
-        """Return the finding about an attempt; `anomaly` is one that has not ended it."""
+        """Return the finding about an attempt.
+
+        Args:
+            attempt: the attempt.
+            anomaly: an anomaly that has not ended the attempt.
+        """
         try:
             traces = {one.attempt: one for one in self._traces()}
             now = traces[attempt]
@@ -156,7 +163,10 @@ class Replays:
 
 
 def without_an_older_file(finding: Finding, step: int | None) -> Finding:
-    """Return the finding where the job can only go back to `step`: no older file can show a file to be damaged."""
+    """Return the finding for a job that can only go back to `step`.
+
+    Without an older file, no replay can show that a file is damaged.
+    """
     file = finding.before_step
     if not finding.replays or file is None or (step is not None and step < file):
         return finding

@@ -1,17 +1,22 @@
-"""Give each rank of a node another GPU than before: a rank takes the GPU with its local rank of the visible ones."""
+"""Give each rank of a node another GPU than before.
+
+A rank takes the visible GPU whose place is its local rank.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 ENV_TURN_GPUS = "HOLDFAST_TURN_GPUS"
-"""Set if the ranks of an attempt use other GPUs than in the attempt before."""
+"""The variable that is set if the ranks of an attempt use other GPUs than in the attempt before."""
 ENV_VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVER = Path("/proc/driver/nvidia/gpus")
-"""The driver has a folder for each GPU there."""
+"""The folder in which the driver has a folder for each GPU."""
 
 
 def turned(environment: Mapping[str, str], *, driver: Path = DRIVER) -> dict[str, str]:
-    """Return the variable that moves the ranks of a node by one GPU; empty if the ranks stay, or cannot move.
+    """Return the variable that moves the ranks of a node by one GPU.
+
+    The result is empty if the ranks stay, or cannot move.
 
     Args:
         environment: the environment of a rank.

@@ -1,16 +1,18 @@
 """Run one rank's trainers, one after the other, below PyTorch's launcher.
 
-torchrun starts this in place of Python (`PYTHON_EXEC`, or `--no-python` in front of any command). The shim starts the
-rank's real command as its child, keeps what that prints in a bounded log, and reports exactly how it ended. Then the
-supervisor sends `start`: the shim starts the trainer of the next attempt, and the launcher notices nothing. Or the
-supervisor sends `leave`: the shim ends in the way the trainer ended. The shim also sends its trainer the SIGTERM or
-SIGKILL that the supervisor asks for; the launcher's own SIGTERM is blocked (see `guard`).
+torchrun starts the shim in place of Python (`PYTHON_EXEC`, or `--no-python` before any command).
+The shim starts the rank's real command as its child, keeps the output in a bounded log, and reports
+the exact end of the command. Then the supervisor sends `start` or `leave`. After `start` the shim
+starts the trainer of the next attempt, and the launcher sees no change. After `leave` the shim ends
+in the way the trainer ended. The supervisor also sends orders for a SIGTERM or a SIGKILL, which the
+shim sends to its trainer; the launcher's own SIGTERM is blocked (see `guard`).
 
-The first trainer is a new interpreter with the user's own command. Later ones are forked from a warm process that has
-imported what the first one had imported (`warm`), or else are new interpreters that run `trainer`.
+The first trainer is a new interpreter with the user's own command. Later trainers are forked from a
+warm process that has imported the modules of the first trainer (`warm`), or else are new
+interpreters that run `trainer`.
 
-The shim adopts every orphan below it, and kills what a trainer leaves before it reports `swept`. It does not import
-torch.
+The shim adopts every orphan below it, and kills the processes that a trainer leaves before it
+reports `swept`. The shim does not import torch.
 """
 
 import contextlib
@@ -49,25 +51,27 @@ ENV_LOG_MAX_BYTES = "HOLDFAST_LOG_MAX_BYTES"
 ENV_ECHO = "HOLDFAST_ECHO"
 ENV_PYTHON = "HOLDFAST_PYTHON"
 ENV_PYTHON_EXEC = "PYTHON_EXEC"
-"""torchrun's own variable: the program it starts in place of its Python."""
+"""torchrun's variable for the program that runs in place of Python."""
 
 CHUNK_BYTES = 256 * 1024
 DRAIN_S = 1.0
-"""How long to go on reading after the rank ended, when a child of its own still holds the pipe."""
+"""Seconds of further reading after the rank ended, while a child of the rank still holds the
+pipe."""
 ECHO_BYTES = 8 * 1024 * 1024
-"""So much may wait for the terminal; a blocked terminal must not block training."""
+"""The most bytes that wait for the terminal; a blocked terminal must not block training."""
 READY_TIMEOUT_S = 60.0
-"""How long the imports of a warm process may take after they are needed; an import may wait for ever."""
+"""Seconds for the imports of a warm process after they are needed; an import may wait for ever."""
 WRITING_S = 10.0
-"""How long a dead trainer's writing process may go on; storage that hangs must not keep the job from starting again."""
+"""Seconds for a dead trainer's writing process to go on; storage that hangs must not block the next
+start of the job."""
 
 
 def main() -> None:
-    """Run the command in `sys.argv`; torchrun's own form is `-u script …` or `-u -m module …`."""
+    """Run the command in `sys.argv`; the form of torchrun is `-u script …` or `-u -m module …`."""
     die_with_parent()
     become_subreaper()
     arguments = sys.argv[1:]
-    # Python's own options come first only where torchrun takes this program for its Python.
+    # Python's own options come first only if torchrun runs this program in place of Python.
     python = [os.environ.get(ENV_PYTHON, sys.executable)] if arguments[0].startswith("-") else []
     command = [*python, *arguments]
     peer = Peer.of_this_process("shim")
@@ -139,7 +143,7 @@ class Forked:
 class Warm:
     """A process of `trainer`, with or without modules to import first.
 
-    The rank's command is among its arguments, so that lists of processes show what it is for.
+    The rank's command is among its arguments, so that lists of processes show the purpose.
     """
 
     def __init__(self, command: Sequence[str], imports: Path | None = None) -> None:
@@ -165,7 +169,7 @@ class Warm:
     def start(
         self, script: Script, environment: dict[str, str], prefix: str, output: int
     ) -> Trainer | None:
-        """Start the trainer, after the imports; None if the process does not start one, and then it is ended."""
+        """Start the trainer after the imports; without a trainer, end the process and return None."""
         self._control.settimeout(READY_TIMEOUT_S)
         if self._forks is None and (ready := self.receive()) is not None:
             self._forks = bool(ready["forks"])
@@ -195,13 +199,13 @@ class Warm:
 
     @property
     def starts_again(self) -> bool:
-        """Whether another trainer can be started from here."""
+        """Return True if another trainer can be started from here."""
         return bool(self._forks) and self.process.poll() is None
 
 
 @dataclass
 class Attempt:
-    """One attempt of the job, as this rank takes part in it."""
+    """The part of this rank in one attempt of the job."""
 
     number: int
     logs: Path
@@ -221,12 +225,12 @@ class RankShim:
         self._warm: Warm | None = None
         self._warming = threading.Lock()
         self._said: list[dict[str, Any]] = []
-        """What was sent of the present attempt."""
+        """The messages about the present attempt that were sent."""
         self._asked_before_start: int | None = None
-        """The last signal that the supervisor asked for since its last `start`."""
+        """The last signal that the supervisor ordered since its last `start`."""
 
     def run(self) -> int:
-        """Run trainers until the supervisor sends `leave` or is gone; return the last trainer's return code."""
+        """Run trainers until `leave` or the loss of the supervisor; return the last return code."""
         log = self._open_log()
         output, theirs = os.pipe()
         try:
@@ -246,7 +250,7 @@ class RankShim:
         threading.Thread(target=self._obey, daemon=True).start()
         returncode = self._watch(Child(process), output, log)
         while (order := self._orders.get()) is not None and order["kind"] == "start":
-            if int(order["attempt"]) <= self._attempt.number:  # sent once more, see `supervisor`
+            if int(order["attempt"]) <= self._attempt.number:  # repeated, see `supervisor`
                 continue
             self._attempt = Attempt(int(order["attempt"]), Path(order["logs"]))
             log = self._open_log()
@@ -298,7 +302,8 @@ class RankShim:
                 None  # from here on, nothing is started that the sweep would take for left over
             )
         self._send("exited", pid=began.pid, returncode=returncode, at_monotonic_s=ended_at_s)
-        # A snapshot that a dead trainer has left is written to its end: what was copied is not lost with it.
+        # A snapshot that a dead trainer has left is written to its end, so that the copied state is
+        # not lost with the trainer.
         kill_descendants(
             spared=WRITER_MODULE,
             spared_s=WRITING_S,
@@ -329,13 +334,13 @@ class RankShim:
                 kind, began = message["kind"], self._trainer
                 if kind in ("terminate", "kill"):
                     if message.get("attempt", self._attempt.number) != self._attempt.number:
-                        continue  # of an attempt that is over
+                        continue  # for an attempt that is over
                     number = signal.SIGKILL if kind == "kill" else signal.SIGTERM
                     self._asked_before_start = number
                     if began is not None:
                         began.send_signal(number)
                 elif kind == "warm":
-                    with contextlib.suppress(OSError):  # no process or memory is left for it
+                    with contextlib.suppress(OSError):  # no process or memory is left
                         self._warm_up()
                 elif kind in ("start", "leave"):
                     self._asked_before_start = None
@@ -352,20 +357,21 @@ class RankShim:
     def _send(self, kind: str, **fields: object) -> None:
         message = {"kind": kind, "attempt": self._attempt.number, **fields}
         self._said = [message] if kind == "started" else [*self._said, message]
-        # The next agent is sent all of this, where this one is gone; without a node, the guard ends this process.
+        # If this agent is gone, the next agent receives all of these messages; without a node, the
+        # guard ends this process.
         with contextlib.suppress(OSError):
             self._client.send(message)
 
 
 def _rank_environment(base: dict[str, str]) -> dict[str, str]:
     environment = {**base, **turned(base), "PYTHONUNBUFFERED": "1"}
-    environment.pop(ENV_PYTHON_EXEC, None)  # a torchrun that the rank itself may start is not ours
+    environment.pop(ENV_PYTHON_EXEC, None)  # a torchrun of the rank itself starts no shim
     return environment
 
 
 def _begin_rank() -> None:
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked the signal
 
 
 def _keep(stream: IO[bytes], log: RotatingLog, echo: "_Echo | None") -> None:
@@ -378,7 +384,10 @@ def _keep(stream: IO[bytes], log: RotatingLog, echo: "_Echo | None") -> None:
 
 
 class _Echo:
-    """Shows a rank's lines on the launcher's standard output, dropping what the terminal does not take."""
+    """A display of a rank's lines on the launcher's standard output.
+
+    Lines that the terminal does not take are dropped.
+    """
 
     def __init__(self, peer: Peer) -> None:
         self._prefix = f"[rank{peer.rank}] ".encode() if peer.world_size > 1 else b""

@@ -1,4 +1,6 @@
-"""See the health of the nodes: facts that each node's agent reads, and what follows from them in a run.
+"""Read the health of the nodes, and decide on it in a run.
+
+Each node's agent reads facts; the supervisor keeps the facts of all nodes.
 
 | module | one idea |
 |---|---|

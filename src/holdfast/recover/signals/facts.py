@@ -11,7 +11,10 @@ NoticeKind = Literal["preemption", "maintenance", "drain"]
 
 
 class CannotSee(Exception):
-    """A source cannot be read; the message states the reason. That says nothing about the node's health."""
+    """A source cannot be read; the message states the reason.
+
+    This is no sign of good or bad health.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,8 @@ class Notice:
     kind: NoticeKind
     text: str
     until_s: float | None = None
-    """The time at which the node is taken away, in Unix seconds of the node's clock; None if unknown."""
+    """The time at which the node is taken away, in Unix seconds of the node's clock; None if
+    unknown."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -69,13 +73,18 @@ class Notice:
         return self.source, self.kind, ""
 
     def to_json(self, now_s: float) -> dict[str, Any]:
-        """Return the notice as it is sent: with the seconds left at `now_s`, since clocks of nodes differ."""
+        """Return the notice in the form of a message.
+
+        The message has the seconds left at `now_s`, since clocks of nodes differ.
+        """
         left_s = None if self.until_s is None else self.until_s - now_s
         return {"source": self.source, "kind": self.kind, "text": self.text, "left_s": left_s}
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any], now_s: float) -> "Notice":
-        """Read a notice from a message; `now_s` is the present time of the receiver, in Unix seconds.
+        """Read a notice from a message.
+
+        `now_s` is the present time of the receiver, in Unix seconds.
 
         Raises:
             KeyError, TypeError, ValueError: the message is malformed.

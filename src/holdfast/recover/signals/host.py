@@ -13,7 +13,7 @@ from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Notice
 LOCAL: Final = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"}
 )
-"""The file systems that are looked at: a network's may hang whoever looks."""
+"""The file systems that are read: a network file system may block the reading process."""
 FULL_SHARE = 0.01
 FULL_BYTES = 1024**3
 """A file system with less than this share and this size free is full."""
@@ -55,7 +55,7 @@ class FileSystems:
             dash = words.index("-") if "-" in words else len(words)
             if len(words) < dash + 4 or words[dash + 1] not in LOCAL:
                 continue
-            # The device's own state: a mount that is read-only by itself is a wish of somebody.
+            # The device's own state: a read-only mount of a writable device is intended.
             seen.setdefault(words[2], words[4])
             if "ro" not in words[dash + 3].split(","):
                 self._were_writable.add(words[2])
@@ -85,7 +85,7 @@ def _free(point: str) -> tuple[int, int]:
 
 
 class Memory:
-    """The memory of this node: kills for lack of memory, and errors that the memory controllers count."""
+    """The memory of this node: kills for lack of memory, and errors from the memory controllers."""
 
     name = "the memory"
     period_s = 5.0
@@ -99,7 +99,7 @@ class Memory:
 
         Args:
             vmstat: the counters of the kernel's memory management.
-            controllers: the folder with a folder for each memory controller; not there without EDAC.
+            controllers: the folder with a folder for each memory controller; absent without EDAC.
         """
         self._vmstat = vmstat
         self._controllers = controllers
@@ -139,7 +139,7 @@ class Memory:
 
 
 class Clocks:
-    """The wall clock of this node: jumps, and whether the clock is synchronised."""
+    """The wall clock of this node: its jumps, and its synchronisation."""
 
     name = "the clock"
     period_s = 5.0
@@ -155,7 +155,7 @@ class Clocks:
         Args:
             wall_s: returns the wall clock, in Unix seconds.
             running_s: returns seconds that also pass while the machine is suspended.
-            status: returns the status of `adjtimex`, None if it cannot be read.
+            status: returns the status of `adjtimex`; None if the status cannot be read.
         """
         self._wall_s = wall_s
         self._running_s = running_s
@@ -210,7 +210,7 @@ def _status() -> int | None:
 
 
 class Shutdown:
-    """A shutdown of this node that somebody has planned with `shutdown`."""
+    """A shutdown of this node, planned with `shutdown`."""
 
     name = "planned shutdowns"
     period_s = 5.0

@@ -24,9 +24,9 @@ LOOK_TICKS = 10
 MOST_KEPT = 256
 """The most signals of one node that are kept."""
 FAULTY = 0.99
-"""The probability that a node is faulty if a signal is decisive."""
+"""The probability that a node is faulty after a decisive signal."""
 CANNOT_LAUNCH = (126, 127)
-"""The codes with which a guard ends if the launcher cannot be started, as those of a shell."""
+"""The exit codes of a guard whose launcher cannot be started; shells use these codes too."""
 POD_ENDS = "Kubernetes ends its pod"
 DUE_S = 30.0
 """Spare seconds between a saved state and the moment at which a node is taken away."""
@@ -59,11 +59,11 @@ class Case(Protocol):
 class _Recorded:
     seen: node.Seen
     recorded_count: int
-    """The count in the last record; each doubling has one."""
+    """The count in the last record; each doubling is recorded."""
 
 
 class NodeHealth:
-    """The health of one run's nodes, as far as it can be seen."""
+    """The health of one run's nodes, as far as it is visible."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class NodeHealth:
             run_id: the run.
             spec: the specification of the run.
             nodes: the nodes of the run.
-            tests: the tests of the nodes; nodes that are left out are left out there.
+            tests: the tests of the nodes; they also leave nodes out of the launches.
             records: the recorder of the run.
             clock: the clock of this host.
             observe: receives the events of the run.
@@ -101,11 +101,12 @@ class NodeHealth:
         self._seen: dict[tuple[str, str, str, str], _Recorded] = {}
         self._notices: dict[str, dict[tuple[str, str, str], Notice]] = {}
         self._sources: dict[str, dict[str, str]] = {}
-        """For each node that has reported: its sources, and why each cannot be seen."""
+        """For each node that has reported: its sources, each with the reason why it cannot be read;
+        empty if it was read."""
         self._aside: dict[str, NodeRecord] = {}
         """The nodes on which this run launches nothing, without a cordon in the ledger."""
         self._broken: set[str] = set()
-        """Those of them on which the launcher cannot be started."""
+        """The nodes without a cordon on which the launcher cannot be started."""
         self._to_leave: set[str] = set()
         self._states = states
         self._states_due_s = clock.monotonic_s()
@@ -123,9 +124,10 @@ class NodeHealth:
         tests.health = self
 
     def remember(self) -> None:
-        """Leave out the nodes that an earlier supervisor left out since a person has started the run last.
+        """Leave out the nodes that an earlier supervisor left out since the last start by a person.
 
-        The agents repeat notices, so that only nodes without a launcher are taken from the record.
+        The agents repeat notices, so that only nodes with a broken launcher are taken from the
+        record.
         """
         for kind, _, data in self._records.events("begun", "node_set_aside"):
             if kind == "begun":
@@ -135,7 +137,7 @@ class NodeHealth:
                 self._broken.add(str(data["node"]))
                 self._leave_out(str(data["node"]), str(data["why"]))
 
-    # What the agents send
+    # Messages of the agents
 
     def signalled(self, name: str, message: Mapping[str, Any]) -> None:
         """Record a message `node_signal`, `notice` or `cannot_see` of the node `name`.
@@ -161,7 +163,7 @@ class NodeHealth:
         key = (name, *signal.key)
         before = self._seen.get(key)
         if before is not None and (is_over or before.seen.signal == signal):
-            if not is_over:  # it holds on; one that is over counts on for a while
+            if not is_over:  # the signal holds on; a past signal counts on for a while
                 later = replace(before.seen, at_s=max(at_s, before.seen.at_s))
                 self._seen[key] = replace(before, seen=later)
             return
@@ -185,7 +187,10 @@ class NodeHealth:
             self._observe("nodes", {"text": f"node {name}: {signal.text} ({signal.source})"})
 
     def _was_recorded(self, name: str, signal: NodeSignal) -> bool:
-        """Return True if an earlier supervisor has recorded the signal: agents repeat all to the next one."""
+        """Return True if an earlier supervisor has recorded the signal.
+
+        The agents repeat all signals to the next supervisor.
+        """
         known = (data for _, _, data in self._records.events("node_signal"))
         told = {"node": name, **signal.to_json()}
         return any(all(data.get(key) == told[key] for key in told) for data in known)
@@ -204,7 +209,7 @@ class NodeHealth:
             self._observe("nodes", {"text": f"node {name}: {notice.text} ({notice.source})"})
         known[notice.key] = notice
 
-    # What the scheduler says
+    # States of the scheduler
 
     def _look_at_scheduler(self) -> None:
         """Read the scheduler's states of the nodes in a thread, when they are due."""
@@ -243,7 +248,7 @@ class NodeHealth:
                     self._signal(name, fact, now_s, is_over=is_over)
         self._of_scheduler = dict(told)
 
-    # What follows from it
+    # Decisions
 
     def tick(self, view: AttemptView, state: policy.State) -> None:
         """Look at the nodes of a job that runs."""
@@ -271,7 +276,7 @@ class NodeHealth:
                 return
 
     def leave(self, node_id: str) -> bool:
-        """Have the policy go on without a node whose pod ends; return False if no spare can take its place."""
+        """Have the policy go on without the node of an ending pod; return False without a spare."""
         one = next((one for one in self._nodes.launched if one.node_id == node_id), None)
         if one is None or one.launched is None or not self._around().has_spare:
             return False
@@ -281,7 +286,7 @@ class NodeHealth:
         return True
 
     def failed(self, failure: policy.Diagnosed, case: Case) -> policy.Diagnosed:
-        """Look at the nodes of a job that has failed; return the diagnosis as the policy must see it."""
+        """Return the diagnosis of a failed job as the policy must see it, by the nodes' health."""
         self._sentences = []
         failure = self._without_broken_launchers(failure)
         found = list(self._findings())
@@ -311,11 +316,11 @@ class NodeHealth:
         return failure
 
     def explain(self, case: Case) -> None:
-        """Add the findings about the nodes to the explanation of the incident, once an action is decided."""
+        """Add the nodes' findings to the incident's explanation, once an action is decided."""
         case.add(self._sentences)
 
     def _without_broken_launchers(self, failure: policy.Diagnosed) -> policy.Diagnosed:
-        """Leave out the nodes whose launcher could not be started, if others can take their places."""
+        """Leave out nodes whose launcher could not be started, if others can take their places."""
         broken = [
             one
             for one in self._nodes.launched
@@ -344,7 +349,7 @@ class NodeHealth:
         return Around(has_spare=bool(spares), is_single=self._spec.nnodes == 1, is_due=is_due)
 
     def _findings(self) -> list[tuple[str, Finding, str, float | None]]:
-        """Return the node, the finding, the evidence and the seconds left of each finding, the worst first."""
+        """Return each finding with its node, evidence and seconds left, the worst first."""
         found: list[tuple[str, Finding, str, float | None]] = []
         seen = [one.seen for one in self._seen.values()]
         for one in node.look(seen, self._clock.monotonic_s()):
@@ -389,14 +394,14 @@ class NodeHealth:
         return is_there and self._around().has_spare
 
     def aside(self) -> Mapping[str, NodeRecord]:
-        """Return the nodes that are left out of this run's launches without a cordon in the ledger."""
+        """Return the nodes that this run leaves out without a cordon in the ledger."""
         return self._aside
 
     def suspicion(self) -> Mapping[str, float]:
         """Return the least prior of the nodes with signals, for the tests of the nodes."""
         return {name: MAX_PRIOR for name, kind, _, _ in self._findings() if "leaving" not in kind}
 
-    # What could be seen
+    # Coverage
 
     def _look_at_liveness(self, view: AttemptView) -> None:
         now_s = self._clock.monotonic_s()
@@ -416,7 +421,7 @@ class NodeHealth:
             for source, why in sources.items():
                 if not why:
                     self._could_see.add((name, source))
-                elif (name, source) in self._could_see:  # what could never be seen is not there
+                elif (name, source) in self._could_see:  # a source that was never read is not there
                     hidden[f"{source} on {name}"] = why
         for detector, why in self._liveness.changes(hidden).items():
             self._records.event("cannot_see", {"detector": detector, "why": why})
@@ -424,7 +429,7 @@ class NodeHealth:
             self._observe("trouble", {"text": f"{text[:1].upper()}{text[1:]}."})
 
     def coverage(self) -> dict[str, list[str]]:
-        """Return the sources of the job's nodes that were read (`looked_at`) and the others (`not_seen`)."""
+        """Return the read sources of the job's nodes (`looked_at`) and the others (`not_seen`)."""
         names = [one.name for one in self._nodes.launched]
         silent = [name for name in names if name not in self._sources]
         looked_at, not_seen = [], []

@@ -10,9 +10,9 @@ from typing import Final
 from holdfast.recover.signals.facts import TEXT_LIMIT, CannotSee, Fact, NodeSignal
 
 READ_BYTES = 16 * 1024
-"""More than the longest record of /dev/kmsg: a smaller buffer makes the kernel refuse the read."""
+"""The read size, more than the longest record of /dev/kmsg: the kernel refuses a smaller buffer."""
 READS = 20_000
-"""A log that is flooded is read on at the next look."""
+"""The most reads at a time; the rest of a flooded log is read at the next look."""
 DEVICE_PERIOD_S = 2.0
 JOURNAL_PERIOD_S = 30.0
 JOURNAL_TIMEOUT_S = 20.0
@@ -58,7 +58,7 @@ def fault_in(line: str) -> tuple[str, str] | None:
 
 
 class KernelLog:
-    """The kernel's log from a moment on: /dev/kmsg, or the journal if that may not be read."""
+    """The kernel's log from a moment on: /dev/kmsg, or the journal if it is not readable."""
 
     name = "the kernel's log"
 
@@ -72,9 +72,11 @@ class KernelLog:
         """Open nothing yet.
 
         Args:
-            since_s: monotonic seconds; older lines are left out, so that a start replays no old fault.
+            since_s: monotonic seconds; older lines are left out, so that a start replays no old
+                fault.
             path: the device, or a file of the same form.
-            journal: the command that prints the journal's lines, for a user who may not read the device.
+            journal: the command that prints the journal's lines, for a user who may not read the
+                device.
         """
         self._since_us = since_s * 1e6
         self._path = path
@@ -119,7 +121,7 @@ class KernelLog:
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                continue  # records were overwritten before they were read: go on with the oldest one
+                continue  # the kernel has overwritten unread records: go on with the oldest
             except OSError as error:
                 raise CannotSee(f"{self._path}: {error.strerror}") from error
             if not chunk:

@@ -17,7 +17,7 @@ class Kubernetes:
     period_s = 15.0
 
     def __init__(self, read: Callable[[], Look] = read_facts) -> None:
-        """Read nothing yet; `read` asks the API server."""
+        """Read nothing yet; `read` requests the conditions from the API server."""
         self._read = read
 
     def read(self) -> Sequence[Fact]:
@@ -38,7 +38,7 @@ class Kubernetes:
             elif one.subject == "pod" and one.kind == "DisruptionTarget":
                 yield Notice(source=self.name, kind="preemption", text=text)
             elif one.subject == "pod":
-                continue  # a pod that is not ready says nothing of its node
+                continue  # a pod that is not ready is no sign about its node
             elif one.kind in ("cordoned", "taint"):
                 yield Notice(source=self.name, kind="drain", text=text)
             else:

@@ -1,6 +1,7 @@
 """Turn the states that Slurm gives the nodes into signals and notices.
 
-The supervisor reads the states of all its nodes by one request: a request from each node would burden slurmctld.
+The supervisor reads the states of all its nodes by one request: a request from each node would
+burden slurmctld.
 """
 
 import os
@@ -22,10 +23,10 @@ NAME: Final = "the state in Slurm"
 PERIOD_S = 30.0
 _MAINTENANCE = frozenset({"MAINT", "MAINTENANCE", "REBOOT", "REBOOT_REQUESTED"})
 _HIDDEN = frozenset({"COMPLETING", "IDLE", "ALLOCATED", "MIXED", "PLANNED"})
-"""Words that say nothing about the health of a node."""
+"""The states that are no sign of the health of a node."""
 
 SlurmStates = Callable[[Collection[str]], Mapping[str, Sequence[Fact]]]
-"""Returns the facts of the nodes of these names; raises CannotSee."""
+"""A function that returns the facts of the nodes with these names; raises CannotSee."""
 
 
 def slurm_states(
@@ -44,7 +45,7 @@ def slurm_states(
 
 
 def facts_of(node: SlurmNode) -> Sequence[Fact]:
-    """Return the facts in the state of a node. A drain that Holdfast itself has asked for is none."""
+    """Return the facts in the state of a node; a drain that Holdfast has requested is no fact."""
     words = "+".join(sorted(node.states - _HIDDEN)).lower()
     text = (f"{words}: {node.reason}" if node.reason else words)[:TEXT_LIMIT]
     if node.is_lost:
