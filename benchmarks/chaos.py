@@ -92,8 +92,7 @@ QUICK_STORM: Mapping[int, Kind] = {
     20: "supervisor killed",
     45: "rank killed",
     75: "NaN gradients",
-    105: "deadlock",
-    130: "agent killed",
+    105: "agent killed",
 }
 """The faults of a quick storm, by the step at which each one comes."""
 
@@ -549,7 +548,7 @@ def main() -> int:
         "limit of the ETTR: 1 less the sum over the kinds of rate times (median detection + median restart)",
         f"storm: MTBF {MTBF_S:.0f} s; weights of 100: {shares}"
         if not args.quick
-        else "storm: five chosen faults",
+        else "storm: chosen faults",
         others.sentence(),
     ]
     report("What a run survives", rows, notes=notes, json_file=args.json)
