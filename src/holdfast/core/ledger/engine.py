@@ -15,7 +15,7 @@ from holdfast.core.ledger import schema
 
 BUSY_TIMEOUT_S = 5.0
 SERVER_LIMITS = {"connect_timeout": 5, "tcp_user_timeout": 8000}
-"""Limits for PostgreSQL's client library: seconds to connect, milliseconds without an answer."""
+"""Limits of PostgreSQL's client library: seconds to connect, milliseconds to an acknowledgement."""
 _ADVISORY_LOCK = 0x686F6C64
 """The key of PostgreSQL's lock for creating or migrating a ledger: `hold` in ASCII."""
 
@@ -69,8 +69,8 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        # Transactions begin below, not in the driver. The driver begins none before CREATE TABLE, so
-        # that a migration killed half-way would leave a ledger that neither opens nor migrates.
+        # Transactions begin below, not in the driver. The driver begins none before CREATE TABLE,
+        # so a migration killed half-way would leave a ledger that neither opens nor migrates.
         # SQLAlchemy's SQLite dialect: "Enabling Non-Legacy SQLite Transactional Modes".
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode=WAL")
