@@ -127,7 +127,7 @@ def _incident(
 def _restored(events: Sequence[Event]) -> dict[int, Mapping[str, Any]]:
     """Return, by attempt, the data of the `restored` event of the lowest rank.
 
-    An event without a rank counts as lower than rank 0; of two events of one rank, the first counts.
+    An event without a rank counts as lower than rank 0. Of two events of a rank the first counts.
     """
     first: dict[int, tuple[int, Mapping[str, Any]]] = {}
     for event in events:
