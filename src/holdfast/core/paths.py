@@ -108,7 +108,7 @@ class RunPaths:
         return self.root / "supervisors"
 
     def node_lock(self, node_id: str) -> Path:
-        """Return the lock that a node other than the first holds while the run lives there."""
+        """Return the lock that is held while the run lives on a node other than the first."""
         return self.root / "nodes" / f"{node_id}.lock"
 
     @property

@@ -98,7 +98,7 @@ class Listener(Protocol):
 
 
 class Nodes:
-    """The nodes of one run. Call all of it from one event loop."""
+    """The nodes of one run. Call all methods from one event loop."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Nodes:
             if node.stream is not None and mine:
                 node.stream.send({"kind": "look", "look": number, "pids": mine})
                 asked += 1
-        with contextlib.suppress(TimeoutError):  # what does not arrive is None
+        with contextlib.suppress(TimeoutError):  # a missing answer is None
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 for _ in range(asked):
                     used |= await answers.get()

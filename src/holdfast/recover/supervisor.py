@@ -182,7 +182,7 @@ class Supervisor:
         """Read the records of an earlier supervisor of the run; call this once, before `run`.
 
         Args:
-            is_lost: True if the run was lost with its node; its records are read all the same.
+            is_lost: True if the run was lost with its node and goes on from its records.
             adopts: True if the run's last supervisor is gone and its job may be going on.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The supervisor's process, on the node that leads a run. The node restarts the process at its end.
+"""The supervisor's process, on the node that leads a run; the node restarts it when it ends.
 
 The end of a supervisor ends no rank. The next supervisor reads the ledger, listens at the same
 address, and takes over the present attempt. The next supervisor has a higher generation, and agents

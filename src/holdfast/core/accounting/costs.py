@@ -58,9 +58,9 @@ def incident_summaries(
 
 
 def _node(incident: Incident, events: Sequence[Event], ranks: int) -> str | None:
-    """Return the node of the rank at fault; without such a rank, the lost node.
+    """Return the node of the rank at fault; without a rank at fault, the lost node.
 
-    The attempt's latest launch gives the rank's node. None: the node is unknown.
+    The last launch up to the attempt gives the rank's node. None: the node is unknown.
     """
     attempt, rank = incident.attempt, incident.rank
     if rank is None:

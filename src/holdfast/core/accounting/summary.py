@@ -188,7 +188,7 @@ def _world_size(run: Run, events: Sequence[Event]) -> int | None:
     stated: list[Any] = [event.data.get("world_size") for event in reversed(events)]
     if (
         run.command and Path(run.command[0]).name != "torchrun"
-    ):  # which says itself how many ranks it starts
+    ):  # torchrun itself decides the number of ranks
         stated.append(run.options.get("nproc"))
     return next((size for size in stated if isinstance(size, int) and size > 0), None)
 

@@ -33,7 +33,7 @@ SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 @dataclass(kw_only=True)
 class Child:
-    """A process that the node keeps going. Call all of it from one event loop."""
+    """A process that the node keeps going. Call all methods from one event loop."""
 
     module: str
     listening: socket.socket

@@ -12,7 +12,7 @@ import socket
 
 
 class HeldConnection:
-    """The node's side. Call all of it from one event loop."""
+    """The node's side of the held connection. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._receiving, self.sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)

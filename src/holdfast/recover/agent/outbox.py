@@ -51,7 +51,7 @@ class Envelope:
 
 
 class Outbox:
-    """The messages of one node to its supervisor. Call all of it from one event loop."""
+    """The messages of one node to its supervisor. Call all methods from one event loop."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
         """Send messages by `send`, which drops messages while there is no supervisor."""

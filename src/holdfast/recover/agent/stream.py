@@ -27,7 +27,7 @@ def proof(token: str, role: str, nonce: str) -> str:
 
 
 class Stream:
-    """One connection. Call all of it from its event loop."""
+    """One connection. Call all methods from its event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
