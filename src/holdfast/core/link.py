@@ -1,8 +1,9 @@
-"""The seam between a rank's code and whoever supervises it.
+"""The seam between a rank's code and the rank's supervisor.
 
-`holdfast.attach()` sets the process's link; the checkpoint room reads it. A Checkpointer and the integrations connect
-by `connected_link`, so that a supervisor also hears from a script that does not attach. Where no supervisor started
-the process, the link is `Unsupervised`: it records nothing and never asks for a stop.
+`holdfast.attach()` sets the process's link; the checkpoint room reads the link. A Checkpointer and
+the integrations connect by `connected_link`, so that a script that does not attach also sends
+reports to the supervisor. Without a supervisor the link is `Unsupervised`, which records nothing
+and never requests a stop.
 """
 
 import importlib
@@ -12,36 +13,42 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, SupportsFloat
 
 ENV_RUN: Final = "HOLDFAST_RUN"
-"""The id of the run that a supervised rank belongs to."""
+"""The id of the run of a supervised rank."""
 ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
-"""Which start of that run it belongs to."""
+"""The number of the rank's attempt, a start of the run."""
 ENV_ACCUMULATION: Final = "HOLDFAST_ACCUMULATION"
-"""How many micro-batches a rank accumulates where the job as launched at first has one."""
+"""The micro-batches that a rank accumulates for each one of the job as launched at first."""
 ENV_FRESH: Final = "HOLDFAST_FRESH"
-"""Set to 1 where checkpoints of other runs are to be set aside."""
+"""Set to 1 to set checkpoints of other runs aside."""
 ENV_CONNECT: Final = "HOLDFAST_CONNECT"
-"""`MODULE:FUNCTION`, which sets the link of this process; a supervisor sets this variable for its ranks."""
+"""`MODULE:FUNCTION` of the function that sets the link of this process.
+
+A supervisor sets the variable for its ranks.
+"""
 Number = float | SupportsFloat
 """A number, or a tensor of one element."""
 
 
 class JobLink(Protocol):
-    """What a rank tells its supervisor and hears from it. Every method returns at once but where it says so."""
+    """The exchange of a rank with its supervisor.
+
+    Every method returns at once unless the method states otherwise.
+    """
 
     def watch(self) -> None:
-        """Announce that this process will report its steps, so that the supervisor finds a hang by their absence."""
+        """Announce reports of steps from this process, so that their absence shows a hang."""
         ...
 
     def take_back_sigterm(self, replaced: Collection[Any]) -> None:
-        """Have SIGTERM wait for the supervisor again.
+        """Make SIGTERM wait for the supervisor again.
 
-        `replaced` are the handlers in whose place a trainer has put its own; nothing is done where this one is not
-        among them.
+        `replaced` holds the handlers that a trainer has replaced by its own. Without the link's
+        handler among them, the method does nothing.
         """
         ...
 
     def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
-        """Report that `step` steps are completed, with this one's loss and other numbers."""
+        """Report `step` completed steps, with the loss and other numbers of the last one."""
         ...
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
@@ -49,26 +56,27 @@ class JobLink(Protocol):
         ...
 
     def section(self, name: str, *, limit_s: float | None = None) -> AbstractContextManager[None]:
-        """Mark a stretch without steps (save, restore, evaluate), so that it is not taken for a hang.
+        """Mark a stretch without steps (save, restore, evaluate), which is no hang.
 
-        `limit_s` is how long it may last before it counts as one; None leaves that to the supervisor.
+        The stretch counts as a hang after `limit_s` seconds; None: the supervisor sets the limit.
         """
         ...
 
     def stop_due(self, step: int) -> bool:
-        """Whether the job was asked to stop and every rank agreed to do so at this `step` or an earlier one.
+        """Return True if the ranks have agreed to stop the job at this `step` or an earlier one.
 
-        True on all ranks at the same step, so that a collective save can follow. May wait for the agreement.
+        All ranks get True at the same step, so that a collective save can follow. The method may
+        wait for the agreement.
         """
         ...
 
     def leave(self, step: int) -> None:
-        """End this process because a stop was asked for and its state at `step` is safe. Does not return."""
+        """End this process for a requested stop; its state at `step` is safe. Never return."""
         ...
 
 
 class Unsupervised:
-    """The link of a process that nobody supervises."""
+    """The link of a process without a supervisor."""
 
     def watch(self) -> None:
         """See `JobLink.watch`."""
@@ -80,18 +88,18 @@ class Unsupervised:
         """See `JobLink.step`."""
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
-        """See `JobLink.emit`: nobody listens."""
+        """See `JobLink.emit`; without a supervisor, drop the event."""
 
     def section(self, name: str, *, limit_s: float | None = None) -> AbstractContextManager[None]:  # noqa: ARG002
         """See `JobLink.section`."""
         return nullcontext()
 
     def stop_due(self, step: int) -> bool:  # noqa: ARG002
-        """See `JobLink.stop_due`: nobody asks."""
+        """See `JobLink.stop_due`; without a supervisor, return False."""
         return False
 
     def leave(self, step: int) -> None:
-        """Cannot happen: `stop_due` is never true."""
+        """Raise an error: no caller gets here, since `stop_due` is never true."""
         raise AssertionError(f"asked to leave at step {step} without a supervisor")
 
 
@@ -101,17 +109,17 @@ _batches: tuple[int, int] | None = None
 
 
 def accumulation() -> int:
-    """Return how many micro-batches a rank accumulates where the job on all of its nodes has one."""
+    """Return the micro-batches that a rank accumulates for each one of the job on all its nodes."""
     return int(os.environ.get(ENV_ACCUMULATION, "1"))
 
 
 def job_link() -> JobLink:
-    """The link of this process."""
+    """Return the link of this process."""
     return _link
 
 
 def connected_link() -> JobLink:
-    """Return the link of this process, which is connected first where a supervisor started the process."""
+    """Return the link of this process, and connect it first if a supervisor started the process."""
     connect = os.environ.get(ENV_CONNECT)
     if connect is not None and isinstance(_link, Unsupervised):
         module, _, function = connect.partition(":")
@@ -126,25 +134,25 @@ def set_job_link(link: JobLink) -> None:
 
 
 def note_numbers(step: int, numbers: Mapping[str, Any]) -> None:
-    """Remember what a step was reported with: its loss and metrics, which may be tensors that nobody has read yet."""
+    """Keep the reported loss and metrics of a step, which may be tensors not read yet."""
     global _numbers  # noqa: PLW0603 - as above
     _numbers = (step, numbers)
 
 
 def numbers_of(step: int) -> Mapping[str, Any]:
-    """What the last step was reported with, if it is `step`; else nothing."""
+    """Return the reported numbers of the last step if that step is `step`; else nothing."""
     noted, numbers = _numbers
     return numbers if noted == step else {}
 
 
 def note_batch(number: int) -> None:
-    """Remember the number of the batch that the training was given last."""
+    """Extend the range of batches since the last `take_batches` to this batch."""
     global _batches  # noqa: PLW0603 - as above
     _batches = (number if _batches is None else _batches[0], number)
 
 
 def take_batches() -> tuple[int, int] | None:
-    """Return the first and the last of the batches since the last call; None where there is none."""
+    """Return the first and the last batch since the last call; None without a batch."""
     global _batches
     taken, _batches = _batches, None
     return taken

@@ -1,6 +1,7 @@
-"""Where things lie: one class owns every file name of a run, one of an evaluation.
+"""The paths of all files: one class owns every file name of a run, one every name of an evaluation.
 
-`$HOLDFAST_HOME` (default `./.holdfast`) holds `ledger.db`, `runs/RUN/`, `evaluations/ID/` and `answers/`.
+`$HOLDFAST_HOME` (default `./.holdfast`) holds `ledger.db`, `runs/RUN/`, `evaluations/ID/` and
+`answers/`.
 """
 
 import os
@@ -12,24 +13,24 @@ from urllib.parse import quote
 from holdfast.core.errors import BadUse
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Of a run, and of an evaluation."""
+"""The form of a run's id and of an evaluation's id."""
 _ID_RULE = "at most 64 letters, digits, `.`, `_` and `-`, the first a letter or digit"
 
 
 def holdfast_home() -> Path:
-    """`$HOLDFAST_HOME`, else `.holdfast` in the current folder; absolute."""
-    # `or`: a variable that is set and empty means the default, not the current folder.
+    """Return `$HOLDFAST_HOME`, else `.holdfast` in the current folder, as an absolute path."""
+    # `or`: an empty variable means the default, not the current folder.
     return Path(os.environ.get("HOLDFAST_HOME") or ".holdfast").absolute()
 
 
 def ledger_url(home: Path) -> str:
-    """The default ledger of a home: SQLite beside its runs."""
+    """Return the URL of a home's default ledger: SQLite beside the runs."""
     # Quoted, because a `?` or `%` in a folder's name would end or change the path of the URL.
     return f"sqlite:///{quote(str(home / 'ledger.db'))}"
 
 
 def is_server(ledger: str) -> bool:
-    """Whether the URL of a ledger names a server, which several hosts may use, and no file."""
+    """Return True if a ledger's URL names a server, which several hosts may use, and no file."""
     return not ledger.startswith("sqlite")
 
 
@@ -38,7 +39,7 @@ class RunPaths:
     """Every file of one run, below `home/runs/RUN`.
 
     Raises:
-        BadUse: the run id is not one; it could name a folder that is not a run's, to be read or removed.
+        BadUse: the run id has another form, and could name a folder outside `runs`.
     """
 
     home: Path
@@ -61,34 +62,34 @@ class RunPaths:
         return self.root / "logs"
 
     def attempt_logs(self, attempt: int) -> Path:
-        """Folder of the logs of one attempt."""
+        """Return the folder of the logs of one attempt."""
         return self.logs / f"attempt-{attempt:03d}"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
-        """What rank `rank` printed, both streams, newest part; older parts end in `.1`, `.2` …."""
+        """Return the log of a rank: both streams, newest part; older parts end in `.1`, `.2` …."""
         return self.attempt_logs(attempt) / f"rank-{rank}.log"
 
     def launcher_log(self, attempt: int) -> Path:
-        """What PyTorch's launcher printed itself."""
+        """Return the log of the output of PyTorch's launcher itself."""
         return self.attempt_logs(attempt) / "launcher.log"
 
     def observer_log(self, attempt: int) -> Path:
-        """What the supervisor saw of the ranks: a rank's exit, its signal, a missing step."""
+        """Return the log of the supervisor's observations: exits, signals, missing steps."""
         return self.attempt_logs(attempt) / "observer.log"
 
     @property
     def stop_asked(self) -> Path:
-        """There once `holdfast runs stop` asked the supervisor to stop."""
+        """The file by which `holdfast runs stop` requests a stop from the supervisor."""
         return self.root / "stop-asked"
 
     @property
     def approved(self) -> Path:
-        """The number of the proposal that `holdfast runs approve` approved last."""
+        """The file with the number of the proposal that `holdfast runs approve` approved last."""
         return self.root / "approved"
 
     @property
     def supervisor_log(self) -> Path:
-        """What a detached supervisor printed."""
+        """The log of a detached supervisor."""
         return self.logs / "supervisor.log"
 
     @property
@@ -103,16 +104,16 @@ class RunPaths:
 
     @property
     def supervisors(self) -> Path:
-        """Folder with a file for each supervisor that the run has had; the highest number is the present one."""
+        """The folder with a numbered file for each supervisor; the highest number leads."""
         return self.root / "supervisors"
 
     def node_lock(self, node_id: str) -> Path:
-        """Locked while any process of the run lives on a node other than the first."""
+        """Return the lock that is held while the run lives on a node other than the first."""
         return self.root / "nodes" / f"{node_id}.lock"
 
     @property
     def lock(self) -> Path:
-        """Locked while the supervisor or any process of its job lives."""
+        """The lock that is held while the supervisor or any process of its job lives."""
         return self.root / "lock"
 
 
@@ -121,7 +122,7 @@ class EvaluationPaths:
     """Every file of one evaluation, below `home/evaluations/ID`.
 
     Raises:
-        BadUse: the id is not one; it could name a folder that is not an evaluation's.
+        BadUse: the id has another form, and could name a folder outside `evaluations`.
     """
 
     home: Path
@@ -146,27 +147,27 @@ class EvaluationPaths:
 
     @property
     def plan(self) -> Path:
-        """What was predicted before it began."""
+        """The predictions from before the evaluation began."""
         return self.root / "plan.json"
 
     @property
     def timeline(self) -> Path:
-        """What happened when, a line each."""
+        """The events of the evaluation with their times, a line each."""
         return self.root / "timeline.jsonl"
 
     @property
     def logs(self) -> Path:
-        """Folder of what its processes printed."""
+        """The folder of the logs of the evaluation's processes."""
         return self.root / "logs"
 
     @property
     def samples(self) -> Path:
-        """Folder of the samples that the harness logs."""
+        """The folder of the samples that the harness logs."""
         return self.root / "samples"
 
     @property
     def results(self) -> Path:
-        """The scores and what they cost; there once it ended."""
+        """The scores and their costs; the file exists once the evaluation has ended."""
         return self.root / "results.json"
 
     @property
@@ -176,10 +177,10 @@ class EvaluationPaths:
 
     @property
     def state(self) -> Path:
-        """Folder of what the coordinator needs to go on after a crash."""
+        """The folder of the state from which the coordinator goes on after a crash."""
         return self.root / "state"
 
     @property
     def answers(self) -> Path:
-        """Root of the journals of answers, which all evaluations of a home share."""
+        """The root of the journals of answers, which all evaluations of a home share."""
         return self.home / "answers"

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
     """Return the descriptors that are readable or whose other side is closed.
 
-    Waits up to `timeout_s` seconds for the first one; None: without a limit. select(2) would refuse the descriptors of
-    a trainer that has a thousand files open.
+    The function waits up to `timeout_s` seconds for the first one; None: without a limit.
     """
+    # Not select(2), which refuses descriptors of 1024 and more: a trainer has many open files.
     polled = select.poll()
     for fd in fds:
         polled.register(fd, select.POLLIN)
@@ -20,18 +20,18 @@ def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
 
 
 LISTENING_PORTS = range(10_000, 32_000)
-"""Below the ports that the kernel gives to outgoing connections and to those who bind port 0 (ip(7))."""
+"""Ports below the range from which the kernel serves outgoing connections and port 0 (ip(7))."""
 
 
 def free_ports(count: int, *, host: str = "") -> list[int]:
-    """Return ports of this machine that nobody listens at, so that another program can.
+    """Return ports of this machine on which no program listens, so that another program can.
 
     Raises:
-        OSError: there are too few.
+        OSError: the machine has too few free ports.
     """
     sockets: list[socket.socket] = []
     try:
-        # All held at once, so that they differ.
+        # All ports are held at once, so that they differ.
         for port in random.sample(LISTENING_PORTS, len(LISTENING_PORTS)):
             if len(sockets) == count:
                 break
@@ -53,7 +53,7 @@ def free_ports(count: int, *, host: str = "") -> list[int]:
 
 
 def plain_address(address: str) -> str:
-    """Return an address as it is written elsewhere: one of IPv4 without its prefix for IPv6."""
+    """Return an address in its usual form: an IPv4 address without its prefix for IPv6."""
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return str(mapped or found)

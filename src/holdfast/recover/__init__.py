@@ -1,18 +1,22 @@
-"""Keep a run going. The input is a command (`RunSpec`), the output an `Outcome` and the run's history in the ledger.
+"""Keep a run going.
+
+The input is a command (`RunSpec`), the output an `Outcome` and the run's history in the ledger.
 
 In order, a module each:
 
-1. `spec`: what to run and how to supervise it; `runs`: begin, join, resume, stop, remove a run
-2. `agent`: one node's part of a run; `launch`: the job's processes there: `guard` → torchrun → `shim`, one a rank → the
-   user's command
-3. `attach`: what the user's script sends, over `channel`, to its node's agent, and from there to `nodes`
-4. `attempt`: what is known of an attempt; `detectors`: what is wrong with it (`stacks`: where its
-   ranks stand); `gate`: which checkpoints are healthy; `stopping`: where it can stop
-5. `policy`: what to do next, a pure function
-6. `people`: which decisions wait for a person, what was decided, and the messages about incidents
-7. `signals`: what the nodes report of their own health; `localise`: which node is faulty
+1. `spec`: the command and the options of its supervision; `runs`: begin, join, resume, stop, remove
+   a run
+2. `agent`: one node's part of a run; `launch`: the job's processes there: `guard` → torchrun →
+   `shim`, one a rank → the user's command
+3. `attach`: the reports of the user's script, over `channel`, to its node's agent, and from there
+   to `nodes`
+4. `attempt`: the facts of an attempt; `detectors`: the faults of an attempt (`stacks`: the stacks
+   of its ranks); `gate`: the healthy checkpoints; `stopping`: the step of a stop
+5. `policy`: the next action, a pure function
+6. `people`: the decisions that wait for a person, the decisions made, the messages about incidents
+7. `signals`: the nodes' reports of their own health; `localise`: the search for the faulty node
 8. `slurm`: a run that Slurm starts, and starts again when nodes are missing
-9. `conduct`: carries out what is decided; `supervisor`: receives what happens, in a process of its own
+9. `conduct`: the actions, carried out; `supervisor`: the event loop, in a process of its own
    (`supervisor_process`)
 """
 

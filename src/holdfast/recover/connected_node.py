@@ -1,4 +1,4 @@
-"""What the supervisor knows of one node, and the orders that the node's agent has not acknowledged yet."""
+"""The supervisor's record of one node, with the orders not acknowledged by the node's agent."""
 
 import itertools
 from collections import deque
@@ -13,7 +13,7 @@ from holdfast.recover.localise.orders import Orders
 
 @dataclass(eq=False, kw_only=True)
 class Node:
-    """One node, as its agent has described it."""
+    """One node, by the description from its agent."""
 
     node_id: str
     name: str
@@ -21,36 +21,36 @@ class Node:
     address: str = ""
     preferred_rank: int | None = None
     launched: int | None = None
-    """The attempt whose launcher runs there."""
+    """The attempt whose launcher runs on the node."""
     stream: Stream | None = None
     node_rank: int | None = None
-    """Its place in the last launch that it took part in."""
+    """The node's place in its last launch."""
     last_end: tuple[int, int] | None = None
-    """The attempt and the return code of the launcher that ended there last."""
+    """The attempt and the return code of the launcher that ended last on the node."""
     seen: int = 0
-    """The `seq` of its last message."""
+    """The `seq` of the last message from the node's agent."""
     is_leaving: bool = False
-    """Whether its scheduler ends this node alone: nothing is launched there any more."""
+    """True if the scheduler ends this node alone: no job is launched on the node any more."""
     is_known: bool = False
-    """Whether its agent has sent all facts of the present attempt."""
+    """True once the node's agent has sent all facts of the present attempt."""
     peers: dict[Peer, None] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
-    """Those of which a peer has been there."""
+    """The ranks from which a peer has connected on the node."""
     orders: deque[dict[str, Any]] = field(default_factory=deque)
-    """Those that its agent has not acknowledged."""
+    """The orders that the node's agent has not acknowledged."""
     away_ticks: int = 0
     silent_ticks: int = 0
     checks: Orders = field(default_factory=Orders)
     order_numbers: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
 
     def order(self, message: Mapping[str, Any]) -> None:
-        """Send an order; again to the next agent, until one has acknowledged it."""
+        """Send an order, and send it again to the next agent until an agent has acknowledged it."""
         order = {**message, "seq": next(self.order_numbers)}
         self.orders.append(order)
         if self.stream is not None:
             self.stream.send(order)
 
     def acknowledged(self, seq: int) -> None:
-        """Take in that the agent has carried out the orders up to a number."""
+        """Drop the orders up to a number, which the agent has carried out."""
         while self.orders and self.orders[0]["seq"] <= seq:
             self.orders.popleft()

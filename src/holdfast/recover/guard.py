@@ -1,12 +1,14 @@
-"""Stands between the supervisor and PyTorch's launcher, so that no process of a job outlives its supervisor.
+"""Run PyTorch's launcher, so that no process of a job outlives the node's process.
 
-It adopts every orphan below it, and kills all of them when the launcher ends, and when its standard input does:
-the supervisor closed it, or is gone in whatever way. What holds a dead rank's memory for the next attempt it leaves to
-the supervisor, with which that ends. The guard keeps what the launcher itself prints on standard error in a
-bounded log. While it lives it holds the run's lock, which it inherited.
+The guard adopts every orphan below it. The guard kills all of them when the launcher ends, or when
+its own standard input ends: the node's process has closed that, or is gone. The guard spares the
+snapshot server, which holds a dead rank's memory for the next attempt and ends with the node's
+process. The guard keeps the launcher's own output on standard error in a bounded log. While the
+guard lives it holds the run's lock, which it inherited.
 
-A scheduler may send SIGTERM to every process of a job. What to do about it is decided by the supervisor: the guard, the
-launcher and the shims block the signal, which children inherit, and only a shim unblocks it for its rank.
+A scheduler may send SIGTERM to every process of a job, but the supervisor decides the reaction. So
+the guard, the launcher and the shims block the signal, also for their children. Only a shim
+unblocks the signal, for its rank.
 """
 
 import contextlib
@@ -33,16 +35,17 @@ from holdfast.recover.agent.warm_launcher import (
 
 CHUNK_BYTES = 64 * 1024
 WRITING_S = 10.0
-"""How long a rank's writing process may go on; storage that hangs must not keep the job from starting again."""
+"""Seconds for which a rank's writing process may go on: hung storage must not block a restart."""
 
 
 STANDBY = "--standby"
 
 
 def main() -> None:
-    """`guard LOG MAX_BYTES -- LAUNCHER …`: run the launcher, end as it ends.
+    """Run the launcher and end as it ends: `guard LOG MAX_BYTES -- LAUNCHER …`.
 
-    `guard --standby`: start a warm launcher; standard input has the same words and the environment later.
+    `guard --standby` starts a warm launcher, and reads those words and the environment from
+    standard input later.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     become_subreaper()
@@ -87,7 +90,7 @@ def _popen(command: Sequence[str], stdin: int = subprocess.DEVNULL) -> "subproce
 def _turned_into(
     warm: "subprocess.Popen[bytes] | None", command: Sequence[str]
 ) -> "subprocess.Popen[bytes] | None":
-    """Have a warm launcher do what a command would; return None where that is not possible."""
+    """Turn a warm launcher into the launcher of a command; return None if that is not possible."""
     if warm is None:
         return None
     assert warm.stdin is not None
@@ -113,7 +116,10 @@ def _end_with_supervisor() -> None:
 
 
 def _end_all() -> None:
-    """A snapshot that a dead rank has left is written to its end, and kept: what was copied is not lost with it."""
+    """Kill all descendants except the snapshot server.
+
+    A dead rank's writing process may finish its snapshot first, so that no copied state is lost.
+    """
     kill_descendants(spared=WRITER_MODULE, spared_s=WRITING_S, left=SNAPSHOT_SERVER_PROCESS_NAME)
 
 

@@ -1,8 +1,9 @@
-"""Starts a job's processes on one node: guard → torchrun → a shim a rank → the user's command.
+"""Start a job's processes on one node: guard → torchrun → a shim a rank → the user's command.
 
-torchrun's own restarts reuse the workers' store and hang in up to half the cases. So torchrun restarts nothing: the
-shims start the next attempt's trainers with keys of their own in its store, or the next attempt has a torchrun of its
-own on each node. No rendezvous of ours: several nodes meet by torchrun's static one, at a port that is new each time.
+torchrun's own restarts reuse the workers' store and hang in up to half the cases. So torchrun
+restarts nothing: the shims start the next attempt's trainers with keys of their own in its store,
+or the next attempt has a torchrun of its own on each node. Several nodes meet by torchrun's static
+rendezvous, at a new port each time; Holdfast has no rendezvous of its own.
 """
 
 import asyncio
@@ -31,18 +32,18 @@ GUARD_TIMEOUT_S = 15.0
 PET_MEETING = ("PET_RDZV_", "PET_STANDALONE")
 """Variables from which torchrun reads options of another rendezvous than the static one."""
 ATTEMPTS_WITH_LOGS = 20
-"""Logs of older attempts are deleted; what their incidents cite is in the ledger."""
+"""The attempts whose logs are kept; the ledger keeps the lines cited by older incidents."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of one node among those of a launch."""
+    """The place of one node in a launch."""
 
     node_rank: int = 0
     address: str = "127.0.0.1"
-    """Of the node with the rank 0, for the others."""
+    """The address of the node with the rank 0, for the other nodes."""
     port: int = 0
-    """Where torchrun's store listens there."""
+    """The port of torchrun's store on the node with the rank 0."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Job:
     guard: asyncio.subprocess.Process
 
     def kill(self) -> None:
-        """End all of them with SIGKILL; `wait` returns soon after."""
+        """End all processes with SIGKILL; `wait` returns soon after."""
         assert self.guard.stdin is not None
         self.guard.stdin.close()
-        # A guard that was stopped hears nothing.
+        # A suspended guard does not notice the end of its standard input.
         asyncio.get_running_loop().call_later(GUARD_TIMEOUT_S, self._kill_guard)
 
     def _kill_guard(self) -> None:
@@ -64,7 +65,10 @@ class Job:
             self.guard.kill()
 
     async def wait(self) -> int:
-        """Wait until every one of them ended; returns the launcher's return code (negative: its signal)."""
+        """Wait for the end of all processes, and return the launcher's return code.
+
+        A negative code is the number of the signal that ended the launcher.
+        """
         return await self.guard.wait()
 
 
@@ -72,9 +76,10 @@ def make_log_folder(paths: RunPaths, attempt: int, *, launched: int) -> Path:
     """Make the folder of an attempt's logs and return it; delete the logs of attempts long ago.
 
     Args:
-        paths: of the run.
+        paths: the paths of the run.
         attempt: the number of the attempt.
-        launched: the attempt that started the launcher: the launcher goes on writing into that one's folder.
+        launched: the attempt that started the launcher, which goes on writing into that attempt's
+            folder.
     """
     logs = paths.attempt_logs(attempt)
     logs.mkdir(parents=True, exist_ok=True)
@@ -101,10 +106,10 @@ def attempt_environment(
 
     Args:
         attempt: the number of the attempt.
-        history: the failures before.
+        history: the failures of the earlier attempts.
         left_out: the batches that the attempt leaves out.
         turns_gpus: True if each rank is to use another GPU of its node than before.
-        accumulation: the number of micro-batches where the job as launched at first has one.
+        accumulation: the micro-batches of a rank for each one of the job as launched at first.
     """
     told = {
         ENV_ATTEMPT: str(attempt),
@@ -131,16 +136,16 @@ async def launch(
     """Start the job's processes on this node.
 
     Args:
-        spec: what to run.
-        paths: of the run.
+        spec: the command and its options.
+        paths: the paths of the run.
         attempt: the number of the attempt.
-        address: where the channel of this node's agent listens.
-        token: of that channel.
+        address: the address of the channel of this node's agent.
+        token: the token of the channel.
         lock_fd: the lock that the processes hold while they live.
-        echo: whether the ranks' output is shown here as well.
+        echo: True to show the ranks' output here as well.
         environment: the variables that differ between attempts, see `attempt_environment`.
         place: the place of this node.
-        standby: what `stand_by` has started, to be used for this.
+        standby: the waiting job from `stand_by`, to be used for this launch.
     """
     logs = make_log_folder(paths, attempt, launched=attempt)
     (paths.root / "imports").mkdir(exist_ok=True)
@@ -180,12 +185,14 @@ async def launch(
 
 
 async def stand_by(spec: RunSpec, *, lock_fd: int, echo: bool) -> Job:
-    """Start a guard with a launcher that has imported PyTorch, and waits for `launch`; `kill` ends both.
+    """Start a guard with a launcher that imports PyTorch and waits for `launch`.
+
+    `Job.kill` ends both.
 
     Args:
-        spec: what is to be run.
+        spec: the command and its options.
         lock_fd: the lock that the processes hold while they live.
-        echo: whether the ranks' output is to be shown here as well.
+        echo: True to show the ranks' output here as well.
     """
     return await _start_guard([STANDBY], os.environ, spec, lock_fd=lock_fd, echo=echo)
 
@@ -207,7 +214,8 @@ async def _start_guard(
         env=variables,
         stdin=asyncio.subprocess.PIPE,
         stdout=None if echo else asyncio.subprocess.DEVNULL,
-        # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which saves state first.
+        # A session of its own, so that Ctrl-C in the terminal does not reach the ranks: the
+        # supervisor saves state first.
         start_new_session=True,
         pass_fds=(lock_fd,),
     )

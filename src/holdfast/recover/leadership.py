@@ -1,16 +1,17 @@
-"""Which supervisor leads a run of several nodes.
+"""The lead of a run of several nodes: one supervisor leads.
 
-Each supervisor takes a number that no other one gets. The highest number leads: agents obey no lower one, and a
-supervisor that finds a higher one ends, and touches nothing. While a supervisor lives it beats. A node takes over from
-a supervisor only where that has beaten no more and no connection is possible, for some time by the node's own clock: a
-cut between two nodes moves nothing, and neither does an authority that cannot be reached.
+Each supervisor takes a number that no other one gets. The highest number leads: agents obey no
+lower one, and a supervisor that finds a higher one ends and changes nothing. A living supervisor
+beats. A node takes over from a supervisor only if, for some time by the node's own clock, the
+supervisor has not beaten and no connection was possible. So a cut between two nodes does not move
+the lead, and neither does an authority that cannot be reached.
 
-Two authorities give the numbers. A run has one of them, by its ledger:
+Two authorities give the numbers. The run's ledger decides between them:
 
-- `SharedFolder`: the folder of the runs, which all nodes share, where the ledger is a file. A number is taken by
-  creating a file of that name, which one process alone can do.
-- `SharedLedger`: a PostgreSQL. A number is taken by changing a row that is as it was when it was read. The nodes need
-  not share a folder.
+- `SharedFolder`, if the ledger is a file: the folder of the runs, which all nodes share. A
+  supervisor takes a number by creating a file of that name, which only one process can do.
+- `SharedLedger`, if the ledger is a PostgreSQL. A supervisor takes a number by changing a row that
+  has not changed since its reading. The nodes need not share a folder.
 """
 
 import contextlib
@@ -27,9 +28,9 @@ from holdfast.core.paths import RunPaths, is_server
 
 BEAT_S = 2.0
 SILENT_S = 20.0
-"""A supervisor that has beaten no more for so long is gone."""
+"""Seconds without a beat after which a supervisor counts as gone."""
 CLAIM_S = 60.0
-"""A node that has claimed the lead in a folder and has not taken it is passed over after this time."""
+"""Seconds after which a node's claim to the lead in a folder expires, if it has not led since."""
 
 
 class Superseded(HoldfastError):
@@ -43,18 +44,19 @@ class Superseded(HoldfastError):
 
 
 Sign = tuple[int, int]
-"""The number of the newest supervisor, and a sign of life that changes while it lives."""
+"""The number of the newest supervisor, and a value that changes while that supervisor lives."""
 
 
 class Leadership(Protocol):
     """The lead of one run."""
 
     def take(self, node_id: str, after: int | None) -> int:
-        """Return a number that no supervisor of the run has had; two never get the same.
+        """Return a new number, which no other supervisor of the run gets.
 
         Args:
             node_id: the node that keeps the supervisor going.
-            after: the number that this node had or has claimed last; None: a person has started the supervisor.
+            after: the number that this node had or has claimed last; None: a person has started
+                the supervisor.
 
         Raises:
             Superseded: another node leads the run by now.
@@ -62,7 +64,10 @@ class Leadership(Protocol):
         """
 
     def beat(self, generation: int) -> bool:
-        """Show that a supervisor lives; return whether it still leads. An authority that fails changes nothing."""
+        """Record a sign of life of a supervisor; return False if the supervisor leads no more.
+
+        If the authority fails, the supervisor still leads.
+        """
 
     def sign(self) -> Sign:
         """Return the newest sign of life.
@@ -72,7 +77,11 @@ class Leadership(Protocol):
         """
 
     def claim(self, sign: Sign, node_id: str) -> int | None:
-        """Return the number after which this node may lead, given the last sign of life; None where it may not.
+        """Return the number after which this node may lead; None if this node may not lead.
+
+        Args:
+            sign: the last sign of life of the supervisor.
+            node_id: this node.
 
         Raises:
             OSError, LedgerError: the authority cannot be written.
@@ -94,16 +103,16 @@ class SharedFolder:
         is_ours = newest == 0 or self._owner(newest) == node_id
         if after is not None and newest > after and not is_ours:
             raise Superseded
-        # The number that this node had last may have no file, see `_record`.
+        # This node's last number may have no file, see `_record`.
         generation = max(newest, after or 0) + 1
         while not self._record(generation, node_id):
             generation += 1
         return generation
 
     def _record(self, generation: int, node_id: str) -> bool:
-        """Create the file of a number; return False where another supervisor has the number.
+        """Create the file of a number; return False if another supervisor has the number.
 
-        A disk that is full ends no training: the supervisor leads, and `beat` creates the file later.
+        A full disk must not end a training: `beat` creates the missing file of a leader later.
         """
         self._unrecorded = None
         try:
@@ -169,7 +178,7 @@ class SharedLedger:
     """The lead by a row of a ledger that is a server."""
 
     def __init__(self, opened: Callable[[], AbstractContextManager[Ledger]], run_id: str) -> None:
-        """Enter what `opened` returns for each use; `opened` raises LedgerError while there is no ledger."""
+        """Open the ledger by `opened` for each use; `opened` raises LedgerError on failure."""
         self._opened = opened
         self._run_id = run_id
 
@@ -184,7 +193,7 @@ class SharedLedger:
                 taken = ledger.take_lead(before, node_id)
             if taken is not None:
                 return taken.generation
-            # The last one has beaten meanwhile, or another node was first.
+            # The last supervisor has beaten meanwhile, or another node was first.
 
     def beat(self, generation: int) -> bool:
         """See `Leadership`."""
@@ -201,7 +210,11 @@ class SharedLedger:
         return lead.generation, lead.beats
 
     def claim(self, sign: Sign, node_id: str) -> int | None:
-        """See `Leadership`. The number is this node's with the claim: who does not use it is passed over in turn."""
+        """See `Leadership`.
+
+        The claim takes the number at once. If this node does not use the number, other nodes take
+        over from it in turn.
+        """
         generation, beats = sign
         seen = Lead(run_id=self._run_id, generation=generation, node_id="", beats=beats)
         with self._opened() as ledger:
@@ -213,10 +226,10 @@ def leadership_of(url: str, paths: RunPaths, ledger: Ledger | None = None) -> Le
     """Return the authority of a run.
 
     Args:
-        url: of the ledger.
-        paths: of the run.
-        ledger: the ledger, where it is open. Else it is opened for each use and closed after it: all nodes of a run may
-            watch at once, and a server has few connections.
+        url: the URL of the ledger.
+        paths: the paths of the run.
+        ledger: the open ledger. None: the ledger is opened for each use and closed afterwards,
+            since all nodes of a run may watch at once, and a server has few connections.
     """
     if not is_server(url):
         return SharedFolder(paths)
@@ -228,7 +241,7 @@ def leadership_of(url: str, paths: RunPaths, ledger: Ledger | None = None) -> Le
 
 
 class Watch:
-    """Watches, from another node, whether a supervisor of the run lives."""
+    """A watch, from another node, over the signs of life of the run's supervisor."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -236,7 +249,7 @@ class Watch:
         self._since_s = time.monotonic()
 
     def gone(self) -> Sign | None:
-        """Return the last sign of life once there was no other one for `SILENT_S`; else None."""
+        """Return the last sign of life if it is older than `SILENT_S`; else None."""
         try:
             seen = self._leadership.sign()
         except (OSError, HoldfastError):  # without the authority this node cannot lead either

@@ -1,36 +1,36 @@
-"""The supervisor's side of the nodes: which agents are connected, and which of them run the job's launchers.
+"""The supervisor's side of the nodes: the connected agents, and the launchers of the job.
 
-An agent forwards what its ranks and shims send, and passes on what the supervisor sends to them. Both number what they
-send, and keep each message until the other side has acknowledged it. So an agent may be gone for a moment, and a
-connection may be cut for a while: the ranks go on meanwhile, and nothing is lost. A node whose agent stays away is
-lost. Time is counted in ticks of the supervisor: a machine that stands still makes no ticks, so that its agents are not
-lost by that.
+An agent forwards messages between the supervisor and the ranks and shims of its node. Both sides
+number their messages, and keep each message until the other side has acknowledged it. So the ranks
+go on, and no message is lost, while an agent is gone for a moment or a connection is cut. A node
+whose agent stays away is lost. Time is counted in ticks of the supervisor: a supervisor that stands
+still makes no ticks, and so loses no nodes.
 
 | from | `kind` | fields |
 |---|---|---|
 | supervisor | `challenge` | `nonce` |
 | agent | `hello` | `nonce`, `proof`, `node_id`, `name`, `incarnation`, `preferred_rank`, `launched`, `last_end`, |
 | | | `generation`, `orders_seen` |
-| supervisor | `welcome` | `proof`, `run_id`, `generation`, `seen`: the last `seq` that was received from the agent |
-| agent | `peer` | `seq`, `peer`, `age_s`, `message`, `again`: of a rank or shim; `again` to a new supervisor |
+| supervisor | `welcome` | `proof`, `run_id`, `generation`, `seen`: the agent's last `seq` |
+| agent | `peer` | `seq`, `peer` (a rank or shim), `age_s`, `message`, `again`: to a new supervisor |
 | supervisor | `ack`, `pong` | `seq` |
-| agent | `steps` | `peers`, `reports`: of each report of a step `seq`, the place of its peer, `age_s`, `message` |
-| agent | `states` | `states`: the kernel's states of the ranks' processes, as far as they have changed |
-| agent | `looked` | `look`, `used`: what the ranks' processes have used |
-| agent | `node_signal`, `notice`, `cannot_see` | `fact`, `age_s`, `is_over`; `sources`: see `signals.watch` |
+| agent | `steps` | `peers`, `reports`: each a `seq`, the place of its peer, `age_s`, `message` |
+| agent | `states` | `states`: the changed kernel states of the ranks' processes |
+| agent | `looked` | `look`, `used`: the usage of the ranks' processes |
+| agent | `node_signal`, `notice`, `cannot_see` | `fact`, `age_s`, `is_over`; `sources`: see `signals` |
 | agent | `port` | `port`: free on its node |
 | agent | `launcher_ended` | `attempt`, `returncode` |
-| agent | `checked` | `check`, `answer`: what a test of its node has found, see `localise.tester` |
-| agent | `stop` | `by`, `count`: somebody on its node wants the run to stop, for so many times |
+| agent | `checked` | `check`, `answer`: the result of a test of its node, see `localise.tester` |
+| agent | `stop` | `by`, `count`: the author and the number of the requests to stop on its node |
 | agent | `ping` | |
-| agent | `ack` | `seq`: of an order, that is of one of the next five |
+| agent | `ack` | `seq`: the number of an order, one of the next five |
 | supervisor | `launch` | `seq`, `attempt`, `environment`, `nnodes`, `node_rank`, `address`, `port` |
 | supervisor | `kill` | `seq`: end the launcher, with all below it |
 | supervisor | `pass` | `seq`, `to`, `rank`, `only`, `message` |
 | supervisor | `port` | `seq`: answer with a port |
-| supervisor | `check` | `seq`, `check`, `what`: test the node by itself (`solo`) or in a `group`; `end` |
+| supervisor | `check` | `seq`, `check`, `what`: test the node alone (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
-| supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, or goes on without this node |
+| supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, at least for the node |
 """
 
 import asyncio
@@ -51,12 +51,15 @@ from holdfast.recover.channel import Peer
 from holdfast.recover.connected_node import Node
 
 AWAY_TICKS = 100
-"""A node whose agent has hung up is lost after so many ticks …"""
+"""Ticks after which a node whose agent's connection has ended is lost."""
 AWAY_TICKS_WITH_SPARE = 5
-"""… and after so many where a spare can take its place. A node holds its agent's connection open while the node lives
-(`agent.held_connection`): an agent that was killed has not hung up."""
+"""The same if a spare can take the node's place. The connection ends with the node, not with a
+killed agent: see `agent.held_connection`."""
 SILENT_TICKS = 450
-"""A node whose agent is silent on an open connection is lost after so many ticks: agents send each second."""
+"""Ticks after which a node is lost whose agent is silent on an open connection.
+
+Agents send each second.
+"""
 FAREWELL_S = 2.0
 ACK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
@@ -70,11 +73,11 @@ LEFT = {
 }
 """The last message to a node whose scheduler ends the node alone."""
 STRANGERS = 256
-"""Connections that may be open without a hello."""
+"""The most connections that may be open without a hello."""
 
 
 class Listener(Protocol):
-    """Receives what happens on the nodes, in the event loop."""
+    """The receiver of the events on the nodes, in the event loop."""
 
     def received(
         self, peer: Peer, message: dict[str, Any], at_monotonic_s: float, *, again: bool
@@ -85,17 +88,17 @@ class Listener(Protocol):
         """Take in the kernel's states of ranks' processes."""
 
     def launcher_ended(self, returncode: int) -> None:
-        """Take in that a launcher of the present launch has ended."""
+        """Take in the end of a launcher of the present launch."""
 
     def node_lost(self, node: Node) -> None:
-        """Take in that a node of the present launch is lost."""
+        """Take in the loss of a node of the present launch."""
 
     def stop_asked(self, by: str, where: str, count: int) -> None:
-        """Take in that `by` has asked `count` times, on the node `where`, for the run to stop."""
+        """Take in the `count`th request of `by`, on the node `where`, to stop the run."""
 
 
 class Nodes:
-    """The nodes of one run. Call all of it from one event loop."""
+    """The nodes of one run. Call all methods from one event loop."""
 
     def __init__(
         self,
@@ -107,15 +110,15 @@ class Nodes:
         generation: int,
         own_node: str = "",
     ) -> None:
-        """Serve nobody yet; see `start`.
+        """Prepare to serve agents; `start` serves them.
 
         Args:
-            listener: receives what happens.
-            clock: of this host.
+            listener: the receiver of the events.
+            clock: the clock of this host.
             run_id: the run.
-            token: of the run; agents prove that they have it, and are proven that this supervisor does.
+            token: the token of the run; agents and supervisor prove to each other to have it.
             generation: the number of this supervisor.
-            own_node: the id of the node that keeps this supervisor going: while this process lives, so does that.
+            own_node: the id of the node that keeps this supervisor going, and so lives as long.
         """
         self._listener = listener
         self._clock = clock
@@ -136,22 +139,22 @@ class Nodes:
         self._server: asyncio.Server | None = None
         self._acks: set[str] = set()
         self.cordoned: Set[str] = frozenset()
-        """Names of nodes on which nothing is launched."""
+        """Names of nodes on which no job is launched."""
         self.signalled: Callable[[str, dict[str, Any]], None] = lambda _node, _message: None
         self.is_testing = False
-        """Whether nodes are tested: a spare is of no help then, and a cut of a connection no reason to lose a node."""
+        """True while nodes are tested: then spares do not shorten the wait for an agent."""
         self._reached_at: str | None = None
-        """The address of this host by which an agent on another one has reached it."""
+        """The address of this host that an agent on another host has connected to."""
 
     async def start(self, listening: socket.socket, *, adopting: int | None) -> None:
-        """Serve the agents that connect to a listening socket; launchers of the attempt `adopting` may go on."""
+        """Serve agents on a listening socket; launchers of the attempt `adopting` may go on."""
         self._adopting = adopting
         self._server = await asyncio.start_server(
             self._serve, sock=listening, limit=MAX_BYTES, backlog=LISTEN_BACKLOG
         )
 
     async def close(self, farewell: dict[str, Any] | None) -> None:
-        """Send a last message to every agent, and hang up."""
+        """Send a last message to every agent, and close the connections."""
         if self._server is not None:
             self._server.close()
         streams = [node.stream for node in self._nodes.values() if node.stream is not None]
@@ -175,10 +178,10 @@ class Nodes:
         rank: int | None = None,
         only: Peer | None = None,
     ) -> int:
-        """Send to every peer of the role `to` and of a `rank`, by default of each, or to `only` one.
+        """Send to every peer of the role `to` and of a `rank`, by default of each, or to `only`.
 
         Returns:
-            To how many.
+            The number of peers.
         """
         count = 0
         order = {"kind": "pass", "to": to, "rank": rank, "message": message}
@@ -203,7 +206,7 @@ class Nodes:
                 node.order({"kind": "kill"})
 
     async def look(self, pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
-        """Return the use of ranks' processes (see `core.processes.activity`); have the ranks send their stacks."""
+        """Return the usage of ranks' processes (see `core.processes.activity`); request stacks."""
         number = next(self._look_numbers)
         used: dict[int, tuple[float, int] | None] = dict.fromkeys(pids)
         answers: asyncio.Queue[dict[int, tuple[float, int] | None]] = asyncio.Queue()
@@ -215,7 +218,7 @@ class Nodes:
             if node.stream is not None and mine:
                 node.stream.send({"kind": "look", "look": number, "pids": mine})
                 asked += 1
-        with contextlib.suppress(TimeoutError):  # what does not arrive is None
+        with contextlib.suppress(TimeoutError):  # a missing answer is None
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 for _ in range(asked):
                     used |= await answers.get()
@@ -226,12 +229,12 @@ class Nodes:
 
     @property
     def launched(self) -> Sequence[Node]:
-        """Return the nodes of the present launch."""
+        """The nodes of the present launch."""
         return self._launch
 
     @property
     def launcher_failed(self) -> bool:
-        """Return whether a launcher of the present launch has ended with an error."""
+        """True if a launcher of the present launch has ended with an error."""
         ends = [node.last_end for node in self._launch if node.launched is None]
         return any(end is not None and end[1] != 0 for end in ends)
 
@@ -240,9 +243,9 @@ class Nodes:
         return {peer.rank: node.name for node in self._nodes.values() for peer in node.peers}
 
     async def gather(self, count: int, given_up: asyncio.Event, *, timeout_s: float) -> bool:
-        """Wait until there are `count` nodes on which no launcher runs; return whether there are.
+        """Wait for `count` nodes without a launcher; return True if they are there.
 
-        The wait ends after `timeout_s` seconds, and when it is given up.
+        The wait ends after `timeout_s` seconds, and when `given_up` is set.
         """
 
         async def enough() -> None:
@@ -256,13 +259,13 @@ class Nodes:
         return self.missing(count) == 0 and not given_up.is_set()
 
     def missing(self, count: int) -> int:
-        """Return how many nodes are missing for a launch on `count`."""
+        """Return the number of nodes that are missing for a launch on `count`."""
         return max(0, count - len(self._free()))
 
     async def choose(self, count: int, *, turn: int = 0) -> tuple[list[Node], int] | None:
-        """Return the nodes for a launch, by their rank, and a free port of the first; None where they are not there.
+        """Return a launch's nodes, by rank, and a free port of the first; None if any is missing.
 
-        Those of the last launch keep their places, or move by `turn` places.
+        The nodes of the last launch keep their places, or move by `turn` places.
         """
         if self.missing(count):
             return None
@@ -293,9 +296,9 @@ class Nodes:
             )
 
     async def end_launchers(self) -> None:
-        """End every launcher on any node, and wait until they are gone; a lost node is not waited for.
+        """End every launcher on any node, and wait for their ends, except on lost nodes.
 
-        From here on, their ends say nothing of the present attempt.
+        From here on, these ends do not count for the present attempt.
         """
         self._launch, self._adopting = [], None
         for node in self._nodes.values():
@@ -310,7 +313,7 @@ class Nodes:
                 node.stream.send(LEFT)
 
     async def all_launchers_ended(self) -> int:
-        """Wait until no launcher of the present launch runs; return 0 if all ended well, else how one ended."""
+        """Wait for the ends of the present launch's launchers; return 0 or a failed one's code."""
         async with self._changed:
             await self._changed.wait_for(
                 lambda: all(node.launched is None for node in self._launch)
@@ -319,7 +322,7 @@ class Nodes:
         return next((code for code in codes if code != 0), 0)
 
     def left_of(self, attempt: int, node_ids: Sequence[str]) -> list[Node]:
-        """Return those nodes of a launch that are there, with its launcher or with how that ended."""
+        """Return the connected nodes of a launch that run its launcher or have reported its end."""
         known = [self._nodes.get(node_id) for node_id in node_ids]
         return [
             node
@@ -333,7 +336,7 @@ class Nodes:
         ]
 
     def adopt(self, nodes: Sequence[Node], node_ids: Sequence[str]) -> None:
-        """Take over the launch of a supervisor that is gone, as far as its nodes are there."""
+        """Take over the launch of a supervisor that is gone, on the nodes that are there."""
         for node in nodes:
             node.node_rank = node_ids.index(node.node_id)
         self._launch, self._adopting = list(nodes), None
@@ -350,11 +353,11 @@ class Nodes:
 
     @property
     def spares(self) -> list[Node]:
-        """Return the free nodes that have no part in the present launch."""
+        """The free nodes that have no part in the present launch."""
         return [node for node in self._free() if node not in self._launch]
 
     def _places(self, count: int) -> list[Node]:
-        """Choose nodes: those of the last launch in their places, and others where these are missing."""
+        """Choose the nodes of the last launch in their places, and others for the missing ones."""
         free = self._free()
         kept = {
             node.node_rank: node
@@ -366,7 +369,7 @@ class Nodes:
         return [kept.get(place) or others.pop(0) for place in range(count)]
 
     async def _free_port(self, head: Node) -> int | None:
-        """Have a node find a free port for the launcher's store; None if the node does not answer."""
+        """Order a free port for the launcher's store from a node; None without an answer."""
         while not self._ports.empty():
             self._ports.get_nowait()
         head.order({"kind": "port"})
@@ -380,11 +383,11 @@ class Nodes:
 
     @property
     def connected(self) -> list[Node]:
-        """Return the nodes whose agents are there, in the order in which they came."""
+        """The nodes whose agents are connected, in the order of their first connection."""
         return [node for node in self._nodes.values() if node.stream is not None]
 
     def address_of(self, node: Node) -> str:
-        """Return the address of a node for other nodes: an agent on this host may have come by the loopback one."""
+        """Return a node's address for other nodes; an agent on this host may have used loopback."""
         is_loopback = ipaddress.ip_address(node.address).is_loopback
         return self._reached_at or node.address if is_loopback else node.address
 
@@ -442,7 +445,7 @@ class Nodes:
             preferred = hello["preferred_rank"]
             node.preferred_rank = None if preferred is None else int(preferred)
             node.launched = launched
-            # An agent of a node that was given up has orders of this supervisor behind it.
+            # The agent of a node that was given up has already seen orders of this supervisor.
             node.order_numbers = itertools.count(orders_seen + 1)
         if node.stream is not None:
             node.stream.close()
@@ -526,7 +529,7 @@ class Nodes:
             node.peers[peer] = None
             node.ranks.add(peer.rank)
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
-        # What a rank or shim repeats for an agent that is new was received before.
+        # A message that a rank or shim repeats for a new agent was received before.
         again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
 
@@ -538,7 +541,7 @@ class Nodes:
                 self._listener.received(peers[place], message, at_monotonic_s, again=False)
 
     def _is_new(self, node: Node, seq: int) -> bool:
-        """Take in the number of a message; return whether it was not received before, as after a cut."""
+        """Take in a message's number; return False for a repeated message, as after a cut."""
         if seq <= node.seen:
             return False
         node.seen = seq

@@ -1,7 +1,8 @@
-"""Writes a run's history down: the ledger's rows and the journal of steps.
+"""Record a run's history: the ledger's rows and the journal of steps.
 
-A record that cannot be written (a full disk, a locked database) is complained about and given up: training does not
-end because its history has a gap. Everything else about the run goes on as if it had been written.
+The recorder complains about a record that cannot be written (a full disk, a locked database), and
+drops the record. A gap in the history must not end the training, and the run goes on as if the
+record had been written.
 """
 
 import functools
@@ -23,7 +24,7 @@ from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.skipping.plan import Skip, Skipping
 
 LEAVE_OUT = "leave_out"
-"""The kind of the event that says which batches all later attempts leave out."""
+"""The kind of the event with the batches that all later attempts leave out."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,9 +49,9 @@ class Launch:
     """The launchers of one attempt, or of several in place."""
 
     attempt: int
-    """The attempt for which they were started."""
+    """The attempt that started the launchers."""
     nodes: dict[str, str]
-    """The ids and names of their nodes."""
+    """The ids and names of the launchers' nodes."""
 
 
 class Recorder:
@@ -66,13 +67,13 @@ class Recorder:
         self.complain = complain
         self._journal = StepJournal(paths.steps)
         self._last_step = self._journal.last()
-        """The last one that an earlier supervisor has recorded, until a later one is."""
+        """The last step recorded by an earlier supervisor; None once a later step is recorded."""
         self.attempt = max((one.number for one in ledger.attempts(self._run_id)), default=0)
         """The number of the newest attempt, 0 before the first."""
         self.any_step = any(
             one.first_step_at_s is not None for one in ledger.attempts(self._run_id)
         )
-        """Whether any attempt reported a step."""
+        """True once any attempt has reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
         for one in ledger.checkpoints(self._run_id):
@@ -87,17 +88,17 @@ class Recorder:
             self.skipping = self.skipping.with_skip(skip)
 
     def close(self) -> None:
-        """Write what waits, and let go of the journal."""
+        """Write the events that wait, and close the journal."""
         self.flush()
         self._journal.close()
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Something for the record."""
+        """Record an event."""
         self.event_soon(kind, data, rank)
         self.flush()
 
     def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Something for the record, written by the next `flush`: thousands of ranks may end at once."""
+        """Record an event at the next `flush`, since thousands of ranks may end at once."""
         now_s = self._clock.now_s()
         event = Event(
             run_id=self._run_id, attempt=self.attempt, at_s=now_s, kind=kind, rank=rank, data=data
@@ -113,13 +114,13 @@ class Recorder:
 
     @property
     def run_id(self) -> str:
-        """The run."""
+        """The id of the run."""
         return self._run_id
 
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
         """Return the kind, attempt and data of the run's events of some kinds, in order.
 
-        Events that cannot be read are complained about, and the list is empty.
+        The list is empty if the events cannot be read, after a complaint.
         """
         try:
             found = self._ledger.events(self._run_id, kinds=kinds)
@@ -130,7 +131,7 @@ class Recorder:
 
     @_or_complain
     def attempt_began(self, number: int) -> None:
-        """A start of the job."""
+        """Record a start of the job."""
         self.attempt, self.checkpoint_step = number, None
         self._ledger.add_attempt(
             Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s())
@@ -138,7 +139,7 @@ class Recorder:
 
     @_or_complain
     def first_step(self, start_step: int, at_s: float) -> None:
-        """The attempt's first completed step, and the step it began from."""
+        """Record the time of the attempt's first completed step, and the attempt's start step."""
         self.any_step = True
         self._ledger.set_attempt(
             self._run_id, self.attempt, start_step=start_step, first_step_at_s=at_s
@@ -146,7 +147,7 @@ class Recorder:
 
     @_or_complain
     def step(self, record: StepRecord) -> None:
-        """A completed step; one that an earlier supervisor has recorded is passed over."""
+        """Record a completed step, unless an earlier supervisor has recorded it."""
         last = self._last_step
         if last is not None and (last.attempt, last.rank) == (record.attempt, record.rank):
             if record.step <= last.step:
@@ -156,7 +157,7 @@ class Recorder:
 
     @_or_complain
     def checkpoint(self, data: dict[str, Any]) -> None:
-        """A durable checkpoint, as its `checkpoint` event tells of it."""
+        """Record a durable checkpoint from the data of its `checkpoint` event."""
         known = self._ledger.checkpoints(self._run_id)[-1:]
         if known and (known[0].attempt, known[0].path) == (self.attempt, str(data["path"])):
             return  # an earlier supervisor has recorded it
@@ -176,13 +177,13 @@ class Recorder:
 
     @_or_complain
     def observed(self, lines: list[str]) -> None:
-        """What the supervisor saw of the ranks: the lines that a diagnosis cites."""
+        """Append the supervisor's observations of the ranks to the log that a diagnosis cites."""
         with self._paths.observer_log(self.attempt).open("a", encoding="utf-8") as log:
             log.writelines(lines)
 
     @_or_complain
     def attempt_ended(self, *, outcome: str, last_step: int | None) -> None:
-        """The job's processes are gone."""
+        """Record the end of the attempt, once the job's processes are gone."""
         now_s = self._clock.now_s()
         self._ledger.set_attempt(
             self._run_id, self.attempt, ended_at_s=now_s, outcome=outcome, last_step=last_step
@@ -190,24 +191,24 @@ class Recorder:
 
     @_or_complain
     def incident(self, incident: Incident) -> int:
-        """A diagnosed failure; returns its id, None where it could not be recorded."""
+        """Record a diagnosed failure, and return its id; None if it cannot be recorded."""
         return self._ledger.add_incident(incident)
 
     @_or_complain
     def resolved(self, incident_id: int, resolve: policy.Resolve) -> None:
-        """What is done about an incident."""
+        """Record the action after an incident."""
         self._ledger.set_incident(
             incident_id, action=resolve.action, explanation=resolve.explanation
         )
 
     @_or_complain
     def resumed(self, incident_id: int, at_s: float, restored_step: int) -> None:
-        """The job completed its next step after an incident."""
+        """Record the job's next completed step after an incident."""
         self._ledger.set_incident(incident_id, resumed_at_s=at_s, restored_step=restored_step)
 
     @_or_complain
     def run_ended(self, *, state: str, exit_code: int, outcome: str) -> None:
-        """The run is over."""
+        """Record the end of the run."""
         now_s = self._clock.now_s()
         self._ledger.set_run(
             self._run_id, state=state, ended_at_s=now_s, exit_code=exit_code, outcome=outcome
@@ -215,7 +216,7 @@ class Recorder:
 
     @_or_complain
     def newest_checkpoint(self) -> Checkpoint | None:
-        """Return the last durable one that no rollback has abandoned; None without one."""
+        """Return the last durable checkpoint that no rollback has abandoned; None without one."""
         found = self._ledger.checkpoints(self._run_id)
         for event in self._ledger.events(self._run_id, kind="rolled_back"):
             to_step = whole_number(event.data.get("to_step"))
@@ -225,7 +226,7 @@ class Recorder:
 
     @property
     def reached(self) -> int | None:
-        """The step of the newest checkpoint, else the highest step; None for a job that reports neither."""
+        """The step of the newest checkpoint, else the highest step; None without either."""
         newest = self.newest_checkpoint()
         if newest is not None:
             return newest.step
@@ -239,18 +240,18 @@ class Recorder:
 
     @_or_complain
     def failures(self) -> FailureHistory:
-        """How often the job has failed so far."""
+        """Return the history of the job's failures so far."""
         return FailureHistory.of_run(
             self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id)
         )
 
     @_or_complain
     def launched(self, nodes: Mapping[str, str]) -> None:
-        """The ids and names of the nodes on which the launchers of the present attempt run, by their rank."""
+        """Record the ids and names of the nodes of the attempt's launchers, by node rank."""
         self.event("launched", {"nodes": dict(nodes)})
 
     def running_launch(self) -> "Launch | None":
-        """Return the launch below which the newest attempt goes on; None where no attempt does."""
+        """Return the launch below which the newest attempt goes on; None if no attempt goes on."""
         attempts = self._ledger.attempts(self._run_id)
         launches = self._ledger.events(self._run_id, kind="launched")
         if not attempts or attempts[-1].outcome != "running" or not launches:
@@ -259,12 +260,12 @@ class Recorder:
         return Launch(attempt=last.attempt, nodes=dict(last.data["nodes"]))
 
     def leave_out(self, skip: Skip) -> None:
-        """Have all later attempts leave out a range of batches, also those of a later supervisor."""
+        """Leave a range of batches out of all later attempts, also under a later supervisor."""
         self.skipping = self.skipping.with_skip(skip)
         self.event(LEAVE_OUT, asdict(skip))
 
     def _recorded_skips(self) -> dict[int, Skip]:
-        """Return the range that was decided on after each attempt, where one was."""
+        """Return the recorded ranges of batches to leave out, by the attempt of the decision."""
         found = {}
         for one in self._ledger.events(self._run_id, kind=LEAVE_OUT):
             try:
@@ -296,7 +297,7 @@ class Recorder:
 
     @_or_complain
     def ends(self, frozen: Frozen | None, anomaly: Anomaly | None) -> None:
-        """Why the job is about to be ended: a supervisor that follows on this one goes on with it."""
+        """Record the reason for ending the job, so that the next supervisor can continue."""
         told = {
             "frozen": None if frozen is None else asdict(frozen),
             "anomaly": None if anomaly is None else anomaly.to_json(),
@@ -304,7 +305,7 @@ class Recorder:
         self.event("ending", told)
 
     def ending(self) -> tuple[Frozen | None, Anomaly | None]:
-        """Return why an earlier supervisor was about to end the newest attempt, if it was."""
+        """Return an earlier supervisor's reason for ending the newest attempt, if there is one."""
         told = [
             one.data
             for one in self._ledger.events(self._run_id, kind="ending")
@@ -319,7 +320,7 @@ class Recorder:
         )
 
     def recorded_end(self) -> tuple[str, int, str] | None:
-        """Return the run's state, exit code and outcome, where an earlier supervisor has recorded its end."""
+        """Return the state, exit code and outcome of a recorded end; None for a running run."""
         run = self._ledger.run(self._run_id)
         if run.state == "running":
             return None
@@ -328,7 +329,7 @@ class Recorder:
 
     @_or_complain
     def close_lost_attempts(self) -> None:
-        """Record the end of an attempt whose supervisor ended before it could."""
+        """Record the ends of attempts whose supervisor ended before their ends were recorded."""
         now_s = self._clock.now_s()
         for attempt in self._ledger.attempts(self._run_id):
             if attempt.outcome != "running":
@@ -349,26 +350,27 @@ class Recorder:
 
     @property
     def start_step(self) -> int | None:
-        """The step that the newest attempt has gone on from; None before its first step."""
+        """The step from which the newest attempt has gone on; None before its first step."""
         attempts = self._ledger.attempts(self._run_id)
         return attempts[-1].start_step if attempts else None
 
     def _incidents(self) -> list[Incident]:
-        """Return the incidents since a person has started the run last: that person has looked at the earlier ones."""
-        # By attempts, since the wall clock may have been set meanwhile.
+        """Return the incidents since a person last started the run."""
+        # That person has looked at the earlier incidents. The order is by attempts, since the wall
+        # clock may have been set meanwhile.
         begun = [one.attempt for one in self._ledger.events(self._run_id, kind="begun")]
         since = max(begun, default=0)
         return [one for one in self._ledger.incidents(self._run_id) if one.attempt > since]
 
     @_or_complain
     def open_incident(self) -> Incident | None:
-        """Return the incident after which the job has not completed a step yet."""
+        """Return the last incident if the job has not completed a step since; else None."""
         incidents = self._incidents()
         is_open = incidents and incidents[-1].resumed_at_s is None
         return incidents[-1] if is_open else None
 
     def remembered(self, limits: policy.RestartLimits) -> policy.State:
-        """What a dead supervisor of this run had learnt: the roots it saw, and what was gained in between.
+        """Return the policy's state, with roots and gains, from a dead supervisor's records.
 
         Raises:
             LedgerError: the ledger cannot be read.

@@ -1,4 +1,4 @@
-"""Begin, resume, supervise, stop and remove runs: what the commands of the same names do."""
+"""Begin, resume, supervise, stop and remove runs: the work of the commands of the same names."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
 
 TEARDOWN_TIMEOUT_S = 5.0
-"""How long the guard of a dead supervisor may need to end what it left."""
+"""Seconds for the guard of a dead supervisor to end the job's processes."""
 STOPPERS = {
     signal.SIGINT: "Ctrl-C",
     signal.SIGTERM: "SIGTERM",
@@ -42,7 +42,7 @@ def begin_run(spec: RunSpec, ledger: Ledger, home: Path, *, name: str | None = N
     """Record a new run; `supervise` starts it.
 
     Raises:
-        BadUse: the name is taken or cannot be a file's name.
+        BadUse: the name is taken or malformed, or the run's folder cannot be made.
     """
     run_id = name or _new_id(spec)
     if RUN_ID.fullmatch(run_id) is None:
@@ -86,7 +86,7 @@ def _new_id(spec: RunSpec) -> str:
 
 
 def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path) -> None:
-    """Give a run that is about to be resumed other options.
+    """Change the options of a run that is about to be resumed.
 
     Raises:
         BadUse: an option is not allowed, or the run is still going.
@@ -97,7 +97,7 @@ def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path
 
 
 def state_of(run: Run, home: Path) -> str:
-    """The run's state; "lost" where the ledger says running and no process of it lives."""
+    """Return the run's state; "lost" for a running state in the ledger without a living process."""
     if run.state == "running" and not is_alive(RunPaths(home, run.run_id).lock):
         return "lost"
     return run.state
@@ -114,23 +114,24 @@ def supervise(
     listening: socket.socket | None = None,
     notify: Sequence[str] = (),
 ) -> Outcome:
-    """Supervise a run from where it is to its end, in the foreground; this node is the first, or the only one.
+    """Supervise a run to its end, in the foreground, on the first or the only node.
 
     Ctrl-C, SIGTERM and SIGHUP save state first and then stop; a second one stops at once.
 
     Args:
         run_id: the run.
-        ledger: holds the run.
-        home: where the run's folder is.
-        observer: receives what happens.
-        echo: whether to show what this node's ranks print.
-        meeting: where the run's nodes meet; None for one node.
-        listening: the socket at which they meet.
+        ledger: the ledger that holds the run.
+        home: the folder above the run's folder.
+        observer: the receiver of the events.
+        echo: True to show the output of this node's ranks.
+        meeting: the meeting of the run's nodes; None for one node.
+        listening: the socket at the meeting place.
         notify: Apprise's URLs of the people to be informed.
 
     Raises:
-        NotFound: there is no such run.
-        BadUse: it completed, it is still going, or its command cannot run any more; nothing was changed.
+        NotFound: the ledger has no such run.
+        BadUse: the run is completed or still going, or its command cannot run any more; nothing was
+            changed.
         HoldfastError: the supervisor cannot go on.
     """
     run = ledger.run(run_id)
@@ -183,10 +184,10 @@ def join(
     echo: bool,
     notify: Sequence[str] = (),
 ) -> Outcome:
-    """Take part, as one node, in a run that another node leads, and lead it when that one is gone.
+    """Take part in a run that another node leads; lead the run once that node is gone.
 
     Returns:
-        How the run ended.
+        The outcome of the run.
 
     Raises:
         HoldfastError: no supervisor is found, or another node has taken over from this one.
@@ -210,16 +211,16 @@ async def _until_the_end(node: Node, running: Coroutine[Any, Any, Outcome]) -> O
 def detach(
     run_id: str, home: Path, arguments: Iterable[str], *, environment: Mapping[str, str]
 ) -> int:
-    """Supervise a recorded run in a process of its own that no terminal holds; returns its pid.
+    """Supervise a recorded run in a process without a terminal; return the id of the process.
 
     Args:
         run_id: the run.
-        home: where the run's folder is.
-        arguments: of `holdfast`, before `run`.
+        home: the folder above the run's folder.
+        arguments: the arguments of `holdfast` before `run`.
         environment: variables beside this process's own.
 
     Raises:
-        HoldfastError: that process ended at once.
+        HoldfastError: the process ended at once.
     """
     paths = RunPaths(home, run_id)
     with paths.supervisor_log.open("ab") as log:
@@ -251,11 +252,13 @@ def detach(
 
 
 def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> None:
-    """Have a run's supervisor save state and stop, and wait for it; on any node that shares the run's folder.
+    """Make a run's supervisor save state and stop, and wait for the end of the run.
+
+    Any node that shares the run's folder can stop the run.
 
     Raises:
-        BadUse: the run is not going.
-        HoldfastError: it did not stop in time.
+        BadUse: the run is not going, or this node does not have the run's folder.
+        HoldfastError: the run did not stop in time.
     """
     run, paths = ledger.run(run_id), RunPaths(home, run_id)
     is_here = run.host == socket.gethostname()
@@ -288,11 +291,12 @@ def stop_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> No
 
 
 def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) -> str:
-    """Approve the proposal of a run, and wait until the supervisor carries it out; return the proposal.
+    """Approve the proposal of a run, wait until it is carried out, and return its text.
 
     Raises:
-        BadUse: the run is not going, nothing waits for an approval, or the proposal was withdrawn meanwhile.
-        HoldfastError: the supervisor did not carry it out in time.
+        BadUse: the run is not going, no proposal waits, the proposal was withdrawn meanwhile, or
+            this node does not have the run's folder.
+        HoldfastError: the supervisor did not carry the proposal out in time.
     """
     run, paths = ledger.run(run_id), RunPaths(home, run_id)
     if state_of(run, home) != "running" and run.host == socket.gethostname():
@@ -334,10 +338,10 @@ def approve_run(run_id: str, ledger: Ledger, home: Path, *, timeout_s: float) ->
 
 
 def remove_run(run: Run, ledger: Ledger, home: Path) -> None:
-    """Forget a run and delete its folder; checkpoints, which lie where the script put them, stay.
+    """Delete a run's records and its folder; checkpoints, in the script's own folders, stay.
 
     Raises:
-        BadUse: it is still going.
+        BadUse: the run is still going, or waits in the queue.
     """
     paths = RunPaths(home, run.run_id)
     if is_alive(paths.lock):

@@ -1,9 +1,9 @@
 """Keep one run going, from its launch to its end.
 
-The supervisor is one event loop. The nodes' agents forward what their ranks and shims send; a ticker looks at the rest.
-`conduct` decides what to do about it, and does that.
+The supervisor is one event loop. The nodes' agents forward the messages of ranks and shims to it,
+and its ticker checks the rest. `conduct` decides on actions and carries them out.
 
-A supervisor that follows on one that is gone reads the ledger and takes over the attempt that is going on.
+After the end of a supervisor the next one reads the ledger and takes over the present attempt.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ REPORT_S = 1.0
 HERE = "the first node"
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
-"""A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
+"""A tick this late shows a standstill of the supervisor (suspended, starved), not of the job."""
 WARM_AFTER_S = 5.0
-"""How long after a rank's first step a warm process imports the rank's modules, so as not to slow the start."""
+"""Seconds from a rank's first step to a warm process's imports, so as not to slow the start."""
 ADOPT_TICKS = 100
-"""So many ticks the agents of an attempt that is going on have to report to the next supervisor."""
+"""The ticks for the agents of the present attempt to report to the next supervisor."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
-"""The events of ranks that the observer receives; a script's own events are for the record."""
+"""The events of ranks that the observer receives; a script's own events are only recorded."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Receives what happens, see `agent.node.Observer`."""
+"""A function that receives each event, see `agent.node.Observer`."""
 
 
 class Supervisor:
-    """Supervises one run from its first launch, or from where a dead supervisor left it, to its end."""
+    """The supervisor of one run, from its first launch, or after a dead supervisor, to its end."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Supervisor:
         self._running: Launch | None = None
         """The launch of an earlier supervisor, which may be going on."""
         self._over: tuple[str, int, str] | None = None
-        """The state, exit code and outcome of the run, where an earlier supervisor has recorded its end."""
+        """The run's state, exit code and outcome, if an earlier supervisor has recorded its end."""
 
     async def run(
         self,
@@ -114,9 +114,9 @@ class Supervisor:
         """Supervise until the run is over.
 
         Args:
-            listening: where the agents connect.
-            adopts: the run's last supervisor is gone, and its job may be going on.
-            stop: the last message to an earlier supervisor that the run is to stop.
+            listening: the socket for the agents.
+            adopts: True if the run's last supervisor is gone and its job may be going on.
+            stop: the last message to an earlier supervisor to stop the run.
         """
         ended = self._conduct.begin()
         farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
@@ -167,7 +167,7 @@ class Supervisor:
             self._tell(policy.Begin())
 
     def _go_on_with_incident(self) -> None:
-        """Diagnose what an earlier supervisor had seen and ended, and had not diagnosed yet."""
+        """Diagnose the failure for which an earlier supervisor has ended the job."""
         self._view.killed = True
         self._conduct.adopted(in_place=False)
         self._tell(policy.JobFrozen())
@@ -175,15 +175,15 @@ class Supervisor:
 
     @property
     def generation(self) -> int:
-        """Return the number of this supervisor."""
+        """The number of this supervisor."""
         return self._nodes.generation
 
     def remember(self, *, is_lost: bool, adopts: bool) -> None:
-        """Take in what an earlier supervisor of the run has recorded; call this once, before `run`.
+        """Read the records of an earlier supervisor of the run; call this once, before `run`.
 
         Args:
-            is_lost: the run was lost with its node; this supervisor goes on with what had been learnt.
-            adopts: the run's last supervisor is gone, and its job may be going on.
+            is_lost: True if the run was lost with its node and goes on from its records.
+            adopts: True if the run's last supervisor is gone and its job may be going on.
 
         Raises:
             LedgerError: the ledger cannot be read.
@@ -199,7 +199,7 @@ class Supervisor:
         self._conduct.take_up(launch)
 
     async def _adopt(self, launch: Launch) -> bool:
-        """Take over the attempt that is going on; return False where that is not possible."""
+        """Take over the present attempt; return False if that is not possible."""
         number, launched, ids = self._view.number, launch.attempt, list(launch.nodes)
         for _ in range(ADOPT_TICKS):
             nodes = self._nodes.left_of(launched, ids)
@@ -207,7 +207,7 @@ class Supervisor:
                 break
             await asyncio.sleep(TICK_S)
         if not nodes or (number != launched and not self._view.shims):
-            return False  # nothing of it is left, or its start was not sent
+            return False  # no node of the attempt is left, or the attempt's start was not sent
         self._nodes.adopt(nodes, ids)
         present = {node.node_id for node in nodes}
         self._conduct.adopted(in_place=number != launched)
@@ -236,7 +236,7 @@ class Supervisor:
 
     @property
     def _view(self) -> AttemptView:
-        """Return the facts of the present attempt."""
+        """The facts of the present attempt."""
         return self._conduct.view
 
     @property
@@ -261,7 +261,7 @@ class Supervisor:
             if message["kind"] == "exited":
                 message["at_monotonic_s"] = at_monotonic_s  # by this host's clock
             self._view.heard(peer, message, at_monotonic_s)
-            match "" if again else message["kind"]:  # what is repeated was recorded before
+            match "" if again else message["kind"]:  # a repeated message was recorded before
                 case "hello" | "started" if began:
                     self._recorder.event("started", {"world_size": peer.world_size})
                 case "imported":
@@ -280,19 +280,19 @@ class Supervisor:
                         peer, message, self._view, is_present=lambda: self._view.number == number
                     )
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
-            # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
+            # The ranks run the user's code: a wrong message is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
             self._recorder.event("malformed_message", wrong, peer.rank)
         self._took_in(ended)
 
     def _took_in(self, ended: int) -> None:
-        """Act on the ends of ranks that the view has taken in since there were `ended` of them."""
+        """Act on the ends of ranks in the view, after the first `ended` of them."""
         if self._view.all_ended:
             self._conduct.all_ended()
         for end in self._view.exits[ended:]:
             if end.exit_code != 0:
                 if self._conduct.decisions.holds_hang:
-                    self._view.frozen = None  # nobody was ended for that: the rank ended by itself
+                    self._view.frozen = None  # no rank was ended for a hang: this one ended itself
                 how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
                 self._recorder.event_soon("rank_exited", how, end.rank)
                 self._tell(policy.RankFailed())
@@ -383,14 +383,14 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK_S)
             now_s = self._clock.monotonic_s()
-            # The time that a look takes, with the answers of all ranks, is no standstill.
+            # A look may take long, with the answers of all ranks, and is no standstill.
             if now_s - last_s > STANDSTILL_S and looking is None:
                 self._view.detector.resumed(now_s - last_s)
             last_s = now_s
             if looking is not None and looking.done():
                 looking = None
             elif looking is None and self._watching and self._view.detector.look_due(now_s):
-                # Beside the ticks: a node that is lost may leave a look without an answer for seconds.
+                # In a task beside the ticks, since a lost node may delay a look for seconds.
                 looking = self._conduct.tasks.spawn(self._look())
             if self._watching and looking is None:
                 if self._view.check(now_s) is not None:
@@ -413,7 +413,7 @@ class Supervisor:
             self._tell(policy.Tick())
 
     async def _beat(self) -> None:
-        """Show that this supervisor lives; end it where another one leads."""
+        """Record a sign of life of this supervisor; end the supervisor if another one leads."""
         if not await asyncio.to_thread(self._leadership.beat, self._nodes.generation):
             raise Superseded
 

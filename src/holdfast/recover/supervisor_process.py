@@ -1,7 +1,8 @@
-"""The supervisor's process, on the first node of a run: started by the node, and started again when it ends.
+"""The supervisor's process, on the node that leads a run; the node restarts it when it ends.
 
-A supervisor that is gone ends no rank. The next one reads the ledger, listens at the same address, takes over the
-attempt that is going on, and has a higher generation: agents obey no older one.
+The end of a supervisor ends no rank. The next supervisor reads the ledger, listens at the same
+address, and takes over the present attempt. The next supervisor has a higher generation, and agents
+obey no lower one.
 """
 
 import asyncio
@@ -24,13 +25,13 @@ from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import HERE, Observer, Supervisor
 
 RETRY_S = 6.0
-"""How long a supervisor that cannot follow on another one yet waits before it ends, to be started again."""
+"""Seconds from a failed start of the next supervisor to its end; the node then starts another."""
 WAITING_BYTES = 4 * 1024 * 1024
-"""So much may wait for a node that does not read; then steps are not reported to it."""
+"""The bytes that may wait for a node that does not read; beyond them steps are not reported."""
 
 
 def main() -> None:
-    """`supervisor_process CONTROL_FD LISTENING_FD PARENT_PID`: the node has started this process."""
+    """Supervise the run for the node: `supervisor_process CONTROL_FD LISTENING_FD PARENT_PID`."""
     control_fd, listening_fd, parent_pid = map(int, sys.argv[1:4])
     die_with_parent(parent_pid)
     asyncio.run(_run(socket.socket(fileno=control_fd), socket.socket(fileno=listening_fd)))
@@ -85,7 +86,7 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
 
 
 def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, Ledger]:
-    """Take a number, and read what is known of the run."""
+    """Take a number, and read the recorded facts of the run."""
     paths = RunPaths(Path(begin["home"]), begin["run_id"])
     ledger = Ledger.open(begin["ledger"])
     try:

@@ -1,4 +1,4 @@
-"""An incident's card: what was injected, seen, found, done."""
+"""Make an incident's card: the injected fault, the observation, the diagnosis and the action."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One incident."""
+    """The texts and figures of one incident."""
 
     number: int
     title: str
@@ -43,29 +43,32 @@ class Card:
 
 
 _SEEN = {"hang": "stopped making steps", "anomaly": "reported a broken loss"}
-"""What is said of a kind of incident other than an exit."""
+"""The words for a kind of incident other than an exit."""
 _LOSSES = {
     "observer-spike": "The loss spiked",
     "observer-not-finite": "The loss was no longer a finite number",
 }
-"""What happened to a loss, by the rule that decided."""
+"""The words for a broken loss, by the rule that decided."""
 _ENDS = {
     "observer-killed": "was killed",
     "task-killed": "was killed",
     "observer-terminated": "was told to end",
     "observer-left": "left the others",
 }
-"""What happened to a rank, likewise."""
+"""The words for the end of a rank, by the rule that decided."""
 _LAUNCHERS = {"observer-launcher", "launcher-killed"}
-"""The rules that decide where the launcher ended."""
+"""The rules that decide if the launcher ended."""
 _OBSERVED = re.compile(r"^\S+Z holdfast: ")
 """The beginning of a line of the observer's log."""
 OTHERS = "Others"
-"""The reason of what Table 3 of the study does not name."""
+"""The reason of failures that Table 3 of the study does not name."""
 
 
 def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
-    """One incident of a run; a diagnosis of another version or shape shows what it has."""
+    """Return the card of one incident of a run.
+
+    A diagnosis of another version or shape gives the fields that it has.
+    """
     incident, found = cost.incident, cost.incident.diagnosis
     step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
@@ -97,7 +100,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
 
 
 def _title(cost: IncidentSummary, step: str) -> str:
-    """Return what happened, after the name of the fault where that was injected."""
+    """Return the failure in words, after the name of an injected fault."""
     named = f"{cost.injected[-1].get('fault')}: " if cost.injected else ""
     bad = f"; {', '.join(cost.cordoned)} was bad" if cost.cordoned else ""
     return f"{named}{_happened(cost.incident, cost.node)} {step}{bad}"

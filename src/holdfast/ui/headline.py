@@ -1,4 +1,4 @@
-"""The answer first: one sentence, one line of context, the key figures. All computed."""
+"""The top of a run's report, computed: one sentence, one line of context, the key figures."""
 
 import statistics
 
@@ -8,7 +8,10 @@ from holdfast.core.page import KeyFigure
 
 
 def headline(summary: RunSummary) -> str:
-    """`3 incidents, 0 people, final weights bit-identical: step 400, ETTR 71 %`."""
+    """Return a run's result in one sentence.
+
+    An example: `3 incidents, 0 people, final weights bit-identical: step 400, ETTR 71 %`.
+    """
     return _sentence(summary).replace(words.NBSP, " ")
 
 
@@ -47,7 +50,7 @@ def _weights(summary: RunSummary) -> list[str]:
 
 
 def context(summary: RunSummary) -> str:
-    """What ran, how long, how often it was started."""
+    """Return a line with the run's name, ranks, wall time, number of attempts and start time."""
     ranks = f" on {words.count(summary.world_size, 'rank')}" if summary.world_size else ""
     attempts = words.count(len(summary.attempts), "attempt")
     return (
@@ -57,7 +60,7 @@ def context(summary: RunSummary) -> str:
 
 
 def key_figures(summary: RunSummary) -> list[KeyFigure]:
-    """The numbers that an engineer looks for first."""
+    """Return the figures that an engineer looks for first."""
     stalls = summary.checkpoints
     figures = [
         KeyFigure(

@@ -1,4 +1,4 @@
-"""What each incident and the checkpoints cost."""
+"""Compute the cost of each incident and of the checkpoints."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,10 @@ from holdfast.core.ledger.records import BY_TIME_LIMIT, Attempt, Checkpoint, Eve
 def interventions(
     attempts: Sequence[Attempt], incidents: Sequence[Incident], events: Sequence[Event]
 ) -> int:
-    """How often a person stepped in: asked the run to stop, or started it again.
+    """Return the number of times that a person stopped the run or started the run again.
 
-    An attempt after the first that no incident's `restart` led to was started by somebody (`run --resume`).
+    An attempt counts as started by a person (`run --resume`) if no incident with the action
+    `restart` ended the attempt before.
     """
     stops = sum(
         event.kind == "stop_asked" and not str(event.data.get("by")).startswith(BY_TIME_LIMIT)
@@ -34,11 +35,11 @@ def interventions(
 def incident_summaries(
     incidents: Sequence[Incident], events: Sequence[Event], ranks: int | None
 ) -> tuple[IncidentSummary, ...]:
-    """Return each incident with its injected fault, its seconds, its steps, its nodes and the checkpoints passed over.
+    """Return each incident with its fault, seconds, steps, nodes and the checkpoints passed over.
 
     Args:
-        incidents: of a run, in their order.
-        events: of the run.
+        incidents: the incidents of a run, in their order.
+        events: the events of the run.
         ranks: the number of the run's ranks; None if unknown.
     """
     faults = [event for event in events if event.kind == "fault_injected"]
@@ -57,7 +58,10 @@ def incident_summaries(
 
 
 def _node(incident: Incident, events: Sequence[Event], ranks: int) -> str | None:
-    """Return the node of the rank at fault in the launch of the attempt, else the node that was lost."""
+    """Return the node of the rank at fault; without a rank at fault, the lost node.
+
+    The last launch up to the attempt gives the rank's node. None: the node is unknown.
+    """
     attempt, rank = incident.attempt, incident.rank
     if rank is None:
         lost = [one for one in events if (one.kind, one.attempt) == ("node_lost", attempt)]
@@ -121,7 +125,10 @@ def _incident(
 
 
 def _restored(events: Sequence[Event]) -> dict[int, Mapping[str, Any]]:
-    """Return the data of each attempt's first `restored` event, that of the lowest rank."""
+    """Return, by attempt, the data of the `restored` event of the lowest rank.
+
+    An event without a rank counts as lower than rank 0. Of two events of a rank the first counts.
+    """
     first: dict[int, tuple[int, Mapping[str, Any]]] = {}
     for event in events:
         if event.kind == "restored":
@@ -136,7 +143,7 @@ def _seconds(value: Any) -> float | None:
 
 
 def checkpoint_summary(checkpoints: Sequence[Checkpoint], wall_s: float) -> CheckpointSummary:
-    """Counts, stalls and sizes, over the run and of each attempt."""
+    """Return counts, stalls and sizes of the checkpoints, for the run and for each attempt."""
     numbers = sorted({checkpoint.attempt for checkpoint in checkpoints})
     total_stall_s = sum(checkpoint.stall_s for checkpoint in checkpoints)
     return CheckpointSummary(

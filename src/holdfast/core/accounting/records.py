@@ -1,4 +1,4 @@
-"""What the accounting of a run says. Times without a date are seconds since the run's start."""
+"""The records of a run's accounting. Times without a date are seconds since the run's start."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ LostCause = Literal[
     "after_end",
     "unexplained",
 ]
-"""The causes of the account of each rank's seconds; `LOST_CAUSES` says what each one is."""
+"""The causes in the account of each rank's seconds; `LOST_CAUSES` describes each one."""
 
 LOST_CAUSES: Mapping[LostCause, str] = {
     "trained": "steps that survive",
@@ -50,7 +50,7 @@ LOST_CAUSES: Mapping[LostCause, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBreakdown:
-    """Where the wall time went. The parts do not overlap and add up to it."""
+    """The wall time by cause. The parts do not overlap; their sum is the wall time."""
 
     productive_s: float
     """Steps that survive in the final state."""
@@ -63,7 +63,7 @@ class TimeBreakdown:
     starting_s: float
     """From the first start to its first completed step, without that step's own time."""
     checkpoint_s: float
-    """Training stood still for a checkpoint that became durable."""
+    """Stalls of the training for checkpoints that became durable."""
     other_s: float
     """Evaluation, other sections without steps, and the run's end."""
 
@@ -73,7 +73,7 @@ class TimeBreakdown:
         return sum(self.by_cause().values())
 
     def by_cause(self) -> dict[Cause, float]:
-        """Seconds of each cause, in the order in which reports list them."""
+        """Return the seconds of each cause, in the order in which reports list the causes."""
         return {
             "productive": self.productive_s,
             "lost": self.lost_s,
@@ -87,14 +87,17 @@ class TimeBreakdown:
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of the time line. Stretches of steps include the checkpoints and evaluations between them."""
+    """A stretch of the time line.
+
+    Stretches of steps include the checkpoints and evaluations between the steps.
+    """
 
     attempt: int
     cause: Cause
     start_s: float
     end_s: float
     between_s: float = 0.0
-    """Seconds of the stretch that are not of its cause: checkpoints and evaluations."""
+    """Seconds of the stretch that have another cause: checkpoints and evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +106,18 @@ class RankTime:
 
     ranks: tuple[int, ...]
     seconds: Mapping[LostCause, float]
-    """Of each of these ranks; the sum is the run's wall time."""
+    """Seconds of each of these ranks by cause; the sum is the run's wall time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LostTime:
-    """Each second of each rank by its cause. All are rank-seconds: seconds times ranks."""
+    """Each second of each rank by its cause, in rank-seconds: seconds times ranks."""
 
     ranks: int
     by_cause: Mapping[LostCause, float]
-    """The sum is the run's wall time times its ranks."""
+    """Rank-seconds by cause; the sum is the run's wall time times its ranks."""
     by_incident: Mapping[int, Mapping[LostCause, float]]
-    """Of these, what each incident has cost, by the incident's number."""
+    """The share of these rank-seconds that each incident cost, by the incident's number."""
     by_rank: tuple[RankTime, ...]
 
     @property
@@ -159,12 +162,12 @@ class LossCurve:
     surviving: tuple[Point, ...]
     lost: tuple[LostSegment, ...]
     validation: tuple[Point, ...]
-    """`metrics["val_loss"]` of surviving steps."""
+    """The metric `val_loss` of surviving steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """A newer checkpoint that did not verify, so that an older one was restored."""
+    """A newer checkpoint that did not verify; an older one was restored in its place."""
 
     step: int
     path: str
@@ -173,39 +176,42 @@ class PassedOver:
 
 @dataclass(frozen=True, kw_only=True)
 class IncidentSummary:
-    """One incident with what it cost."""
+    """One incident with its cost."""
 
     number: int
     """1 for the run's first incident."""
     incident: Incident
     injected: tuple[Mapping[str, Any], ...]
-    """Data of this attempt's `fault_injected` events up to the detection; empty where none is recorded."""
+    """Data of this attempt's `fault_injected` events up to the detection; empty without events."""
     fault_at_s: float
     """Unix time of the last of those events, else `Incident.fault_at_s`."""
     seconds_to_detect: float
     seconds_to_restart: float | None
-    """From the detection to the next completed step; None where the job did not go on."""
+    """Seconds from the detection to the next completed step; None if the job did not go on."""
     steps_lost: int | None
-    """Completed before the incident and not in the state restored; None where the job did not go on."""
+    """Steps completed before the incident and missing in the restored state.
+
+    None: the incident's step or the restored step is unknown.
+    """
     restore_s: float | None
-    """Of those seconds to restart, how long reading the checkpoint took."""
+    """Seconds of the restart spent on reading the checkpoint."""
     passed_over: tuple[PassedOver, ...]
     node: str | None = None
-    """The node of the rank at fault, else the lost node; None where neither is known."""
+    """The node of the rank at fault, else the lost node; None if neither is known."""
     cordoned: tuple[str, ...] = ()
-    """The nodes that the tests after the incident found to be bad, and that were cordoned."""
+    """The nodes cordoned because the tests after the incident found them to be bad."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptCheckpoints:
-    """The checkpoints that became durable in one attempt, or, with attempt 0, in all."""
+    """The checkpoints that became durable in one attempt, or in all attempts (attempt 0)."""
 
     attempt: int
     count: int
     first_step: int
     last_step: int
     size_bytes: int
-    """Of the newest one."""
+    """The size of the newest checkpoint."""
     total_stall_s: float
     mean_stall_s: float
     median_stall_s: float
@@ -214,43 +220,46 @@ class AttemptCheckpoints:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSummary:
-    """What checkpoints cost."""
+    """The cost of the checkpoints."""
 
     count: int
     damaged: int
-    """Of those, how many were found damaged or incomplete since."""
+    """The number of checkpoints found damaged or incomplete since."""
     total_stall_s: float
     share_of_wall: float
     """Stall seconds / wall seconds, 0 to 1."""
     overall: AttemptCheckpoints | None
-    """None where there is no checkpoint."""
+    """All checkpoints of the run; None if there is no checkpoint."""
     by_attempt: tuple[AttemptCheckpoints, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """Everything that a report says of a run."""
+    """The content of a run's report."""
 
     run: Run
     attempts: tuple[Attempt, ...]
     world_size: int | None
     wall_s: float
-    """From the first start to the end, or to the last record of a run that is still running."""
+    """Seconds from the first start to the end, or to the last record of a run without an end."""
     final_step: int
     """Steps completed in the final state."""
     steps_executed: int
     steps_lost: int
-    """Of those executed, how many were rolled back."""
+    """The number of executed steps that were rolled back."""
     median_step_s: float | None
     breakdown: TimeBreakdown
     ettr: float | None
-    """ETTR, effective training time ratio, 0 to 1: `breakdown.productive_s / wall_s`; None at wall time 0."""
+    """ETTR, the effective training time ratio, 0 to 1; None at wall time 0.
+
+    The value is `breakdown.productive_s / wall_s`.
+    """
     phases: tuple[Phase, ...]
     incidents: tuple[IncidentSummary, ...]
     interventions: int
-    """How often a person stepped in: asked the run to stop, or started it again."""
+    """The number of times that a person stopped the run or started the run again."""
     lost_time: LostTime
     checkpoints: CheckpointSummary
     loss: LossCurve
     proof: Mapping[str, Any] | None
-    """Data of the newest `proof` event: the final weights compared with those of a reference run."""
+    """Data of the newest `proof` event: a comparison of the final weights with a reference run."""

@@ -1,4 +1,4 @@
-"""The two readings of a run's records, the ledger's rows and the journal's lines, put together."""
+"""Summarize a run from its records: the ledger's rows and the journal's lines."""
 
 import itertools
 import statistics
@@ -26,21 +26,21 @@ from holdfast.core.telemetry import StepRecord, read_steps
 def summarize(
     ledger: Ledger, home: Path, run_id: str, *, steps: Sequence[StepRecord] | None = None
 ) -> RunSummary:
-    """Add up what the ledger and the journal of steps say of a run.
+    """Summarize a run from the ledger and the journal of steps.
 
-    ETTR (effective training time ratio) is the time of the steps that survive in the final state, divided by
-    the wall time since the first start; an attempt's first step counts without its warm-up (see `survival`).
-    Seconds are those of the records; nothing is measured here.
+    ETTR (effective training time ratio) is the time of the steps that survive in the final state,
+    divided by the wall time since the first start. An attempt's first step counts without its
+    warm-up (see `survival`). All seconds come from the records; nothing is measured here.
 
     Args:
-        ledger: where the run is recorded.
-        home: `$HOLDFAST_HOME`, below which its journal lies.
+        ledger: the ledger that holds the run.
+        home: `$HOLDFAST_HOME`, the folder above the run's journal.
         run_id: the run.
-        steps: of its journal, where they have been read; None: all of them are read here.
+        steps: the journal's steps, if the caller has read them; None: read all steps here.
 
     Raises:
-        NotFound: there is no such run.
-        HoldfastError: its journal is damaged.
+        NotFound: the ledger has no such run.
+        HoldfastError: the journal is damaged.
         LedgerError: the ledger cannot be read.
     """
     return account(
@@ -62,10 +62,11 @@ def account(
     checkpoints: Sequence[Checkpoint],
     steps: Sequence[StepRecord],
 ) -> RunSummary:
-    """`summarize` as a pure function of the records."""
+    """Summarize a run as a pure function of its records (see `summarize`)."""
     records = _by_attempt(steps)
     known = {attempt.number for attempt in attempts}
-    # The supervisor adds the attempt before its first step; a journal restored from elsewhere may know more.
+    # The supervisor records an attempt before the attempt's first step. A journal restored from
+    # elsewhere may still hold steps of attempts that the ledger lacks.
     unknown = [
         Attempt(run_id=run.run_id, number=number, started_at_s=lines[0].at_s)
         for number, lines in records.items()
@@ -153,7 +154,10 @@ def _last_record_s(
 
 
 def _with_start_step(attempt: Attempt, events: Sequence[Event]) -> Attempt:
-    """An attempt that ended between its restore and its first step has its start in the event alone."""
+    """Return the attempt with its start step, taken from the `restored` event if the row has none.
+
+    The row has none if the attempt ended between its restore and its first step.
+    """
     if attempt.start_step is not None:
         return attempt
     restored = [
@@ -184,7 +188,7 @@ def _world_size(run: Run, events: Sequence[Event]) -> int | None:
     stated: list[Any] = [event.data.get("world_size") for event in reversed(events)]
     if (
         run.command and Path(run.command[0]).name != "torchrun"
-    ):  # which says itself how many ranks it starts
+    ):  # torchrun itself decides the number of ranks
         stated.append(run.options.get("nproc"))
     return next((size for size in stated if isinstance(size, int) and size > 0), None)
 

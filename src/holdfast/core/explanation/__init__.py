@@ -1,11 +1,11 @@
-"""Explain a run in order and in plain words: from the ledger's rows to a `RunStory` and to text.
+"""Explain a run in order and in plain words: turn the ledger's rows into a `RunStory` and text.
 
 | module | one idea |
 |---|---|
 | `plain_words` | one incident, one event or one decision in a sentence |
-| `training_words` | the causes of a slow training or a broken loss, and the data left out, in a sentence |
-| `story` | the chain of a run: each incident with its signals, evidence, decisions, effect and cost |
-| `recent` | the same from the last part of the journal of steps, if time is limited |
+| `training_words` | a slow training, a broken loss or data left out, in a sentence |
+| `story` | the incidents of a run, each with signals, evidence, decisions, effect and cost |
+| `recent` | the same story from the last part of the journal of steps, if time is limited |
 | `narration` | each event of a run as it happens, in a line |
 | `telling` | a story as lines, for a terminal or a message |
 """

@@ -1,4 +1,4 @@
-"""Describe in a sentence the cause of a slow training or of a broken loss, or the data that the training leaves out."""
+"""Describe in a sentence a slow training, a broken loss, or data left out of the training."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +16,9 @@ CLASSES: Mapping[str, str] = {
 
 
 def class_note(events: Iterable[Event], attempt: int) -> list[str]:
-    """Return the class of the broken loss that ended an attempt, and the evidence; empty if neither is known.
+    """Return the class of the broken loss that ended an attempt, and the evidence.
+
+    The list is empty if no event records a class for the attempt.
 
     Args:
         events: the events of the run.

@@ -1,9 +1,10 @@
-"""The one memory: runs, attempts, events, incidents, checkpoints, evaluations, priors, nodes.
+"""The ledger: runs, attempts, events, incidents, checkpoints, evaluations, priors, nodes.
 
-Enter records (frozen dataclasses, `records`), leave the same records, in the order they happened. `schema`
-holds the tables, `migrations` how a ledger of an earlier version becomes this one, `engine` how it is
-opened, `ledger` the operations.
-Only the supervisor, `holdfast eval` and the command line write here; ranks send events over the control channel.
+The ledger stores records (frozen dataclasses, `records`) and returns them in order.
+`schema` holds the tables, `migrations` the upgrades from earlier versions, `engine` the
+opening of the database, and `ledger` the operations.
+Only the supervisor, `holdfast eval` and the command line write to the ledger. Ranks send events
+over the control channel instead.
 """
 
 from holdfast.core.ledger.ledger import Ledger

@@ -1,4 +1,4 @@
-"""How the ledger's database is opened, begun, created and migrated."""
+"""Open, create and migrate the ledger's database, and begin its transactions."""
 
 import fcntl
 from collections.abc import Iterator
@@ -15,18 +15,18 @@ from holdfast.core.ledger import schema
 
 BUSY_TIMEOUT_S = 5.0
 SERVER_LIMITS = {"connect_timeout": 5, "tcp_user_timeout": 8000}
-"""Of PostgreSQL's client library: seconds and milliseconds."""
+"""Limits of PostgreSQL's client library: seconds to connect, milliseconds to an acknowledgement."""
 _ADVISORY_LOCK = 0x686F6C64
-"""In PostgreSQL, of whoever creates or migrates a ledger: `hold` in ASCII."""
+"""The key of PostgreSQL's lock for creating or migrating a ledger: `hold` in ASCII."""
 
 
 def open_engine(url: str) -> Engine:
-    """An engine on the ledger at a SQLAlchemy URL, its tables those of `schema`.
+    """Open an engine on the ledger at a SQLAlchemy URL, with the tables of `schema`.
 
-    A crash while they are made leaves a ledger as it was before.
+    A crash while the tables are created or migrated leaves the ledger as before.
 
     Raises:
-        LedgerError: it cannot be opened, or a newer Holdfast wrote it.
+        LedgerError: the ledger cannot be opened, or a newer Holdfast wrote it.
     """
     engine = None
     try:
@@ -46,12 +46,12 @@ def open_engine(url: str) -> Engine:
 
 
 def writing(engine: Engine) -> Engine:
-    """The same engine for transactions that write: they wait for the lock when they begin."""
+    """Return the engine for transactions that write and so wait for the lock at their begin."""
     return engine.execution_options(holdfast_writes=True)
 
 
 def first_line(error: Exception) -> str:
-    """What the database's driver said, without SQLAlchemy's lines about the statement."""
+    """Return the driver's message, without SQLAlchemy's lines about the statement."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     return next(iter(str(cause).splitlines()), type(cause).__name__)
 
@@ -59,7 +59,8 @@ def first_line(error: Exception) -> str:
 def _engine(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() != "sqlite":
-        # A server that is restarted, or does not answer, is an error soon: training goes on without records.
+        # A server that restarts or does not answer becomes an error soon, so that training goes on
+        # without records.
         limits = SERVER_LIMITS if parsed.get_backend_name() == "postgresql" else {}
         return create_engine(parsed, pool_pre_ping=True, connect_args=limits)
     if parsed.database and parsed.database != ":memory:":
@@ -68,8 +69,8 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
-        # Transactions are begun below, not by the driver: left to itself it begins none before CREATE TABLE,
-        # so that a migration killed half-way would leave a ledger that neither opens nor migrates.
+        # Transactions begin below, not in the driver. The driver begins none before CREATE TABLE,
+        # so a migration killed half-way would leave a ledger that neither opens nor migrates.
         # SQLAlchemy's SQLite dialect: "Enabling Non-Legacy SQLite Transactional Modes".
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode=WAL")
@@ -77,8 +78,8 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        # A writer waits for the lock at once: a transaction that reads first and then writes would be refused
-        # without waiting (SQLITE_BUSY_SNAPSHOT) when another process wrote in between.
+        # A writer waits for the lock at once. A transaction that reads first and then writes would
+        # fail without a wait (SQLITE_BUSY_SNAPSHOT) if another process wrote in between.
         writes = connection.get_execution_options().get("holdfast_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -87,7 +88,7 @@ def _engine(url: str) -> Engine:
 
 @contextmanager
 def _migration_lock(engine: Engine) -> Iterator[None]:
-    """One process at a time creates or migrates a SQLite file."""
+    """Let one process at a time create or migrate a SQLite file."""
     database = engine.url.database
     if engine.url.get_backend_name() != "sqlite" or not database or database == ":memory:":
         yield
@@ -124,7 +125,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _shown(url: str) -> str:
-    """The URL as a message may show it: without its password."""
+    """Return the URL without its password, for messages."""
     try:
         return make_url(url).render_as_string(hide_password=True)
     except ArgumentError:

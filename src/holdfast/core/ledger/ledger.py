@@ -1,4 +1,4 @@
-"""The operations on the ledger: add, change, read back."""
+"""The operations on the ledger: add, change and read records."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,7 +49,7 @@ Record = TypeVar(
     MeetingPlace,
 )
 PRIORS_KEPT = 4
-"""Of each task and family: the newest."""
+"""The number of priors kept of each task and family; the newest are kept."""
 
 
 class Ledger(Remembered, NodeTable, LeadTable):
@@ -63,17 +63,17 @@ class Ledger(Remembered, NodeTable, LeadTable):
         """Open the ledger at a SQLAlchemy URL, creating or migrating it as needed.
 
         Raises:
-            LedgerError: it cannot be opened, or a newer Holdfast wrote it.
+            LedgerError: the ledger cannot be opened, or a newer Holdfast wrote it.
         """
         return cls(open_engine(url))
 
     @property
     def url(self) -> str:
-        """The URL that `open` takes; it may hold a password."""
+        """The URL for `open`; the URL may hold a password."""
         return self._engine.url.render_as_string(hide_password=False)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close all connections to the database."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -97,16 +97,16 @@ class Ledger(Remembered, NodeTable, LeadTable):
         """Change columns of a run.
 
         Raises:
-            NotFound: there is none of this id.
+            NotFound: the ledger has no run of this id.
         """
         if not self._update(schema.runs, schema.runs.c.run_id == run_id, changes):
             raise _no_run(run_id)
 
     def run(self, run_id: str) -> Run:
-        """The run of this id.
+        """Return the run of this id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the ledger has no run of this id.
         """
         found = self._read(Run, schema.runs, schema.runs.c.run_id == run_id)
         if not found:
@@ -114,13 +114,13 @@ class Ledger(Remembered, NodeTable, LeadTable):
         return found[0]
 
     def runs(self) -> list[Run]:
-        """All runs, oldest first."""
+        """Return all runs, oldest first."""
         return self._read(
             Run, schema.runs, order_by=(schema.runs.c.started_at_s, schema.runs.c.run_id)
         )
 
     def remove_run(self, run_id: str) -> None:
-        """Forget a run and all that belongs to it."""
+        """Delete a run and all records that belong to the run."""
         with self._write() as connection:
             connection.execute(schema.runs.delete().where(schema.runs.c.run_id == run_id))
 
@@ -145,7 +145,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
             )
 
     def attempts(self, run_id: str) -> list[Attempt]:
-        """The attempts of a run, in order."""
+        """Return the attempts of a run, in order."""
         table = schema.attempts
         return self._read(Attempt, table, table.c.run_id == run_id, order_by=table.c.number)
 
@@ -163,7 +163,10 @@ class Ledger(Remembered, NodeTable, LeadTable):
     def events(
         self, run_id: str, kind: str | None = None, *, kinds: Collection[str] = ()
     ) -> list[Event]:
-        """The events of a run, of one kind, of several or of all, in the order they were recorded."""
+        """Return the events of a run in the order of their recording.
+
+        `kind` selects one kind, and `kinds` several; without either, events of all kinds count.
+        """
         table = schema.events
         where = table.c.run_id == run_id
         if kind is not None:
@@ -175,7 +178,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
     # Incidents
 
     def add_incident(self, incident: Incident) -> int:
-        """Record an incident; returns its id."""
+        """Record an incident, and return the incident's new id."""
         values = asdict(incident)
         del values["incident_id"]
         with self._write() as connection:
@@ -189,7 +192,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
         """Change columns of an incident.
 
         Raises:
-            NotFound: there is none of this id.
+            NotFound: the ledger has no incident of this id.
         """
         if not self._update(
             schema.incidents, schema.incidents.c.incident_id == incident_id, changes
@@ -197,10 +200,10 @@ class Ledger(Remembered, NodeTable, LeadTable):
             raise _no_incident(incident_id)
 
     def incident(self, incident_id: int) -> Incident:
-        """The incident of this id.
+        """Return the incident of this id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the ledger has no incident of this id.
         """
         found = self._read(
             Incident, schema.incidents, schema.incidents.c.incident_id == incident_id
@@ -210,7 +213,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
         return found[0]
 
     def incidents(self, run_id: str | None = None) -> list[Incident]:
-        """The incidents of one run or of all, in the order they were recorded."""
+        """Return the incidents of one run, or of all runs, in the order of their recording."""
         table = schema.incidents
         where = None if run_id is None else table.c.run_id == run_id
         return self._read(Incident, table, where, order_by=table.c.incident_id)
@@ -218,7 +221,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
     # Checkpoints
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Record a durable checkpoint. The same step saved again in the same attempt replaces its record."""
+        """Record a durable checkpoint, in place of a record of the same attempt, step and path."""
         table = schema.checkpoints
         with self._write() as connection:
             connection.execute(
@@ -232,7 +235,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
             connection.execute(table.insert().values(**asdict(checkpoint)))
 
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
-        """The checkpoints of a run, in the order they became durable."""
+        """Return the checkpoints of a run, in the order of their recording."""
         table = schema.checkpoints
         return self._read(
             Checkpoint, table, table.c.run_id == run_id, order_by=table.c.checkpoint_id
@@ -244,7 +247,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
         """Record a new evaluation.
 
         Raises:
-            BadUse: there is one of this id.
+            BadUse: the ledger already has an evaluation of this id.
         """
         table = schema.evaluations
         with self._write() as connection:
@@ -262,23 +265,23 @@ class Ledger(Remembered, NodeTable, LeadTable):
         """Change columns of an evaluation.
 
         Raises:
-            NotFound: there is none of this id.
+            NotFound: the ledger has no evaluation of this id.
         """
         table = schema.evaluations
         if not self._update(table, table.c.evaluation_id == evaluation_id, changes):
             raise _no_evaluation(evaluation_id)
 
     def remove_evaluation(self, evaluation_id: str) -> None:
-        """Forget an evaluation that came to nothing; does nothing where there is none of this id."""
+        """Delete an evaluation; do nothing if the ledger has no evaluation of this id."""
         with self._write() as connection:
             table = schema.evaluations
             connection.execute(table.delete().where(table.c.evaluation_id == evaluation_id))
 
     def evaluation(self, evaluation_id: str) -> EvaluationRecord:
-        """The evaluation of this id.
+        """Return the evaluation of this id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the ledger has no evaluation of this id.
         """
         table = schema.evaluations
         found = self._read(EvaluationRecord, table, table.c.evaluation_id == evaluation_id)
@@ -287,7 +290,11 @@ class Ledger(Remembered, NodeTable, LeadTable):
         return found[0]
 
     def evaluations(self, **equal: str | int) -> list[EvaluationRecord]:
-        """The evaluations, newest first; only those whose columns have these values (`suite="mine"`, `run_id="r"`)."""
+        """Return the evaluations, newest first.
+
+        Args:
+            equal: columns and their values, such as `suite="mine"`; other evaluations are left out.
+        """
         table = schema.evaluations
         where = and_(true(), *(table.c[name] == value for name, value in equal.items()))
         return self._read(
@@ -300,7 +307,10 @@ class Ledger(Remembered, NodeTable, LeadTable):
     # Priors
 
     def add_priors(self, priors: Sequence[Prior]) -> None:
-        """Record what samples cost, in one transaction; of each task and family the newest few are kept."""
+        """Record the costs of samples in one transaction.
+
+        Of each task and family the newest `PRIORS_KEPT` priors are kept.
+        """
         table = schema.priors
         with self._write() as connection:
             for prior in priors:
@@ -323,7 +333,7 @@ class Ledger(Remembered, NodeTable, LeadTable):
                 connection.execute(table.delete().where(same, table.c.prior_id < min(kept)))
 
     def latest_priors(self, family: str) -> dict[tuple[str, str], Prior]:
-        """The newest prior of a family's every task, by harness and task."""
+        """Return the newest prior of each task of a family, by harness and task."""
         table = schema.priors
         newest = (
             select(func.max(table.c.prior_id))
@@ -335,13 +345,13 @@ class Ledger(Remembered, NodeTable, LeadTable):
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
-        """One transaction that writes."""
+        """Open one transaction that writes."""
         with self._as_ledger_error("written"), writing(self._engine).begin() as connection:
             yield connection
 
     @contextmanager
     def _as_ledger_error(self, verb: str) -> Iterator[None]:
-        # A full disk or a ledger locked for too long is the user's to mend: one sentence, no traceback.
+        # The user can mend a full disk or a long lock; so the error is one sentence, no traceback.
         try:
             yield
         except DBAPIError as error:
@@ -355,14 +365,14 @@ class Ledger(Remembered, NodeTable, LeadTable):
             connection.execute(table.insert().values(**values))
 
     def _update(self, table: Table, where: Any, changes: dict[str, Any]) -> bool:
-        """Whether there was a row to change."""
+        """Change the selected rows; return False if no row was selected."""
         with self._write() as connection:
             return connection.execute(table.update().where(where).values(**changes)).rowcount > 0
 
     def _read(
         self, record: type[Record], table: Table, where: Any = None, order_by: Any = None
     ) -> list[Record]:
-        # A table's own key (event_id, checkpoint_id) is for order only; the records do not carry it.
+        # The records lack a table's own key (event_id, checkpoint_id), which is for order only.
         columns = [table.c[name] for name in record.__dataclass_fields__]
         query = select(*columns)
         if where is not None:

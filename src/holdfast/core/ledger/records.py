@@ -1,10 +1,13 @@
-"""What the ledger holds, a frozen dataclass a table. Times are seconds since the Unix epoch, UTC."""
+"""The records of the ledger: one frozen dataclass a table.
+
+Times are seconds since the Unix epoch, UTC.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BY_TIME_LIMIT = "the time limit"
-"""The beginning of the words for who asks for a stop where the time limit of the scheduler's job is near."""
+"""The first words of a stop's author if the time limit of the scheduler's job causes the stop."""
 
 RunState = Literal["queued", "running", "completed", "failed", "stopped"]
 """`queued`: the run waits for a job of its scheduler, before its first attempt or between two."""
@@ -21,16 +24,16 @@ class Run:
     state: RunState
     command: list[str]
     options: dict[str, Any]
-    """How it is supervised, as `recover.spec` writes it; enough to resume the run."""
+    """The options of the supervision, as `recover.spec` writes them; enough to resume the run."""
     cwd: str
     host: str
     pid: int
-    """The supervisor's process."""
+    """The process id of the run's `holdfast run` on `host`."""
     started_at_s: float
     ended_at_s: float | None = None
     exit_code: int | None = None
     outcome: str = ""
-    """One sentence: how it ended and what to do next."""
+    """One sentence on the end of the run and the next step of the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class Attempt:
     started_at_s: float
     outcome: AttemptOutcome = "running"
     start_step: int | None = None
-    """Steps completed in the state it began from; None until a rank said so."""
+    """Steps completed in the state at the attempt's start; None until a rank reported them."""
     first_step_at_s: float | None = None
     last_step: int | None = None
     """The highest step that any rank reported."""
@@ -52,7 +55,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in a run, for the record."""
+    """One event of a run."""
 
     run_id: str
     attempt: int
@@ -67,27 +70,30 @@ class Incident:
     """A failure of the job, with its diagnosis, the action that was taken, and its cost."""
 
     incident_id: int | None = None
-    """None until the ledger gave it one."""
+    """The incident's id; None until the ledger assigns one."""
     run_id: str
     attempt: int
     kind: Literal["exit", "hang", "anomaly"]
     rank: int | None
-    """The rank that failed first, where one is known."""
+    """The rank that failed first; None if unknown."""
     step: int | None
-    """The highest step any rank had completed."""
+    """The highest step that any rank had completed."""
     fault_at_s: float
-    """When it happened as far as the supervisor can know: the first rank's death, or a last sign of life."""
+    """The supervisor's estimate of the failure's time.
+
+    That is the first rank's end, or a last sign of life.
+    """
     detected_at_s: float
     diagnosis: dict[str, Any]
     """The published JSON of `holdfast.diagnose`."""
     action: str = ""
     """The action that was taken: `restart` or `stop`."""
     explanation: str = ""
-    """Why, in a sentence."""
+    """The reason for the action, in a sentence."""
     resumed_at_s: float | None = None
-    """When the job completed its next step."""
+    """The time of the job's next completed step."""
     restored_step: int | None = None
-    """Steps completed in the state the job went on from."""
+    """Steps completed in the state that the job restored afterwards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,54 +107,57 @@ class Checkpoint:
     state: CheckpointState
     size_bytes: int
     stall_s: float
-    """How long training stood still for it: the longest of its ranks."""
+    """Seconds that the checkpoint stopped the training: the longest of its ranks."""
     committed_at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord:
-    """One evaluation of a suite on a model. Its samples and scores in full are files in `folder`."""
+    """One evaluation of a suite on a model. The samples and all scores are files in `folder`."""
 
     evaluation_id: str
     suite: str
     model: str
-    """As a person named it."""
+    """The model's name, as a person gave it."""
     family: str
-    """Models of one family answer alike, so that the history of one predicts the next; checkpoints of a run are one."""
+    """The model's family: models whose answers are alike, such as the checkpoints of one run.
+
+    The history of one model predicts the costs of the next model of the family.
+    """
     state: EvaluationState
     started_at_s: float
     folder: str
     digest: str = ""
-    """Of the weights' content."""
+    """The digest of the weights' content."""
     mode: str = ""
-    """`exact` or `free`."""
+    """The mode of the numerics: `exact` or `free`."""
     numerics: str = ""
-    """What the bits of the answers depend on besides weights and requests."""
+    """The conditions, besides weights and requests, that the bits of the answers depend on."""
     harness_versions: dict[str, str] = field(default_factory=dict)
     ended_at_s: float | None = None
     makespan_s: float | None = None
     bound_s: float | None = None
-    """What no schedule could have gone below."""
+    """Seconds that every schedule needs at least."""
     engines: int = 0
     nodes: int = 0
     engine_seconds: float = 0.0
-    """Engines times the time that each was there."""
+    """The sum of the seconds for which each engine was there."""
     account: dict[str, float] = field(default_factory=dict)
-    """Where the engine-seconds went, by cause."""
+    """Engine-seconds by cause."""
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Task, then `metric,filter` as lm-eval writes it, to `[value, standard error or None]`."""
+    """Scores by task and by lm-eval's `metric,filter`: `[value, standard error or None]`."""
     failed_tasks: dict[str, str] = field(default_factory=dict)
-    """Task to why it has no scores."""
+    """The reason for missing scores, by task."""
     run_id: str | None = None
-    """The training run that the checkpoint is of, where it is known."""
+    """The training run of the checkpoint; None if unknown."""
     step: int | None = None
     outcome: str = ""
-    """One sentence: how it ended and what to do next; empty where all is well."""
+    """One sentence on the end of the evaluation and the next step; empty if all is well."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prior:
-    """What an evaluation found a task's samples to cost, for models of a family."""
+    """The measured cost of a task's samples in an evaluation, for models of a family."""
 
     family: str
     harness: str
@@ -156,7 +165,7 @@ class Prior:
     recorded_at_s: float
     evaluation_id: str
     history: bytes
-    """As the policy packs it; at most `HISTORY_LIMIT_BYTES`."""
+    """The costs, as the policy packs them; at most `HISTORY_LIMIT_BYTES`."""
 
 
 HISTORY_LIMIT_BYTES = 1 << 20
@@ -164,43 +173,46 @@ HISTORY_LIMIT_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What is remembered of an incident, so that it can be found again and learned from."""
+    """The memory of an incident, for finding similar incidents and for learning rules."""
 
     memory_id: int | None = None
-    """None until the ledger gave it one."""
+    """The memory's id; None until the ledger assigns one."""
     incident_id: int | None = None
-    """The run's incident that it is of; None where logs were diagnosed without a run."""
+    """The incident of the run; None if logs were diagnosed without a run."""
     run_id: str = ""
-    """The run; empty where there is none."""
+    """The run; empty if logs were diagnosed without a run."""
     remembered_at_s: float
     reason: str
-    """What the diagnosis said."""
+    """The reason in the diagnosis."""
     category: str
     confidence: float
     rule_id: str = ""
-    """What decided."""
+    """The rule that decided the diagnosis."""
     scope: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     action: str = ""
-    """What the diagnosis advised."""
+    """The action that the diagnosis advised."""
     done: str = ""
-    """What was done about it, in a sentence."""
+    """The action that was taken, in a sentence."""
     roots: list[str] = field(default_factory=list)
-    """The lines that state the root, without their prefixes; a person's word replaces the diagnosis'."""
+    """The lines that state the root, without prefixes; a person's lines replace the diagnosis'."""
     lines: list[list[Any]] = field(default_factory=list)
-    """The compressed log: file, number and text of each kept line, at most `MEMORY_LIMIT_BYTES` of text."""
+    """The compressed log: file, number and text of each kept line.
+
+    The text has at most `MEMORY_LIMIT_BYTES`.
+    """
     words: str = ""
-    """What full-text search looks at: the words of roots and lines, values left out, a blank between two."""
+    """The words of roots and lines for full-text search, separated by blanks, without values."""
     verdict: Literal["", "confirmed", "corrected"] = ""
-    """A person's word on the diagnosis."""
+    """A person's verdict on the diagnosis."""
     true_reason: str = ""
-    """Given with the verdict."""
+    """The reason given with the verdict."""
     true_action: str = ""
-    """What helped, where a person said so."""
+    """The action that helped, if a person named one."""
     judged_by: str = ""
     judged_at_s: float | None = None
     embedding: bytes | None = None
-    """Of the root, by an embeddings endpoint: float32, little-endian."""
+    """The root's embedding from an embeddings endpoint: float32, little-endian."""
     embedding_model: str = ""
 
 
@@ -209,60 +221,68 @@ MEMORY_LIMIT_BYTES = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedRule:
-    """A rule or a filter that was learned from incidents or good runs and passed every check."""
+    """A rule or a filter learned from incidents or good runs, after every check has passed."""
 
     rule_id: str
     kind: Literal["rule", "filter", "suggestion"]
-    """A suggestion is a model's rule that no person's word has put in force yet."""
+    """The kind; a `suggestion` is a model's rule that no person has put in force yet."""
     body: dict[str, Any]
-    """Its fields, plain JSON values."""
+    """The fields of the rule or filter, plain JSON values."""
     author: str
     sources: list[str]
-    """What it was learned from: ids of incidents, or `good:ID`."""
+    """The sources of the rule: ids of incidents, or `good:ID`."""
     made_at_s: float
     withdrawn_at_s: float | None = None
-    """When it ceased to be used; it is kept for the record."""
+    """The time of the withdrawal; a withdrawn rule is kept for the record but not used."""
     withdrawn_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GoodRun:
-    """What a run printed that ended well: nothing there is a failure's root."""
+    """The output of a run that ended well: no line in the output is a failure's root."""
 
     good_id: int | None = None
-    """None until the ledger gave it one."""
+    """The id; None until the ledger assigns one."""
     name: str
     """The paths, as a person gave them."""
     fingerprint: str
-    """Of the lines: the same logs are recorded once."""
+    """The fingerprint of the lines, so that the same logs are recorded once."""
     added_at_s: float
     lines: list[list[Any]]
-    """A line of each shape, without prefixes, and how often the shape came."""
+    """A line of each shape, without prefixes, and the number of lines of the shape."""
 
 
 CordonKind = Literal["", "person", "hard", "soft"]
-"""A person, a check of the node by itself with a wrong result, or tests that may have met a busy node or a bad link."""
+"""The origin of a cordon; empty if there was none.
+
+`person`: a person. `hard`: a check of the node by itself with a wrong result. `soft`: tests that
+may have met a busy node or a bad link.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What one session of tests says of a node."""
+    """The verdict of one session of tests on a node."""
 
     name: str
     outcome: Literal["good", "bad", "suspect"]
     probability: float
-    """That the node is faulty, by this session and what was known before."""
+    """The probability that the node is faulty, by this session and the earlier verdicts."""
     evidence: str
-    """One sentence."""
+    """The evidence, in one sentence."""
     is_hard: bool = False
-    """Whether a check of the node by itself gave a wrong result."""
+    """True if a check of the node by itself gave a wrong result."""
     passed: Literal["", "solo", "all"] = ""
-    """Whether each check of the node by itself has passed, and each test with other nodes, if there was one."""
+    """The tests that have passed.
+
+    `solo`: each check of the node by itself. `all`: also the tests with other nodes. Empty if a
+    check or a test failed.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """Which supervisor leads a run."""
+    """The supervisor that leads a run."""
 
     run_id: str
     generation: int
@@ -270,12 +290,15 @@ class Lead:
     node_id: str
     """The node that keeps the supervisor going."""
     beats: int
-    """How often the supervisor has shown that it lives."""
+    """The number of the supervisor's signs of life."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeetingPlace:
-    """Where the nodes of a run meet. Who can read a record can command the nodes of the run."""
+    """The place at which the nodes of a run meet.
+
+    A reader of the record can command the nodes of the run.
+    """
 
     key: str
     run_id: str
@@ -286,34 +309,38 @@ class MeetingPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeRecord:
-    """A node that was tested or cordoned, by the name that its scheduler or host gives it."""
+    """A node that was tested or cordoned."""
 
     name: str
+    """The node's name, as the scheduler or the host gives it."""
     cordoned_at_s: float | None = None
-    """None where jobs may be launched on it."""
+    """The time of the cordon; None if jobs may be launched on the node."""
     cordoned_by: str = ""
     """A user, or the run whose tests found the node faulty."""
     cordon_kind: CordonKind = ""
-    """Who or what has cordoned it last; empty where nobody has."""
+    """The origin of the last cordon; empty if there was none."""
     why: str = ""
-    """One sentence: why the node is or was cordoned."""
+    """The reason for the cordon, in one sentence."""
     probability: float | None = None
-    """That the node is faulty, by the last test; None where it was never tested."""
+    """The probability that the node is faulty, by the last test; None without a test."""
     tested_at_s: float | None = None
     verdicts: list[dict[str, Any]] = field(default_factory=list)
-    """The newest `VERDICTS_KEPT`, oldest first: `at_s`, `by`, and the fields of `Verdict` without the name."""
+    """The newest `VERDICTS_KEPT` verdicts, oldest first.
+
+    Each has `at_s`, `by`, and the fields of `Verdict` without the name.
+    """
 
     @property
     def is_cordoned(self) -> bool:
-        """Return whether nothing may be launched on the node."""
+        """True if no job may be launched on the node."""
         return self.cordoned_at_s is not None
 
     @property
     def passed_since(self) -> bool:
-        """Return whether the node has passed its last session of tests since it was cordoned.
+        """True if the node has passed its last session of tests since its cordon.
 
-        Its probability need not be that of a good node: that remembers the faults before the repair. Where a check of
-        the node by itself has cordoned it, the checks by itself suffice.
+        The probability need not be low: the probability remembers the faults before the repair.
+        After a cordon by a check of the node by itself, the checks of the node by itself suffice.
         """
         last = self.verdicts[-1] if self.verdicts else {}
         if float(last.get("at_s", 0.0)) <= (self.cordoned_at_s or 0.0):
@@ -324,12 +351,12 @@ class NodeRecord:
 
     @property
     def is_hard(self) -> bool:
-        """Return whether nothing but `holdfast nodes return` may bring the node back.
+        """True if only `holdfast nodes return` may bring the node back.
 
-        That is where a person has cordoned it, or a check of the node by itself has failed.
+        A cordon by a person, or by a failed check of the node by itself, is hard.
         """
         return self.is_cordoned and self.cordon_kind != "soft"
 
 
 VERDICTS_KEPT = 50
-"""Of each node."""
+"""The number of verdicts kept of each node."""

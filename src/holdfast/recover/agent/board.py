@@ -1,7 +1,8 @@
-"""Publish where the nodes of a run meet, and the token of the run.
+"""Publish the meeting place of a run's nodes, and the token of the run.
 
-The first node publishes, and each node that takes over from it; the others read. A run whose ledger is a server has
-this in the ledger, so that its nodes need not share a folder; else it is a file in `$HOLDFAST_HOME`, which they share.
+The first node publishes, and each node that takes over from the first; the other nodes read. If the
+run's ledger is a server, the publication is in the ledger, so that the nodes need not share a
+folder. Else the publication is a file in `$HOLDFAST_HOME`, which the nodes share.
 """
 
 import json
@@ -27,7 +28,7 @@ class Board(Protocol):
         """Publish `hosts`, `port`, `token` and `run_id`, in place of an earlier publication.
 
         Raises:
-            OSError, LedgerError: that is not possible.
+            OSError, LedgerError: the board cannot be written.
         """
 
     def read(self) -> dict[str, Any] | None:
@@ -67,7 +68,7 @@ class FolderBoard:
 class LedgerBoard:
     """A row of a ledger that is a server. A reader of the row can command the nodes of the run.
 
-    Each use has a connection of its own: every agent of the run has a board, and a server has few connections.
+    Each use has a connection of its own: every agent has a board, and a server has few connections.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -97,7 +98,7 @@ class LedgerBoard:
             with self._opened() as ledger:
                 ledger.remove_meeting(self._key)
         except HoldfastError:
-            return  # a token of a run that is over serves nobody
+            return  # the token of a run that is over opens nothing
 
     def _opened(self) -> "Ledger":
         from holdfast.core.ledger import Ledger  # most agents need no database

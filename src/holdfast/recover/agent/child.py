@@ -1,7 +1,7 @@
 """Keep a child process of a node going: the agent, or the supervisor.
 
-A child may end at any time, and may stop to answer; the next one is started then. The node holds the socket at which
-the child listens, so that whoever connects waits for the next one.
+A child may end at any time, or stop answering; the node then starts the next child. The node holds
+the socket on which the child listens, so that new connections wait for the next child.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from holdfast.recover.agent.stream import Stream
 RESTARTS = 1000
 QUICK_END_S = 5.0
 QUICK_ENDS = 5
-"""So many times in a row a child may end within `QUICK_END_S` of its start."""
+"""The ends in a row, each within `QUICK_END_S` of a start, after which the node gives up."""
 RESTART_WAIT_S = 0.2
 PING_S = 2.0
 UNANSWERED = 10
-"""After so many pings without a word a child is taken for frozen."""
+"""The number of pings without a message after which a child counts as frozen."""
 SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 
 
 @dataclass(kw_only=True)
 class Child:
-    """A process that the node keeps going. Call all of it from one event loop."""
+    """A process that the node keeps going. Call all methods from one event loop."""
 
     module: str
     listening: socket.socket
@@ -43,13 +43,13 @@ class Child:
     complain: Callable[[str], None]
     """Report a sentence to people."""
     starting: asyncio.Lock
-    """Held while a process is started: what it inherits, such as blocked signals, is set for it alone."""
+    """Held during a process's start, so that no other one inherits its blocked signals."""
     inherits: tuple[int, ...] = ()
-    """Further descriptors for it."""
+    """Further descriptors that the process inherits."""
     stream: Stream | None = None
     starts: int = 0
     missed: int | None = None
-    """The pings since its last message; None before its first one, since imports may take long."""
+    """The pings since the last message; None before the first one, since imports may take long."""
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message, if the process is there."""
@@ -73,7 +73,7 @@ class Child:
                 await asyncio.sleep(QUICK_END_S)
             if is_over():
                 return
-            # What a signal ended has not failed by itself: the next one may well live.
+            # A process ended by a signal has not failed by itself, so the next one may well live.
             ran_s = math.inf if returncode < 0 else time.monotonic() - began_s
             if not limit.allows_restart(ran_s):
                 raise HoldfastError(
@@ -86,7 +86,8 @@ class Child:
         ours, theirs = socket.socketpair()
         fds = (theirs.fileno(), self.listening.fileno(), *self.inherits)
         arguments = [*map(str, fds), str(os.getpid())]
-        # The children stay blocked: a scheduler may send SIGTERM to all processes of a job, and the node acts on it.
+        # The signals stay blocked in the child: a scheduler may send SIGTERM to all processes of a
+        # job, and the node alone acts on it.
         async with self.starting:
             blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             try:
@@ -122,7 +123,7 @@ class Child:
                 await process.wait()
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a process that answers nothing any more, such as one that was stopped: the next one goes on."""
+        """Kill a process that stops answering, such as a suspended one; the next one starts then."""
         while self.missed is None or self.missed < UNANSWERED:
             await asyncio.sleep(PING_S)
             if self.missed is not None:

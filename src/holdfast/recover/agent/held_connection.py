@@ -1,7 +1,8 @@
 """Keep the connection of an agent open while its node lives.
 
-An agent sends its connection to the supervisor to the process that keeps the node going, which holds it and never uses
-it. So the connection ends when the node does. It stays open while an agent is killed and the next one connects.
+The process that keeps the node going receives a copy of the agent's connection to the supervisor.
+That process holds the copy and never uses it. So the connection ends with the node, and stays open
+while an agent is killed and the next one connects.
 """
 
 import asyncio
@@ -11,11 +12,11 @@ import socket
 
 
 class HeldConnection:
-    """The node's side. Call all of it from one event loop."""
+    """The node's side of the held connection. Call all methods from one event loop."""
 
     def __init__(self) -> None:
         self._receiving, self.sending = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        """`sending` is inherited by each agent."""
+        """The sockets of the node and of its agents; each agent inherits `sending`."""
         self._receiving.setblocking(False)
         self.fd: int | None = None
         """The connection that was received last."""
@@ -37,7 +38,7 @@ class HeldConnection:
             self.fd = None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the held connection and both sockets."""
         asyncio.get_running_loop().remove_reader(self._receiving)
         self._receiving.close()
         self.sending.close()
@@ -45,6 +46,9 @@ class HeldConnection:
 
 
 def send_connection(sending: socket.socket, fd: int) -> None:
-    """Have the node hold a connection of this agent. Without that, only the agent's own end shows that it lives."""
+    """Pass a connection of this agent to the node, which holds it.
+
+    If that fails, only the agent's own end of the connection shows that the node lives.
+    """
     with contextlib.suppress(OSError):
         socket.send_fds(sending, [b"c"], [fd])

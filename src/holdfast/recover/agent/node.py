@@ -4,9 +4,10 @@
                          ├─ supervisor, on the first node
                          └─ guard ── torchrun ── shims ── ranks
 
-The agent and the supervisor may end at any time: this process starts each again, and holds the sockets at which both
-listen, so that whoever connects waits for the next one. The ranks train on meanwhile. When this process ends, in
-whatever way, the kernel ends the agent and the supervisor, and the guard ends the job.
+The agent and the supervisor may end at any time. This process starts each again, and holds the
+sockets on which both listen, so that new connections wait for the next one. The ranks train on
+meanwhile. When this process ends, even by SIGKILL, the kernel ends the agent and the supervisor,
+and the guard ends the job.
 """
 
 import asyncio
@@ -38,21 +39,21 @@ from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 
 STOP_NOW_S = 15.0
-"""How long a stop at once may take, before this process ends the job itself."""
+"""Seconds for a stop at once, before this process ends the job itself."""
 UNPUBLISHED_S = 20.0
-"""So long after its start a node complains that nobody has published the token of the run."""
+"""Seconds from a node's start to its complaint about a missing token of the run."""
 LOCK_S = 5.0
-"""How long the processes of a first node that is gone may hold the run's lock."""
+"""Seconds for which the processes of a first node that is gone may hold the run's lock."""
 ALONE_S = 600.0
-"""A node whose agent has found no supervisor for so long gives up, if its ranks do not train either."""
+"""Seconds without a supervisor after which a node gives up, if its ranks do not train either."""
 READY_AFTER_S = 8.0
-"""So long after a launch the next launcher is made ready, so as not to slow the ranks' start."""
+"""Seconds from a launch to the start of the next launcher, so as not to slow the ranks' start."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Receives what happens, as it happens: a kind and its data. It must return quickly.
+"""A function that receives each event as it happens: a kind and its data. It must return quickly.
 
-The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved, resumed, proposal,
-observed, stopping, nodes, trouble and ended.
+The kinds are launch, step, restored, checkpoint, save_failed, disk_full, incident, resolved,
+resumed, proposal, observed, stopping, nodes, trouble and ended.
 """
 
 
@@ -83,9 +84,9 @@ class Node:
         self._channel_token = secrets.token_hex(16)
         self._paths: RunPaths | None = None
         self._lock: RunLock | None = None
-        """The one that this node's job holds as well."""
+        """The lock that this node's job holds as well."""
         self._locks: list[RunLock] = []
-        """Those that this process has taken for itself."""
+        """The locks that this process has taken for itself."""
         self._job: Job | None = None
         self._standby: Job | None = None
         """A launcher that waits for the next launch on this node."""
@@ -94,15 +95,15 @@ class Node:
         """The attempt and the return code of the launcher that ended last."""
         self._is_kill_due = False
         self._starting = asyncio.Lock()
-        """Held while a process is started: what it inherits, such as blocked signals, is set for it alone."""
+        """Held during a process's start, so that no other one inherits its blocked signals."""
         self._stop: dict[str, Any] | None = None
-        """The last message to the supervisor that the run is to stop; it has how often that was asked here."""
+        """The last message to the supervisor to stop the run, with the number of requests here."""
         self._away: tuple[float, str] | None = None
-        """Since when the agent has had no supervisor, and why."""
+        """The time since which the agent has had no supervisor, and the reason."""
         self._idle_s = 0.0
-        """For how long no rank of this node had reported a step, when the agent looked for its supervisor last."""
+        """Seconds without a step on this node at the agent's last search for its supervisor."""
         self._launched_s = -math.inf
-        """When the last launch began here."""
+        """The time of the last launch here."""
         self._has_joined = False
         self._tasks = Tasks(self._failed)
         self._ended: asyncio.Future[Outcome] | None = None
@@ -118,11 +119,11 @@ class Node:
         )
         self._supervisor: Child | None = None
         self._known: dict[str, Any] | None = None
-        """Where this node's own supervisor listens, and the run's token."""
+        """The address of this node's own supervisor, and the run's token."""
         self._leads = True
         """False once another node's supervisor has taken over from this node's."""
         self._generation: int | None = None
-        """The number of this node's last supervisor, or of the one that it takes over from."""
+        """The number of this node's last supervisor, or of the supervisor that it replaces."""
         self._ledger_url = ""
 
     async def lead(
@@ -134,14 +135,14 @@ class Node:
         listening: socket.socket | None,
         is_lost: bool,
     ) -> Outcome:
-        """Start the supervisor here as well; return how the run ended.
+        """Start the supervisor here as well; return the outcome of the run.
 
         Args:
-            paths: of the run.
-            lock: of the run.
-            ledger_url: where the supervisor writes.
-            listening: where the agents of the other nodes connect; None: there are no others.
-            is_lost: whether an earlier supervisor of this run was lost.
+            paths: the paths of the run.
+            lock: the lock of the run.
+            ledger_url: the ledger to which the supervisor writes.
+            listening: the socket for the agents of the other nodes; None: there are no others.
+            is_lost: True if an earlier supervisor of this run was lost.
 
         Raises:
             HoldfastError: the supervisor cannot go on.
@@ -153,10 +154,12 @@ class Node:
         return await self._run()
 
     async def join(self, *, ledger_url: str) -> Outcome:
-        """Take part in a run that another node leads, and lead it when that is gone; return how it ended.
+        """Take part in a run that another node leads; return the outcome of the run.
+
+        This node leads the run once the other node is gone.
 
         Args:
-            ledger_url: where a supervisor of this node would write.
+            ledger_url: the ledger to which a supervisor of this node would write.
 
         Raises:
             HoldfastError: no supervisor is found.
@@ -208,9 +211,9 @@ class Node:
         )
 
     def stop(self, by: str) -> None:
-        """Have the run save its state and stop; called again, stop at once.
+        """Make the run save its state and stop; a second call stops at once.
 
-        An idle pod leaves alone: Kubernetes ends single pods, as for a drain of their node.
+        An idle pod stops without the run, since Kubernetes may end one pod, as for a node's drain.
         """
         is_idle = self._supervisor is None and self._launched is None and self._job is None
         if by == "SIGTERM" and is_idle and is_in_pod():
@@ -237,7 +240,7 @@ class Node:
         return self._supervisor is not None and self._leads
 
     def _stop_here(self, by: str) -> None:
-        """End this node's part: whoever was to end it does not answer."""
+        """End this node's part without an answer from the supervisor."""
         if self._ended is not None and not self._ended.done():
             outcome = Outcome(state="stopped", exit_code=4, sentence=f"Stopped by {by}.")
             self._ended.set_result(outcome)
@@ -367,7 +370,7 @@ class Node:
             self._agent.send(self._stop)
 
     async def _watch_for_supervisor(self) -> None:
-        """Complain where no supervisor is found; end this node's part after a long time without one."""
+        """Complain if no supervisor is found; end this node's part after `ALONE_S` without one."""
         began_s, has_complained, watch = time.monotonic(), False, None
         while True:
             await asyncio.sleep(1.0)
@@ -390,7 +393,7 @@ class Node:
                 )
 
     async def _follow(self, watch: Watch) -> None:
-        """Start a supervisor here, where the run's last one is gone with its node and this node may take over."""
+        """Start a supervisor here, if the last one is gone with its node and this node may lead."""
         assert self._meeting is not None
         sign = await asyncio.to_thread(watch.gone)
         if sign is None:
@@ -420,7 +423,10 @@ class Node:
         self._tasks.spawn(self._supervisor.keep(self._is_over))
 
     def _take_over(self, sign: Sign, loop: asyncio.AbstractEventLoop) -> tuple[int, RunLock] | None:
-        """Claim the lead; return the number after which this node leads, and the run's lock. None: it may not lead."""
+        """Claim the lead; return the number after which this node leads, and the run's lock.
+
+        None: this node may not lead.
+        """
         assert self._paths is not None
         with Ledger.open(self._ledger_url) as ledger:
             run = ledger.run(self._paths.run_id)
@@ -451,7 +457,7 @@ class Node:
         return f"This node cannot join the run at {place} ({why}). Look whether `holdfast run` is going there."
 
     def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
-        """Pass on what happens, for as long as that is possible: a terminal that was closed ends no run."""
+        """Pass an event on until the observer fails; so a closed terminal ends no run."""
         if kind == "step":
             data = {**data, "pids": {int(rank): pid for rank, pid in data["pids"].items()}}
         if self._observer is None:
@@ -467,7 +473,7 @@ class Node:
     # The job
 
     async def _keep_launcher_ready(self) -> None:
-        """Have a launcher wait for the next launch: of several nodes, another one may be lost at any time."""
+        """Keep a launcher waiting for the next launch, since a node may be lost at any time."""
         while True:
             await asyncio.sleep(1.0)
             is_there = self._standby is not None and self._standby.guard.returncode is None
@@ -476,7 +482,7 @@ class Node:
                 continue
             async with self._starting:
                 lock_fd = self._lock.fd
-                with contextlib.suppress(OSError):  # no process is to be had just now
+                with contextlib.suppress(OSError):  # no process can be started just now
                     self._standby = await stand_by(self._spec, lock_fd=lock_fd, echo=self._echo)
 
     async def _launch(self, message: Mapping[str, Any]) -> None:

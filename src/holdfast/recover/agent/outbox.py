@@ -1,9 +1,9 @@
-"""Keep what the ranks and shims of one node send until the supervisor has acknowledged it.
+"""Keep the messages of one node's ranks and shims until the supervisor has acknowledged them.
 
-Each message has a number. The reports of steps, which are most of all messages, wait for up to `SUM_S` and are sent
-together: the supervisor of a large job receives one message a node and interval, whatever the number of ranks. A report
-that may be news (a rank's first one, or a loss that is not finite) is sent at once, and so is any other message, after
-the reports before it.
+Each message has a number. The reports of steps, which are most of all messages, wait for up to
+`SUM_S` and are sent together: the supervisor of a large job receives one message a node and
+interval, for any number of ranks. A report that may be news (a rank's first one, or a loss that is
+not finite) is sent at once. So is every other message, after the reports before it.
 """
 
 import itertools
@@ -17,13 +17,13 @@ from typing import Any
 from holdfast.recover.channel import Peer
 
 SUM_S = 0.2
-"""So long reports of steps wait for others."""
+"""Seconds that reports of steps wait for others."""
 MOST_REPORTS = 1024
-"""In one message, which is bounded (`stream.MAX_BYTES`)."""
+"""The most reports in one message, whose size is bounded (`stream.MAX_BYTES`)."""
 FULL_BYTES = 2 * 1024 * 1024
-"""A message with so many bytes of reports is full."""
+"""The bytes of reports at which a message is full."""
 KEPT_STEPS = 10_000
-"""Reports of steps that are kept for a supervisor that is away; the newest are."""
+"""The most reports of steps kept for a supervisor that is away; the newest are kept."""
 KEPT_MESSAGES = 10_000
 
 
@@ -36,10 +36,10 @@ class Envelope:
     message: Mapping[str, Any]
     at_monotonic_s: float
     size_bytes: int
-    """Of the message."""
+    """The size of the message."""
 
     def to_json(self, *, again: bool) -> dict[str, Any]:
-        """Return the envelope as it is sent now."""
+        """Return the envelope in the form for sending now."""
         return {
             "kind": "peer",
             "seq": self.seq,
@@ -51,10 +51,10 @@ class Envelope:
 
 
 class Outbox:
-    """The messages of one node to its supervisor. Call all of it from one event loop."""
+    """The messages of one node to its supervisor. Call all methods from one event loop."""
 
     def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
-        """Send by `send`, which drops what is sent while there is no supervisor."""
+        """Send messages by `send`, which drops messages while there is no supervisor."""
         self._send = send
         self._numbers = itertools.count(1)
         self._steps: deque[Envelope] = deque(maxlen=KEPT_STEPS)
@@ -63,7 +63,7 @@ class Outbox:
         """The reports of steps that have not been sent yet."""
         self._waiting_bytes = 0
         self._known: set[Peer] = set()
-        """The peers of which a report was sent."""
+        """The peers from which a report was sent."""
 
     def put(
         self, peer: Peer, message: Mapping[str, Any], at_monotonic_s: float, size_bytes: int
@@ -93,13 +93,13 @@ class Outbox:
             self._send(_together(waiting))
 
     def acknowledged(self, seq: int) -> None:
-        """Drop what the supervisor has received."""
+        """Drop the messages up to `seq`, which the supervisor has received."""
         for kept in (self._steps, self._others):
             while kept and kept[0].seq <= seq:
                 kept.popleft()
 
     def unseen(self, seen: int) -> Iterator[dict[str, Any]]:
-        """Yield all kept messages that are newer than the number `seen`; the waiting reports are among them."""
+        """Yield all kept messages with numbers above `seen`, the waiting reports among them."""
         self._waiting, self._waiting_bytes = [], 0
         left = sorted((*self._steps, *self._others), key=lambda envelope: envelope.seq)
         left = [envelope for envelope in left if envelope.seq > seen]

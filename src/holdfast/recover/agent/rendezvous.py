@@ -1,12 +1,13 @@
-"""Find out how many nodes a run has, and where their agents meet.
+"""Find the number of a run's nodes, and the meeting place of their agents.
 
-The number of nodes and the meeting place come from, in this order: `--nnodes` and `--rendezvous`; the words of the
-user's torchrun command, or the PET_ variables from which torchrun reads its options, too; the environment of a Slurm
-step. In a Slurm step, and in the pods of an indexed Job of Kubernetes, the nodes need no meeting place. The first node
-listens there, and is the node whose address the meeting place has; in a Slurm step, the node with SLURM_NODEID 0; in
-Kubernetes, the pod with index 0. It publishes the run's token, see `board`.
+Both come from, in this order: `--nnodes` and `--rendezvous`; the words of the user's torchrun
+command, or the PET_ variables, from which torchrun reads its options too; the environment of a
+Slurm step. In a Slurm step, and in the pods of an indexed Job of Kubernetes, the nodes need no
+meeting place. The first node listens: the node with the meeting place's address, in a Slurm step
+the node with SLURM_NODEID 0, in Kubernetes the pod with index 0. The first node publishes the run's
+token, see `board`.
 
-torchrun's own rendezvous stays torchrun's: see `launch`.
+torchrun's own rendezvous is left to torchrun: see `launch`.
 """
 
 import contextlib
@@ -41,16 +42,16 @@ _FLAGS = ("--standalone",)
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """Where the agents of one run meet.
+    """The meeting place of the agents of one run.
 
     Attributes:
-        nnodes: the nodes that train; agents beyond them are spares.
-        key: names the meeting where it is published, see `board`.
-        host, port: where the first node listens; None in a Slurm step and in Kubernetes, where the first node
-            publishes that.
-        is_first: whether this is the first node; None where that is the node with the address.
+        nnodes: the number of nodes that train; further agents are spares.
+        key: the name of the meeting on the board, see `board`.
+        host, port: the address on which the first node listens; None in a Slurm step and in
+            Kubernetes, since the first node publishes the address there.
+        is_first: True if this is the first node; None: the first node is the node with the address.
         preferred_rank: the place of this node among the nodes; None: in the order of arrival.
-        run_name: the name of the run, where its scheduler gives one.
+        run_name: the name of the run, if the scheduler gives one.
     """
 
     nnodes: int
@@ -63,11 +64,14 @@ class Meeting:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether all agents are on one host, since the meeting place has a loopback address."""
+        """True if the meeting place has a loopback address, so that all agents are on one host."""
         return self.host is not None and (self.host.startswith("127.") or self.host == "::1")
 
     def is_led(self, board: Board) -> bool:
-        """Return whether some node leads the run already: this one takes part, also if it was the first before."""
+        """Return True if some node leads the run already.
+
+        Then this node takes part, even if this node was the first one before.
+        """
         known = board.read()
         if known is None:
             return False
@@ -80,15 +84,15 @@ class Meeting:
         return False
 
     def led_before(self, board: Board) -> str | None:
-        """Return the id of the run whose nodes met here last, if it has not ended by itself; else None."""
+        """Return the id of the last run that met here; None if the run withdrew its publication."""
         known = board.read()
         return None if known is None else str(known["run_id"])
 
     def listen(self) -> socket.socket | None:
-        """Listen at the meeting place; return None where this is not the first node.
+        """Listen at the meeting place; return None if this is not the first node.
 
         Raises:
-            BadUse: the address is not one.
+            BadUse: the address does not resolve, or the port cannot be used.
         """
         if self.is_first is False:
             return None
@@ -107,7 +111,7 @@ class Meeting:
             except OSError:  # the address of another node
                 return None
         try:
-            # On all addresses: the own name of a host may stand for its loopback address.
+            # Listen on all addresses, since a host's own name may resolve to its loopback address.
             return _listener("" if family == socket.AF_INET else "::", self.port)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:  # an agent of this node was first
@@ -115,14 +119,14 @@ class Meeting:
             raise BadUse(f"Port {self.port} cannot be used: {error.strerror}.") from error
 
     def follow(self) -> socket.socket:
-        """Listen on a node that takes over from the first one."""
+        """Listen on a node that takes over from the first node."""
         return _listener("", 0)
 
     def publish(self, board: Board, listening: socket.socket, token: str, *, run_id: str) -> None:
         """Publish the addresses, the token and the run's id for the other nodes.
 
         Raises:
-            OSError, LedgerError: that is not possible.
+            OSError, LedgerError: the board cannot be written.
         """
         port = listening.getsockname()[1]
         is_at_place = self.host is not None and (port == self.port or self.is_on_one_host)
@@ -149,7 +153,7 @@ def loopback_listener() -> socket.socket:
 
 
 def _own_addresses() -> list[str]:
-    """Return under which names and addresses other nodes may reach this one, the best first."""
+    """Return the names and addresses by which other nodes may reach this one, the best first."""
     found = [os.environ.get("SLURMD_NODENAME"), socket.gethostname(), routed_address()]
     return list(dict.fromkeys(name for name in found if name))
 
@@ -166,7 +170,7 @@ def routed_address() -> str | None:
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the name of this node, as its scheduler calls it."""
+    """Return the name of this node in its scheduler, else its host name."""
     in_pod = "KUBERNETES_SERVICE_HOST" in environment
     return (
         environment.get("HOLDFAST_NODE_NAME")
@@ -185,24 +189,24 @@ def meeting_of(
     stem: str,
     environment: Mapping[str, str] = os.environ,
 ) -> Meeting | None:
-    """Return where the nodes of a run meet; None for a run of one node.
+    """Return the meeting of a run's nodes; None for a run of one node.
 
     Args:
         command: the job's command.
         nnodes: the value of `--nnodes`.
         rendezvous: the value of `--rendezvous`.
-        spares: the value of `--spares`: of a Slurm step, so many nodes do not train at first.
-        stem: the first part of the name of the run in a Slurm job.
-        environment: of this process.
+        spares: the value of `--spares`: the number of nodes that do not train at first.
+        stem: the first part of the run's name in a Slurm step or in Kubernetes.
+        environment: the environment of this process.
 
     Raises:
-        BadUse: the options contradict each other, or something is missing; the message says what.
+        BadUse: the options contradict each other, or the named option is missing.
     """
     own = _own_words(command, environment)
     if nnodes is None and "--nnodes" in own:
         nnodes = _number(own["--nnodes"], "torchrun --nnodes or PET_NNODES")
         if "JOB_COMPLETION_INDEX" in environment:
-            nnodes -= spares  # what the job has of pods, of which some are to wait
+            nnodes -= spares  # the number of the job's pods, some of which are to wait
     in_step = int(environment.get("SLURM_STEP_NUM_NODES", "1"))
     if nnodes is not None and nnodes < 1:
         raise BadUse(f"--nnodes is {nnodes}. Give the number of nodes, at least 1.")
@@ -261,8 +265,9 @@ def _slurm_meeting(
 def _kubernetes_meeting(nnodes: int, stem: str, environment: Mapping[str, str]) -> Meeting:
     """Return the meeting of the pods of an indexed Job, or of the Jobs of a JobSet.
 
-    Kubernetes sets JOB_COMPLETION_INDEX, and the hostname JOB-INDEX. The others come from the manifest: JOBSET_NAME,
-    JOBSET_UID (or JOB_UID) and JOB_INDEX. With the uid, a new Job of the same name has a run of its own.
+    Kubernetes sets JOB_COMPLETION_INDEX, and the hostname JOB-INDEX. JOBSET_NAME, JOBSET_UID (or
+    JOB_UID) and JOB_INDEX come from the manifest. With the uid, a new Job of the same name has a
+    run of its own.
     """
     index = _index(environment, "JOB_COMPLETION_INDEX")
     job_index = _index(environment, "JOB_INDEX")
@@ -277,7 +282,8 @@ def _kubernetes_meeting(nnodes: int, stem: str, environment: Mapping[str, str]) 
         nnodes=nnodes,
         key=f"kubernetes-{identity}",
         is_first=index == 0 and job_index == 0,
-        # Jobs of one pod each, or one Job of many pods; of several Jobs with several pods, in the order of arrival.
+        # The sum is unique for Jobs of one pod each, and for one Job of many pods. Several Jobs
+        # with several pods get their places in the order of arrival.
         preferred_rank=index + job_index if 0 in (index, job_index) else None,
         run_name=run_name,
     )
@@ -291,7 +297,7 @@ def _index(environment: Mapping[str, str], variable: str) -> int:
 
 
 def _own_words(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by which torchrun's nodes meet, of PET_ variables and of a torchrun command."""
+    """Return the options by which torchrun's nodes meet, from PET_ variables and the command."""
     variables = {name: "PET" + name[1:].replace("-", "_").upper() for name in _WITH_VALUE}
     given = {name: environment.get(variable, "") for name, variable in variables.items()}
     words = torchrun_options(command) if Path(command[0]).name == "torchrun" else {}

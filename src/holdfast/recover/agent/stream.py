@@ -1,7 +1,8 @@
 """Exchange JSON messages over one connection of an event loop.
 
-The node, its agent and the supervisor exchange messages in this way: over socket pairs on one node, over TCP between
-nodes. Frames are bounded, see `core.channel`; nothing that arrives is unpickled or executed.
+The node, its agent and the supervisor exchange messages in this way: over socket pairs on one node,
+over TCP between nodes. Frames are bounded, see `core.channel`; no received message is unpickled or
+executed.
 """
 
 import asyncio
@@ -16,17 +17,17 @@ from holdfast.core.errors import ChannelError
 from holdfast.recover.channel import decode
 
 MAX_BYTES = 4 * 1024 * 1024
-"""Of one message: an answer for all ranks of a node, or a rank's message in its envelope."""
+"""The most bytes of a message: an answer for all ranks of a node, or a rank's enveloped message."""
 CONNECT_TIMEOUT_S = 5.0
 
 
 def proof(token: str, role: str, nonce: str) -> str:
-    """Return what shows that one side of a connection has the token, without sending the token."""
+    """Return the proof that one side of a connection has the token, without the token itself."""
     return hmac.new(token.encode(), f"{role} {nonce}".encode(), "sha256").hexdigest()
 
 
 class Stream:
-    """One connection. Call all of it from its event loop."""
+    """One connection. Call all methods from its event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -42,11 +43,11 @@ class Stream:
         """Connect over TCP.
 
         Raises:
-            OSError: nobody listens there, or the address cannot be reached in time.
+            OSError: no program listens there, or the address cannot be reached in time.
         """
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
-        # No limit for what is not acknowledged: a connection that was cut for a while goes on.
+        # No limit for unacknowledged bytes (TCP_USER_TIMEOUT), so that a connection survives a cut.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return cls(reader, writer)
 
@@ -57,14 +58,14 @@ class Stream:
             self._writer.write(frame(body.encode(), MAX_BYTES))
 
     async def receive(self) -> dict[str, Any] | None:
-        """Wait for the next message; None once the other side is gone or has sent what is no message."""
+        """Wait for the next message; None once the other side is gone or has sent a broken one."""
         try:
             return decode(await read_frame(self._reader, MAX_BYTES))
         except (OSError, ChannelError):
             return None
 
     async def flushed(self) -> None:
-        """Wait until the kernel has taken all that was sent."""
+        """Wait until the kernel has taken all sent messages."""
         self._writer.transport.set_write_buffer_limits(0)
         await self.drained()
 
@@ -75,7 +76,7 @@ class Stream:
 
     @property
     def waiting_bytes(self) -> int:
-        """The bytes that the other side has not taken yet."""
+        """The bytes that wait in this process for the other side."""
         return self._writer.transport.get_write_buffer_size()
 
     @property
@@ -94,5 +95,5 @@ class Stream:
         return str(self._writer.get_extra_info("peername")[0])
 
     def close(self) -> None:
-        """Hang up, after what was sent before."""
+        """Close the connection, once all sent messages have left."""
         self._writer.close()

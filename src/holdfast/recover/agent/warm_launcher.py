@@ -1,8 +1,8 @@
-"""A torchrun that has imported PyTorch before it is needed, and starts on order.
+"""A torchrun that has imported PyTorch ahead of time, and starts on order.
 
-torchrun's imports take more than a second, which a node that takes the place of a lost one need not wait for. The
-process reads one line with its order from standard input, and is torchrun from then on. It imports PyTorch's launcher
-alone, and no code of the user.
+torchrun's imports take more than a second, for which a node that replaces a lost one need not wait.
+The process reads one line with its order from standard input, and is torchrun from then on. The
+process imports PyTorch's launcher alone, and no code of the user.
 """
 
 import json
@@ -17,7 +17,10 @@ _MODULE = (sys.executable, "-m", "torch.distributed.run")
 
 
 def launcher_arguments(command: Sequence[str]) -> list[str] | None:
-    """Return torchrun's arguments in a command; None where that is no torchrun of this interpreter."""
+    """Return torchrun's arguments in a command.
+
+    None: the command is no torchrun of this interpreter.
+    """
     if tuple(command[:3]) == _MODULE:
         return list(command[3:])
     if Path(command[0]) == Path(sys.executable).with_name("torchrun"):
@@ -26,7 +29,7 @@ def launcher_arguments(command: Sequence[str]) -> list[str] | None:
 
 
 def order_of(arguments: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """Return the line that has a warm launcher start."""
+    """Return the line that starts a warm launcher."""
     told = {"arguments": list(arguments), "environment": dict(environment)}
     return json.dumps(told).encode() + b"\n"
 
@@ -43,7 +46,7 @@ def read_line(fd: int) -> bytes | None:
 
 
 def main() -> None:
-    """Import, wait for the order, and be torchrun."""
+    """Import torchrun, wait for the order, and run torchrun."""
     from torch.distributed import run
 
     line = read_line(0)

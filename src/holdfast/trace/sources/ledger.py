@@ -1,8 +1,9 @@
 """Holdfast's own ledger: every attempt of every supervised run is a job.
 
-An attempt was submitted when the one before it ended (the first, when its run began): what lies between is what the
-restart took. Its GPUs are its ranks: the ledger does not tell ranks on a GPU from ranks on a CPU. How much of a run's
-time made progress is not in this table; `holdfast.core.accounting` tells it from the same ledger.
+The submit time of an attempt is the end of the attempt before, or the beginning of the run. So the
+time in the queue is the time of the restart. The GPUs of a job are its ranks, since the ledger does
+not distinguish ranks on a GPU from ranks on a CPU. The table lacks the share of a run's time that
+made progress, which `holdfast.core.accounting` computes from the same ledger.
 """
 
 import shlex
@@ -46,10 +47,10 @@ def read_ledger(connection: "duckdb.DuckDBPyConnection", path: Path, table: str)
     """Read the SQLite ledger at a path.
 
     Raises:
-        BadTrace: there is none.
-        LedgerError: it cannot be opened.
+        BadTrace: the path holds no ledger, or a ledger without a started run.
+        LedgerError: the ledger cannot be opened.
     """
-    # Opening makes a ledger of whatever SQLite file there is, so one is looked for first, reading only.
+    # Opening turns any SQLite file into a ledger, so a read-only check comes first.
     try:
         with closing(
             sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
@@ -67,11 +68,16 @@ def read_ledger(connection: "duckdb.DuckDBPyConnection", path: Path, table: str)
 
 
 def read_url(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> Reading:
-    """Read the ledger at a SQLAlchemy URL, such as `postgresql://HOST/holdfast` or `sqlite:///PATH`.
+    """Read the ledger at a SQLAlchemy URL.
+
+    Args:
+        connection: the database that receives the rows.
+        url: the URL, such as `postgresql://HOST/holdfast` or `sqlite:///PATH`.
+        table: the name of the table for the rows.
 
     Raises:
-        BadTrace: there is none.
-        LedgerError: it cannot be opened.
+        BadTrace: the URL is malformed, or names no ledger with a started run.
+        LedgerError: the ledger cannot be opened.
     """
     try:
         parsed = make_url(url)
@@ -96,13 +102,13 @@ def _read(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> Read
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file is an SQLite database that holds a ledger, or is called ledger.db."""
+    """Return True for an SQLite database that holds a ledger or has the name ledger.db."""
     try:
         with path.open("rb") as file:
             start = file.read(65536)
     except OSError:
         return False
-    # A ledger that a supervisor just made has all its tables in the write-ahead log beside it.
+    # A new ledger may still have all its tables in the write-ahead log beside the file.
     return start.startswith(_MAGIC) and (path.name == "ledger.db" or b"TABLE incidents" in start)
 
 
@@ -135,7 +141,7 @@ def _row(
     *,
     last: bool,
 ) -> tuple[Any, ...]:
-    # A supervisor that was killed leaves its last attempt as running: the run's own state, where that is over, holds.
+    # A killed supervisor leaves its last attempt as running; then the run's own state counts.
     outcome = run.state if attempt.outcome == "running" and last else attempt.outcome
     start_s = max(attempt.started_at_s, submit_s)
     end_s = attempt.ended_at_s or (run.ended_at_s if last else None)
@@ -162,7 +168,10 @@ def _row(
 def _exit_code(
     run: Run, attempt: Attempt, incident: Incident | None, events: Sequence[Event], *, last: bool
 ) -> int | None:
-    """Of the rank that failed first; of the run, where no rank's is known; a signal is 128 + its number."""
+    """Return the exit code of the rank that failed first, or the run's if no rank's is known.
+
+    A signal counts as 128 + its number.
+    """
     if attempt.outcome == "completed":
         return 0
     for event in events:
@@ -174,13 +183,13 @@ def _exit_code(
 
 
 def _ranks(run: Run, attempt: Attempt, events: Sequence[Event]) -> int | None:
-    """Its ranks: as they said when they started, else as the run was told."""
+    """Return the number of ranks by their own reports, else by the run's options."""
     for event in events:
         if (event.kind, event.attempt) == ("started", attempt.number) and event.data.get(
             "world_size"
         ):
             return int(event.data["world_size"])
-    # torchrun's own command says how many it starts; `nproc` is then 1 whatever that is.
+    # torchrun's own command gives the number of ranks; the option `nproc` is then always 1.
     is_torchrun = bool(run.command) and Path(run.command[0]).name == "torchrun"
     return None if is_torchrun else run.options.get("nproc")
 

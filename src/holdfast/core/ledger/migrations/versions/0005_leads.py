@@ -1,4 +1,4 @@
-"""Which node's supervisor leads a run, and where the run's nodes meet."""
+"""Add the tables of leads (a run's supervisor) and meetings (the address for a run's nodes)."""
 
 import sqlalchemy as sa
 from alembic import op
