@@ -8,6 +8,7 @@ import torch.distributed  # noqa: F401 - compiled once here, so that the ranks s
 
 from holdfast.cluster import end_of_pod
 from holdfast.cluster.kubernetes_cordons import TAINT
+from holdfast.recover.agent.child import Child
 from holdfast.recover.agent.node import Node
 from holdfast.recover.agent.rendezvous import Meeting
 from holdfast.recover.spec import RunSpec
@@ -97,7 +98,7 @@ def test_an_idle_pod_that_is_drained_leaves_alone(tmp_path, monkeypatch):
     async def nothing(*_):
         pass
 
-    monkeypatch.setattr(Node, "_keep", nothing)
+    monkeypatch.setattr(Child, "keep", nothing)
     monkeypatch.setattr(Node, "_keep_launcher_ready", nothing)
 
     async def drained():
