@@ -63,7 +63,10 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
     except OSError as error:
         raise HoldfastError(f"{argv[0]} cannot be run: {error.strerror}.") from error
     if done.returncode != 0:
-        raise HoldfastError(f"{argv[0]} failed: {(done.stderr or done.stdout).strip()}")
+        said = " ".join(
+            (done.stderr or done.stdout).split()
+        )  # several lines, where no slurmctld answers
+        raise HoldfastError(f"{argv[0]} failed: {said}")
     return done.stdout
 
 

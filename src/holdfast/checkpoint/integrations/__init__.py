@@ -10,7 +10,7 @@
 | `dcp_storage` | the storage of `torch.distributed.checkpoint`, when it saves and when it loads |
 | `dcp_staging` | its stager, for `async_save` |
 
-A trainer is imported by its module alone, so that nobody needs those that he does not use.
+Each trainer is imported by its own module alone: the other trainers need not be installed.
 """
 
 from holdfast.core.errors import BadUse

@@ -292,7 +292,7 @@ class HoldfastCallback(TrainerCallback):
 
 
 class _Resumed:
-    """What `resume` has read, and the folder that tells the Trainer of it."""
+    """The state that `resume` has read, and the folder from which the Trainer takes its part of that state."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -309,7 +309,10 @@ class _Resumed:
 
 
 def _parts(trainer: Trainer) -> dict[str, Any]:
-    """What has a state of its own beside the model; until training begins, without the optimizer's objects."""
+    """Return the parts that have a state of their own beside the model.
+
+    Before training begins, the optimizer and the scheduler may be None.
+    """
     parts = {
         "optimizer": trainer.optimizer,
         "scheduler": trainer.lr_scheduler,

@@ -68,10 +68,12 @@ class HoldfastCheckpoint(Checkpoint):
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
-        """What to pass as `ckpt_path`: None where there is no checkpoint, else the newest that verifies is read.
+        """Return the value for `ckpt_path`: the folder of the checkpoints, or None if there is no checkpoint.
+
+        Lightning then reads the newest checkpoint that verifies.
 
         Raises:
-            NotFound, StorageFailed: there is none here, and the storage of `push_to` cannot be looked at.
+            NotFound, StorageFailed: this host has no checkpoint, and the storage of `push_to` cannot be read.
         """
         return str(self.folder) if self._ckpt.has_any() else None
 
@@ -253,7 +255,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
 
 
 def _state(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
-    """What all ranks have alike; what is this one's is put into `own`, which is looked at afterwards."""
+    """Return the state that is equal on all ranks; put the state of this rank alone into `own`."""
     lightning = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     own[_LOADERS] = lightning["loops"]["fit_loop"]["state_dict"].pop(_LOADERS, [])
     return {"model": lightning.pop(_WEIGHTS), "lightning": lightning}

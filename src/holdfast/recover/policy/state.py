@@ -100,8 +100,8 @@ class State:
 
     @property
     def is_moving(self) -> bool:
-        """Return True if the state is saved for a launch on other nodes, without a stop request."""
-        return self.stop_by is None and bool(self.leaving or self.grows)
+        """Return True if the state is saved for a launch on other nodes; a stop request ends the move."""
+        return bool(self.leaving or self.grows)
 
     def staying(self) -> "State":
         """Return the state without the move."""
