@@ -47,7 +47,7 @@ from common.jobs import (
     wait_until,
 )
 from common.machine import OthersLoad
-from common.nodes import Nodes, Postgres, can_mount, work_folder
+from common.nodes import Nodes, Postgres, can_mount, small_disk, work_folder
 from common.table import Must, Row, parse_arguments, print_table, report
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
@@ -272,7 +272,12 @@ def conduct(
     is_storm = part == "storm"
     shared = {one.name for one in Path("/dev/shm").iterdir()}
     with ExitStack() as stack:
-        folder = stack.enter_context(work_folder(on_tmpfs=is_storm and can_mount()))
+        folder = stack.enter_context(work_folder())
+        # The checkpoints fill a disk of their own: the script's own files are not what a full disk is to hit.
+        disk = folder / "disk"
+        disk.mkdir()
+        if is_storm and can_mount():
+            stack.enter_context(small_disk(disk))
         hosts = None
         if is_storm and Hosts.missing() is None:
             hosts = stack.enter_context(Hosts.made([f"n{n}" for n in range(1, 3 + spares)]))
@@ -286,11 +291,12 @@ def conduct(
             run_id="r",
             seed=steps,
             orders=folder / "orders",
-            checkpoints=folder / "checkpoints",
+            checkpoints=disk / "checkpoints",
             hosts=hosts,
         )
         stack.callback(injector.close)
         words = (SCRIPT, str(steps), "--save-every", str(SAVE_EVERY), *options)
+        words = (*words, "--checkpoints", "disk/checkpoints")
         nodes = Nodes(
             folder,
             (sys.executable, *words),
