@@ -1,6 +1,7 @@
 """Define why jobs fail and how often: the study's Table 3, published rates, or a user's own records."""
 
 import math
+import statistics
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -285,3 +286,26 @@ def weights(mix: Iterable[tuple[Cause, float]]) -> Mapping[str, float]:
     pairs = list(mix)
     total = sum(weight for _, weight in pairs)
     return {one.name: weight / total for one, weight in pairs if total}
+
+
+def pooled(names: Iterable[str]) -> Rates:
+    """Return the mean of several published rates, with the spread between them as the width of its gamma posterior.
+
+    Raises:
+        BadUse: there are no rates of a name.
+        ValueError: fewer than two names.
+    """
+    found = [rates_named(name) for name in names]
+    if len(found) < 2:
+        raise ValueError("a spread needs two rates")
+    per_gpu = [one.per_gpu_day for one in found]
+    mean, spread = statistics.fmean(per_gpu), statistics.stdev(per_gpu)
+    return Rates(
+        name="pooled",
+        per_gpu_day=mean,
+        per_job_day=statistics.fmean([one.per_job_day for one in found]),
+        node_mix=found[0].node_mix,
+        job_mix=found[0].job_mix,
+        shape=(mean / spread) ** 2 if spread else None,
+        source="; ".join(one.source for one in found),
+    )

@@ -237,7 +237,7 @@ class _Run:
         self._mended_by_person = True
         self._fault = None
         self._bad_data_s = None
-        if draw.random() < people.finds_node:
+        if draw.random() < people.person_finds_node:
             self._take_out_broken()
 
     def _take_out_broken(self) -> None:
@@ -267,9 +267,11 @@ class _Run:
             ("first_step", times.first_step_s),
         )
         for name, seconds in phases:
-            struck = self._expose(seconds, partial(self._spend_start, name))
-            if struck is not None:
-                return self._struck(struck)
+            ends_s = self._now_s + seconds
+            spend = partial(self._spend_start, name)
+            while (struck := self._expose(max(ends_s - self._now_s, 0.0), spend)) is not None:
+                if (failure := self._strikes(struck)) is not None:
+                    return failure
         self._attempt_from_s = self._progress.work_s
         return self._train()
 

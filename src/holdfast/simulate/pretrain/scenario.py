@@ -85,12 +85,12 @@ class People:
     Attributes:
         response_s: mean time to an answer of a person who is awake.
         awake: hours of the day, from and to; from 0 to 24 means a night shift.
-        finds_node: the part of failures of a node in which a person finds the node.
+        person_finds_node: the part of failures of a node in which a person finds the node.
     """
 
     response_s: float = 900.0
     awake: tuple[float, float] = (8.0, 23.0)
-    finds_node: float = 0.95
+    person_finds_node: float = 0.95
 
     def awake_at(self, at_s: float) -> float:
         """Return the first moment from `at_s` on at which people are awake, in seconds since a midnight."""
