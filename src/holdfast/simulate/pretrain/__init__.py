@@ -25,19 +25,24 @@ from holdfast.simulate.pretrain.answers import (
     spares_needed,
 )
 from holdfast.simulate.pretrain.causes import TABLE3, Rates, own_rates, published, rates_named
+from holdfast.simulate.pretrain.plan import Advice, Records, advise, prior_rates
 from holdfast.simulate.pretrain.run import run
 from holdfast.simulate.pretrain.scenario import SCENARIOS, Scenario
 
 __all__ = [
     "SCENARIOS",
     "TABLE3",
+    "Advice",
     "Answer",
     "Band",
     "Outcome",
     "Rates",
+    "Records",
     "Scenario",
+    "advise",
     "best_interval",
     "own_rates",
+    "prior_rates",
     "published",
     "rates_named",
     "replicate",
