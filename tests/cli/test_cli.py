@@ -463,6 +463,20 @@ def test_the_command_line_is_what_was_agreed():
         "checkpoint import": ["--json", "--step", "--to"],
         "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
         "checkpoint restore": ["--entry", "--json", "--to"],
+        "simulate pretrain": [
+            "--days",
+            "--gpus",
+            "--interval-s",
+            "--json",
+            "--rates",
+            "--replications",
+            "--scenario",
+            "--search",
+            "--seed",
+            "--set",
+            "--spares",
+        ],
+        "plan": ["--days", "--gpus", "--json", "--replications", "--seed"],
     }
 
 

@@ -135,13 +135,15 @@ def _show(advice: "Advice") -> None:
         f"{answer.interventions.mean:.1f} times ({answer.interventions.low:.0f} to {answer.interventions.high:.0f})."
     )
     print_table(
-        ["what it rests on", "ETTR at half", "at twice", "per ln"],
+        ["what it rests on", "ETTR at half", "at twice", "per ln", "points; noise"],
         [
             [
                 swing.name,
                 f"{swing.half * 100:+.3f} points",
                 f"{swing.twice * 100:+.3f} points",
                 f"{swing.elasticity * 100:+.3f}",
+                f"{swing.noise * 100:.3f}"
+                + (" (no effect seen)" if swing.width <= swing.noise else ""),
             ]
             for swing in advice.swings
         ],

@@ -191,6 +191,8 @@ def _changed(one: "Scenario", changes: Sequence[str]) -> "Scenario":
             )
         try:
             wanted[name] = known[name](text)
+        except BadUse:
+            raise
         except ValueError:
             raise BadUse(f"--set {change}: {text!r} is no value. Give a number.") from None
     return one.varied(**wanted)

@@ -2,11 +2,9 @@
 
 import math
 import statistics
-from dataclasses import replace
 
 import pytest
 
-from holdfast.recover.policy import RestartLimits
 from holdfast.simulate.pretrain import Rates, Scenario, run
 from holdfast.simulate.pretrain.causes import DAY_S, cause
 from holdfast.simulate.pretrain.fleet import RepairShop
@@ -20,35 +18,8 @@ from holdfast.simulate.pretrain.formulas import (
     poisson_spares,
     young_interval_s,
 )
-from holdfast.simulate.pretrain.scenario import DISK, Hardware, People, Saves, Times
+from holdfast.simulate.pretrain.scenario import Hardware, Saves
 from holdfast.simulate.pretrain.streams import draws, exponential
-
-AT_ONCE = People(response_s=0.0, awake=(0.0, 24.0))
-NO_WAITS = RestartLimits(backoff_first_s=0.0, outside_wait_s=0.0)
-PLAIN = Hardware(lemons=0.0, heat_every_days=0.0)
-
-
-def one_cause(mean_s, *, stall_s, interval_s, restart_s, failures=1500, **changes):
-    """A job with one cause of failures, nothing that delays a restart, and no limit of spares."""
-    return Scenario(
-        gpus=8,
-        days=failures * mean_s / DAY_S,
-        rates=Rates(
-            name="one",
-            per_gpu_day=0.0,
-            per_job_day=DAY_S / mean_s,
-            node_mix=(),
-            job_mix=((cause("software"), 1.0),),
-        ),
-        hangs=0.0,
-        spikes_per_day=0.0,
-        slow_per_node_day=0.0,
-        saves=Saves(interval_s=interval_s, stall_s=stall_s, tiers=(replace(DISK, restore_s=0.0),)),
-        times=Times(start_s=restart_s, start_in_place_s=restart_s),
-        people=AT_ONCE,
-        hardware=PLAIN,
-        limits=NO_WAITS,
-    ).varied(**changes)
 
 
 def within(values, expected, *, slack=0.0):
@@ -66,8 +37,8 @@ REGIMES = [
 
 
 @pytest.mark.parametrize(("mean_s", "stall_s", "interval_s", "restart_s"), REGIMES)
-def test_daly_complete(mean_s, stall_s, interval_s, restart_s):
-    one = one_cause(mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s)
+def test_daly_complete(cases, mean_s, stall_s, interval_s, restart_s):
+    one = cases.one_cause(mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s)
     ettrs = [run(one, seed).ettr for seed in range(12)]
     within(ettrs, daly_ettr(interval_s, stall_s, mean_s, restart_s), slack=0.001)
 
@@ -77,31 +48,31 @@ def test_daly_complete(mean_s, stall_s, interval_s, restart_s):
     (28 * 3600.0, 1.0, 600.0, 300.0),
     (6480.0, 0.1, 60.0, 5.0),
 ])  # fmt: skip
-def test_meta_ettr_where_losses_are_small(mean_s, stall_s, interval_s, restart_s):
-    one = one_cause(mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s)
+def test_meta_ettr_where_losses_are_small(cases, mean_s, stall_s, interval_s, restart_s):
+    one = cases.one_cause(mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s)
     ettrs = [run(one, seed).ettr for seed in range(8)]
     within(ettrs, meta_ettr(interval_s, stall_s, mean_s, restart_s), slack=0.002)
 
 
 @pytest.mark.parametrize("formula", [young_interval_s, daly_interval_s])
 @pytest.mark.parametrize(("mean_s", "stall_s"), [(86400.0, 10.0), (21600.0, 30.0), (6480.0, 10.0)])
-def test_young_and_daly_intervals_beat_those_a_factor_of_two_away(formula, mean_s, stall_s):
+def test_young_and_daly_intervals_beat_those_a_factor_of_two_away(cases, formula, mean_s, stall_s):
     best_s = formula(stall_s, mean_s)
-    _is_best(best_s, mean_s, stall_s, restart_s=300.0)
+    _is_best(cases, best_s, mean_s, stall_s, restart_s=300.0)
 
 
 @pytest.mark.parametrize(
     ("mean_s", "stall_s", "restart_s"),
     [(86400.0, 10.0, 300.0), (6480.0, 10.0, 600.0), (21600.0, 60.0, 1800.0)],
 )
-def test_nvidia_period_beats_those_a_factor_of_two_away(mean_s, stall_s, restart_s):
+def test_nvidia_period_beats_those_a_factor_of_two_away(cases, mean_s, stall_s, restart_s):
     period_s = nvidia_period_s(stall_s, mean_s, restart_s)
-    _is_best(period_s - stall_s, mean_s, stall_s, restart_s=restart_s)
+    _is_best(cases, period_s - stall_s, mean_s, stall_s, restart_s=restart_s)
 
 
-def _is_best(best_s, mean_s, stall_s, *, restart_s):
+def _is_best(cases, best_s, mean_s, stall_s, *, restart_s):
     def ettrs(interval_s):
-        one = one_cause(
+        one = cases.one_cause(
             mean_s, stall_s=stall_s, interval_s=interval_s, restart_s=restart_s, failures=800
         )
         return [run(one, seed).ettr for seed in range(6)]
@@ -136,7 +107,7 @@ def test_machine_repair(machines, technicians, load):
         within([one[broken] for one in parts], expected[broken], slack=0.004)
 
 
-def breaking(spares, *, failures, repair_s=7200.0):
+def breaking(cases, spares, *, failures, repair_s=7200.0):
     """A job whose every failure takes a node out, so that spares and repairs alone decide."""
     return Scenario(
         gpus=800,
@@ -152,9 +123,9 @@ def breaking(spares, *, failures, repair_s=7200.0):
         spikes_per_day=0.0,
         slow_per_node_day=0.0,
         loses_work=False,
-        saves=Saves(stall_s=0.0, tiers=(replace(DISK, restore_s=0.0),)),
-        people=AT_ONCE,
-        limits=NO_WAITS,
+        saves=Saves(stall_s=0.0, tiers=cases.FREE),
+        people=cases.AT_ONCE,
+        limits=cases.NO_WAITS,
         hardware=Hardware(
             spares=spares,
             lemons=0.0,
@@ -167,11 +138,11 @@ def breaking(spares, *, failures, repair_s=7200.0):
 
 
 @pytest.mark.parametrize("spares", [1, 3, 6])
-def test_spares_under_repair_are_poisson_until_none_is_left(spares):
+def test_spares_under_repair_are_poisson_until_none_is_left(cases, spares):
     """Failures once an hour and repairs of two hours: a loss system, without spares by Erlang's B."""
     missing = []
     for seed in range(12):
-        outcome = run(breaking(spares, failures=1200), seed)
+        outcome = run(breaking(cases, spares, failures=1200), seed)
         missing.append(outcome.part("nodes_missing"))
     within(missing, erlang_b(spares + 1, 2.0), slack=0.004)
     assert poisson_spares(2.0, 0.99) == 6

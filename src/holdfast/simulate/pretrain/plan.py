@@ -142,6 +142,8 @@ class Swing:
     half: float
     twice: float
     """The mean ETTR less that of the plan, 0 to 1."""
+    noise: float
+    """Half the 95 % confidence interval of the difference between both ends."""
 
     @property
     def elasticity(self) -> float:
@@ -206,6 +208,7 @@ class Advice:
                     "half": one.half,
                     "twice": one.twice,
                     "elasticity": one.elasticity,
+                    "noise": one.noise,
                 }
                 for one in self.swings
             ],
@@ -235,7 +238,7 @@ def advise(
         records: of earlier runs.
         gpus: of the next job; None: as many as the largest earlier run had.
         days: its length.
-        replications: of the plan; the search and the tornado use half as many.
+        replications: of the plan; the search uses half as many, the tornado twice as many.
         seed: of the first replication.
         progress: is called with what is done.
 
@@ -280,7 +283,7 @@ def advise(
         spares=spares,
         hang_floor_s=_limit_s(records.longest_step_s, least_s=60.0),
         first_step_limit_s=_limit_s(records.longest_start_s, least_s=120.0, unknown_s=1800.0),
-        swings=tornado(one, few, seed=seed, progress=progress),
+        swings=tornado(one, 2 * replications, seed=seed, progress=progress),
         assumed=tuple(name for name, seconds in measured.items() if seconds is None),
     )
 
@@ -311,11 +314,24 @@ def tornado(
     base = replicate(one, replications, seed=seed).ettr.mean
     found = []
     for number, (name, attribute) in enumerate(FACTORS.items()):
-        ends = [
-            replicate(_scaled(one, attribute, factor), replications, seed=seed).ettr.mean - base
+        half, twice = (
+            [
+                run.ettr
+                for run in replicate(
+                    _scaled(one, attribute, factor), replications, seed=seed
+                ).outcomes
+            ]
             for factor in (0.5, 2.0)
-        ]
-        found.append(Swing(name=name, half=ends[0], twice=ends[1]))
+        )
+        pairs = [high - low for low, high in zip(half, twice, strict=True)]
+        found.append(
+            Swing(
+                name=name,
+                half=statistics.fmean(half) - base,
+                twice=statistics.fmean(twice) - base,
+                noise=1.96 * statistics.stdev(pairs) / math.sqrt(len(pairs)),
+            )
+        )
         if progress is not None:
             progress("varying the inputs", number + 1, len(FACTORS))
     return tuple(sorted(found, key=lambda swing: (-swing.width, swing.name)))
