@@ -315,7 +315,7 @@ def holdfast(gpus: int, **changes: Any) -> Scenario:
     starts["start_in_place_s"] = max(0.0, starts["start_s"] - assumed["import_s"])
     times = Times(
         exit_s=measured["exit_s"],
-        node_s=measured["node_s"],
+        node_s=assumed["node_s"],
         hang_s=measured["hang_after_limit_s"] + assumed["hang_limit_s"],
         spike_s=assumed["spike_steps"] * 10.0,
         slow_s=assumed["slow_steps"] * 10.0,
