@@ -2,7 +2,7 @@
 
     python benchmarks/simulating/story.py
 
-writes the table of `docs/simulation.md` from `benchmarks/results/simulate.json`.
+writes the tables of `docs/simulation.md` from `benchmarks/results/simulate.json`.
 """
 
 import json
@@ -18,7 +18,7 @@ NAMES = ("manual", "study", "holdfast")
 DAYS = 30.0
 PAGE = Path(__file__).parents[2] / "docs/simulation.md"
 RESULTS = Path(__file__).parents[1] / "results/simulate.json"
-BEGIN, END = "<!-- story: begin -->\n", "<!-- story: end -->\n"
+MARKS = "<!-- {name}: begin -->\n", "<!-- {name}: end -->\n"
 FIGURES = ("ETTR, %", "people a month", "fewer than by hand, %", "GPU-hours lost a month")
 
 
@@ -76,11 +76,37 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
 
 
+def validation_table(rows: list[dict[str, object]]) -> str:
+    """Return the Markdown table of the closed forms and the published figures."""
+    lines = ["| | simulated | published or computed | apart |", "|---|---|---|---|"]
+    for row in rows:
+        measure, ours, peer = str(row["measure"]), row["ours"], row["peer"]
+        if not measure.startswith("validation: "):
+            continue
+        assert isinstance(ours, int | float)
+        assert isinstance(peer, int | float)
+        said = [f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" for value in (ours, peer)]
+        apart = f"{(ours / peer - 1) * 100:+.1f} %"
+        lines.append(f"| {measure.partition(': ')[2]} | {said[0]} | {said[1]} | {apart} |")
+    return "\n".join(lines) + "\n"
+
+
+def rewritten(page: str, tables: Mapping[str, str]) -> str:
+    """Return the page with each table between its marks."""
+    for name, table_of in tables.items():
+        begin, end = (mark.format(name=name) for mark in MARKS)
+        head, mark, rest = page.partition(begin)
+        _, other, tail = rest.partition(end)
+        if not mark or not other:
+            raise ValueError(f"The page has no marks of {name!r}. Add {begin.strip()} and {end.strip()}.")
+        page = head + begin + table_of + end + tail
+    return page
+
+
 def main() -> int:
-    page = PAGE.read_text("utf-8")
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(head + BEGIN + table(json.loads(RESULTS.read_text())) + END + tail, "utf-8")
+    rows = json.loads(RESULTS.read_text())
+    tables = {"story": table(rows), "validation": validation_table(rows)}
+    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), tables), "utf-8")
     return 0
 
 

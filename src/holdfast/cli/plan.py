@@ -53,7 +53,7 @@ def command(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Advise on the next job, from what the ledger says of RUNs, or of all runs.
+    """Advise on the next job, from the ledger's records of RUNs, or of all runs.
 
     The job is simulated with the rate of failure that the records give, as certain as they make it. The tornado shows
     which inputs the effective training time rests on.
@@ -72,7 +72,7 @@ def command(
 
 
 def records_of(place: Place, runs: Sequence[str]) -> "Records":
-    """Read what the ledger and the journals say of runs; of all runs where none is named.
+    """Read the records of runs from the ledger and the journals; of all runs if none is named.
 
     Raises:
         NotFound: the ledger has no such run.

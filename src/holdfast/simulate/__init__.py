@@ -3,4 +3,7 @@
 `evaluate` predicts an evaluation: the same policy that runs it live, engines (`engine_model`) and wires as arithmetic;
 `workload` is what goes in, `ideal` its lower bound, `plan` what `holdfast eval plan` shows. The policies of others, run
 in the same simulator, are in the benchmarks (`benchmarks/evaluation/peer_policies.py`).
+
+`pretrain` simulates training jobs with the policy of `recover`: what `holdfast simulate pretrain` and `holdfast plan`
+show.
 """

@@ -1,4 +1,4 @@
-"""What would become of a pretraining job of so many GPUs: failures, saves, restarts and people under virtual time.
+"""Simulate pretraining jobs: failures, saves, restarts and people under virtual time.
 
 The decisions are those of `recover.policy`, and the account has the classes of live runs.
 

@@ -9,7 +9,7 @@ from holdfast.core.accounting import LostCause, LostTime, RankTime
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one simulated run.
+    """The result of one simulated run.
 
     Attributes:
         lost_time: the account of all ranks, of the type that live runs have.

@@ -1,4 +1,4 @@
-"""Repeat a simulation, and answer: how effective, what is lost to what, how often a person is needed.
+"""Repeat a simulation, and answer: how effective, which losses by which cause, how often a person is needed.
 
 Find the best interval and the spares needed. Replication r of every variant meets the same failures.
 """
@@ -51,7 +51,7 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the replications of a scenario say."""
+    """Replications of a scenario, and figures over them."""
 
     scenario: Scenario
     outcomes: tuple[Outcome, ...]
@@ -143,11 +143,11 @@ def replicate(
     """Simulate a scenario several times.
 
     Args:
-        scenario: what is simulated.
+        scenario: the simulated scenario.
         replications: how often.
         seed: of the first replication; replication r of another scenario meets the same failures.
         uncertain: draw the rates of each replication from their gamma posterior.
-        progress: is called with what is done.
+        progress: receives the work done so far.
 
     Raises:
         BadUse: `replications` is below 1.

@@ -1,4 +1,4 @@
-"""Define why jobs fail and how often: the study's Table 3, published rates, or a user's own records."""
+"""Define the causes of failures and their rates: the study's Table 3, published rates, or a user's own records."""
 
 import math
 import statistics
@@ -38,7 +38,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How often a job fails, and of what.
+    """Rates of failure of a job, by cause.
 
     Attributes:
         name: of the source.

@@ -1,4 +1,4 @@
-"""Compute by closed forms what the simulator must agree with; each formula names its source and its regime."""
+"""Compute the closed forms with which the simulator must agree; each names its source and its regime."""
 
 import math
 

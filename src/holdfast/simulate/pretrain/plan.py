@@ -1,4 +1,4 @@
-"""Advise on a user's next job from the records of earlier ones: interval, spares, timeouts, and what that rests on."""
+"""Advise on a user's next job from the records of earlier ones: interval, spares, timeouts, and the inputs that decide."""
 
 import math
 import statistics
@@ -41,7 +41,7 @@ FACTORS: Final[dict[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What the records of earlier runs say.
+    """Hold the records of earlier runs, in numbers.
 
     Attributes:
         runs: the number of runs.
@@ -71,7 +71,7 @@ class Records:
     def of(
         cls, summaries: Sequence[RunSummary], *, longest_step_s: float | None = None
     ) -> "Records":
-        """Return what summaries of runs say.
+        """Collect the records of runs from their summaries.
 
         Args:
             summaries: of the runs.
@@ -136,7 +136,7 @@ def _median(values: Sequence[float], *, least: int = LEAST) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Swing:
-    """What half and twice an input do to the ETTR."""
+    """Measure the change of the ETTR by half and by twice an input."""
 
     name: str
     half: float
@@ -158,7 +158,7 @@ class Swing:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What to set for the next job, and what that rests on."""
+    """Settings for the next job, and the inputs that they rest on."""
 
     records: Records
     scenario: Scenario
@@ -240,7 +240,7 @@ def advise(
         days: its length.
         replications: of the plan; the search uses half as many, the tornado twice as many.
         seed: of the first replication.
-        progress: is called with what is done.
+        progress: receives the work done so far.
 
     Raises:
         BadUse: there is nothing to plan for.
@@ -310,7 +310,7 @@ def _limit_s(longest_s: float | None, *, least_s: float, unknown_s: float | None
 def tornado(
     one: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
 ) -> tuple[Swing, ...]:
-    """Return what half and twice each input do to the ETTR, the widest first; all meet the same failures."""
+    """Return the swing of the ETTR by each input, the widest first; all variants meet the same failures."""
     base = replicate(one, replications, seed=seed).ettr.mean
     found = []
     for number, (name, attribute) in enumerate(FACTORS.items()):

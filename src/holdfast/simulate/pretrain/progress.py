@@ -12,7 +12,7 @@ from holdfast.simulate.pretrain.scenario import Saves, Tier
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """How a stretch of time was used, in seconds."""
+    """Seconds of one stretch of time, by their use."""
 
     trained_s: float
     stalled_s: float

@@ -1,6 +1,6 @@
 """Run a training job under virtual time. The decisions are the live policy's.
 
-The clock jumps from event to event. Failures strike while the job has processes. What the supervisor would see is
+The clock jumps from event to event. Failures strike while the job has processes. Every observation of the supervisor is
 passed to `recover.policy.decide`, and its actions are carried out: kill, diagnose, replay, leave batches out, wait,
 launch, end. Where the policy ends the run, a person mends the cause and resumes it.
 """
@@ -54,7 +54,7 @@ class _Over(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class _Failure:
-    """What ended an attempt."""
+    """The end of an attempt by a failure."""
 
     cause: Cause
     draw: random.Random
@@ -76,7 +76,7 @@ def run(scenario: Scenario, seed: int, *, rate_factor: float = 1.0) -> Outcome:
     """Simulate one run.
 
     Args:
-        scenario: what is simulated.
+        scenario: the simulated scenario.
         seed: of all draws; the same seed gives the same outcome, bit for bit.
         rate_factor: multiplies the rates of failure, for rates that are uncertain.
 
@@ -347,7 +347,7 @@ class _Run:
             yield max(self._slow[1] - self._now_s, 0.0), "slow seen"
 
     def _reached(self, goal: str) -> _Failure | tuple[Action, ...] | None:
-        """Return what ends the attempt at a goal; None if the training goes on."""
+        """Return the end of the attempt at a goal; None if the training goes on."""
         if goal == "alarm":
             return self._alarm()
         if goal == "slow seen":
@@ -413,7 +413,7 @@ class _Run:
             self._fleet.broken[node] = found
         return _Failure(cause=found, draw=draw, node=node, is_broken=is_broken)
 
-    # What is seen, and what follows
+    # Detection and its consequences
 
     def _seen_s(self, delay_s: float, draw: random.Random) -> float:
         """Return when something is seen that does not end the job."""

@@ -1,4 +1,4 @@
-"""Define what is simulated: the job, its checkpoints, how soon things are seen and mended, and by whom."""
+"""Define a scenario: the job, its checkpoints, the times of detection and restart, people and hardware."""
 
 import math
 import tomllib
@@ -80,7 +80,7 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class People:
-    """When a person acts.
+    """The times at which a person acts.
 
     Attributes:
         response_s: mean time to an answer of a person who is awake.
@@ -115,7 +115,7 @@ class Hardware:
         blames_other: the part in which they take out a healthy one.
         again_s: mean time to the next failure of a node that should have been taken out.
         repair_s, long_repair_s, long_repairs: mean times of a repair and of one that needs a visit, and their part.
-        in_vain: the part of repairs after which the node is what it was; `long_in_vain` of those with a visit.
+        in_vain: the part of repairs that change nothing about the node.
         technicians: repairs at a time; None for as many as there are broken nodes.
     """
 
@@ -137,7 +137,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """All that a simulation depends on, but the seed.
+    """Everything that a simulation depends on, except the seed.
 
     Attributes:
         gpus, gpus_per_node, days, step_s: the job.
@@ -235,7 +235,7 @@ def _check(one: Scenario) -> None:
 
 @cache
 def measured_times() -> Mapping[str, Mapping[str, float]]:
-    """Return the packaged table of times: what the benchmarks measured, and what is assumed."""
+    """Return the packaged table of times, measured and assumed."""
     path = resources.files("holdfast.simulate.pretrain").joinpath("tables", "times.toml")
     table: dict[str, dict[str, float]] = tomllib.loads(path.read_text("utf-8"))
     return table

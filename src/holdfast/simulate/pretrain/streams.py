@@ -1,6 +1,6 @@
 """Draw random numbers that depend on their purpose alone: on (seed, stream, number), and on no draw before.
 
-A spare more, another interval or a faster restart leaves failure 17 what it was: its exposure, cause and culprit. Two
+A spare more, another interval or a faster restart leaves the exposure, the cause and the culprit of failure 17 as they were. Two
 variants of a scenario thus meet the same failures (common random numbers).
 """
 
