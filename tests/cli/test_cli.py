@@ -476,7 +476,7 @@ def test_the_command_line_is_what_was_agreed():
             "--set",
             "--spares",
         ],
-        "plan": ["--days", "--gpus", "--json", "--replications", "--seed"],
+        "plan": ["--days", "--gpus", "--json", "--page", "--replications", "--seed"],
     }
 
 

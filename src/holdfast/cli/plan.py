@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     help="Simulated runs, for the mean and the 5 % to 95 % band.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
+@click.option(
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page (HTML) there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def command(
@@ -51,6 +58,7 @@ def command(
     days: float,
     replications: int,
     seed: int,
+    page: Path | None,
     as_json: bool,
 ) -> None:
     """Advise on the next job, from the ledger's records of RUNs, or of all runs.
@@ -58,17 +66,21 @@ def command(
     The job is simulated with the rate of failure that the records give, as certain as they make it. The tornado shows
     which inputs the effective training time rests on.
     """
-    from holdfast.simulate.pretrain import advise
+    from holdfast.simulate.pretrain import advise, write_plan
 
     records = records_of(place, runs)
     with progress_of.shown() as progress:
         advice = advise(
             records, gpus=gpus, days=days, replications=replications, seed=seed, progress=progress
         )
+    if page is not None:
+        write_plan(page, advice)
     if as_json:
-        print_json("plan", advice.to_json())
-    else:
-        _show(advice)
+        print_json("plan", {**advice.to_json(), "page": None if page is None else str(page)})
+        return
+    _show(advice)
+    if page is not None:
+        click.echo(f"Page: {page}")
 
 
 def records_of(place: Place, runs: Sequence[str]) -> "Records":

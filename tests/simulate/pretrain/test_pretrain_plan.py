@@ -140,6 +140,17 @@ def test_plan_prints_a_page_and_json(home):
     assert {"interval_s", "spares", "elasticities", "mean_time_to_failure_h"} <= set(found)
 
 
+def test_plan_writes_a_page_with_a_bar_on_each_side(home):
+    file = home / "new" / "plan.html"
+    text = said("plan", "--replications", "4", "--days", "5", "--page", str(file))
+    assert f"Page: {file}" in text
+    page = file.read_text()
+    assert page.count('<i class="half"') == page.count('<i class="twice"') == 10
+    assert "failure rate" in page
+    assert "steps that survive" in page
+    assert "--spares" in page
+
+
 def test_simulate_pretrain_compares_scenarios(home):
     options = ("--gpus", "2048", "--days", "5", "--replications", "3")
     text = said("simulate", "pretrain", *options, "--scenario", "manual", "--scenario", "holdfast")

@@ -13,6 +13,7 @@ The decisions are those of `recover.policy`, and the account has the classes of 
 | `account` | each second given to one cause |
 | `answers` | replications, the best interval, the spares needed |
 | `plan` | advice for a user's next job, from the records of earlier ones |
+| `plan_page` | the same as a page |
 | `formulas` | closed forms that the simulator must agree with |
 """
 
@@ -26,6 +27,7 @@ from holdfast.simulate.pretrain.answers import (
 )
 from holdfast.simulate.pretrain.causes import TABLE3, Rates, own_rates, published, rates_named
 from holdfast.simulate.pretrain.plan import Advice, Records, advise, prior_rates
+from holdfast.simulate.pretrain.plan_page import write_plan
 from holdfast.simulate.pretrain.run import run
 from holdfast.simulate.pretrain.scenario import SCENARIOS, Scenario
 
@@ -48,4 +50,5 @@ __all__ = [
     "replicate",
     "run",
     "spares_needed",
+    "write_plan",
 ]

@@ -1,4 +1,4 @@
-"""Advise on a user's next job from the records of earlier ones: interval, spares, timeouts, and the inputs that decide."""
+"""Advise on a next job from the records of earlier ones: interval, spares, timeouts, and the inputs that decide."""
 
 import math
 import statistics

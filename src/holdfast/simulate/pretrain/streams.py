@@ -1,7 +1,7 @@
 """Draw random numbers that depend on their purpose alone: on (seed, stream, number), and on no draw before.
 
-A spare more, another interval or a faster restart leaves the exposure, the cause and the culprit of failure 17 as they were. Two
-variants of a scenario thus meet the same failures (common random numbers).
+A spare more, another interval or a faster restart leaves the exposure, the cause and the culprit of failure 17 as they
+were. Two variants of a scenario thus meet the same failures (common random numbers).
 """
 
 import math
