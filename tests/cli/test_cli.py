@@ -475,8 +475,9 @@ def test_the_command_line_is_what_was_agreed():
             "--seed",
             "--set",
             "--spares",
+            "--trace",
         ],
-        "plan": ["--days", "--gpus", "--json", "--page", "--replications", "--seed"],
+        "plan": ["--days", "--gpus", "--json", "--page", "--replications", "--seed", "--trace"],
     }
 
 

@@ -10,6 +10,7 @@ import click
 from holdfast.cli import progress as progress_of
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds
+from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 
@@ -17,8 +18,16 @@ if TYPE_CHECKING:
     from holdfast.simulate.pretrain import Advice, Records
 
 
+TRACE = click.option(
+    "--trace",
+    metavar="JOBS",
+    help="Job records instead of the ledger: what `holdfast trace` recognises, or what its convert wrote.",
+)
+
+
 @click.command()
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
+@TRACE
 @click.option(
     "--gpus",
     type=click.IntRange(1),
@@ -54,6 +63,7 @@ def command(
     place: Place,
     /,
     runs: Sequence[str],
+    trace: str | None,
     gpus: int | None,
     days: float,
     replications: int,
@@ -68,7 +78,11 @@ def command(
     """
     from holdfast.simulate.pretrain import advise, write_plan
 
-    records = records_of(place, runs)
+    if trace is not None and runs:
+        raise BadUse(
+            "--trace replaces the ledger, so RUNs cannot be named with it. Leave one of them out."
+        )
+    records = records_of(place, runs, trace)
     with progress_of.shown() as progress:
         advice = advise(
             records, gpus=gpus, days=days, replications=replications, seed=seed, progress=progress
@@ -83,12 +97,20 @@ def command(
         click.echo(f"Page: {page}")
 
 
-def records_of(place: Place, runs: Sequence[str]) -> "Records":
-    """Read the records of runs from the ledger and the journals; of all runs if none is named.
+def records_of(place: Place, runs: Sequence[str], trace: str | None = None) -> "Records":
+    """Read the records of runs from the ledger and the journals, or from job records.
+
+    Args:
+        place: the ledger and the folder of the journals.
+        runs: the runs; all runs if none is named.
+        trace: job records to read in their place; pretraining jobs alone where the records have types.
 
     Raises:
         NotFound: the ledger has no such run.
+        BadUse: the job records cannot be read.
     """
+    if trace is not None:
+        return _of_jobs(trace)
     from holdfast.core.accounting import summarize
     from holdfast.core.telemetry import read_steps
     from holdfast.simulate.pretrain import Records
@@ -107,6 +129,18 @@ def records_of(place: Place, runs: Sequence[str]) -> "Records":
             ]
             longest_s = max([*later, *([] if longest_s is None else [longest_s])], default=None)
     return Records.of(summaries, longest_step_s=longest_s)
+
+
+def _of_jobs(path: str) -> "Records":
+    from holdfast.simulate.pretrain import Records
+    from holdfast.trace import load
+
+    with load(path) as trace:
+        typed = "AND type = 'Pretrain'" if trace.has("type") else ""
+        sql = f"SELECT gpu_num, run_s, state, reason FROM jobs WHERE gpu_num > 0 AND run_s > 0 {typed}"
+        table = trace.query(sql)
+        columns = [table[name].tolist() for name in ("gpu_num", "run_s", "state", "reason")]
+    return Records.of_jobs(list(zip(*columns, strict=True)))
 
 
 def _show(advice: "Advice") -> None:

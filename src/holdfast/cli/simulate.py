@@ -9,6 +9,7 @@ import click
 from holdfast.cli import progress as progress_of
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds
+from holdfast.cli.plan import TRACE, records_of
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ def command() -> None:
     default="table3",
     show_default=True,
     metavar="NAME",
-    help="How often what fails: table3, llama3, rsc-1, rsc-2, h200, opt; own: as the ledger says.",
+    help="How often what fails: table3, llama3, rsc-1, rsc-2, h200, opt; own: as in the ledger or --trace.",
 )
+@TRACE
 @click.option("--interval-s", type=click.FloatRange(1), metavar="S", help="Training between saves.")
 @click.option(
     "--spares",
@@ -86,6 +88,7 @@ def pretrain(
     days: float,
     names: Sequence[str],
     rates: str,
+    trace: str | None,
     interval_s: float | None,
     spares: int | None,
     changes: Sequence[str],
@@ -107,7 +110,9 @@ def pretrain(
         spares_needed,
     )
 
-    found = _rates(place, rates, gpus)
+    if trace is not None and rates != OWN:
+        raise BadUse(f"--trace gives rates of its own, but --rates is {rates}. Add --rates own.")
+    found = _rates(place, rates, trace, gpus)
     given: dict[str, Any] = {"days": days, "rates": found}
     if interval_s is not None:
         given["interval_s"] = interval_s
@@ -143,18 +148,17 @@ def pretrain(
     _show(answers, searches)
 
 
-def _rates(place: Place, name: str, gpus: int) -> "Rates":
+def _rates(place: Place, name: str, trace: str | None, gpus: int) -> "Rates":
     from holdfast.simulate.pretrain import rates_named
 
     if name != OWN:
         return rates_named(name)
-    from holdfast.cli.plan import records_of
     from holdfast.simulate.pretrain import own_rates, prior_rates
 
-    records = records_of(place, ())
+    records = records_of(place, (), trace)
     if records.runs == 0:
         raise BadUse(
-            f"The ledger {place.ledger} has no run. Choose published rates, such as --rates llama3."
+            f"{trace or place.ledger} has no run. Choose published rates, such as --rates llama3."
         )
     return own_rates(
         records.reasons,

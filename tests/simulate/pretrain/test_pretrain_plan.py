@@ -1,6 +1,7 @@
 """Advice from the records of earlier runs, and the two commands."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from click.testing import CliRunner
@@ -149,6 +150,57 @@ def test_plan_writes_a_page_with_a_bar_on_each_side(home):
     assert "failure rate" in page
     assert "steps that survive" in page
     assert "--spares" in page
+
+
+KALOS = (
+    "job_id,user,node_num,gpu_num,cpu_num,mem_per_pod_GB,shared_mem_per_pod,type,state,submit_time,start_time,"
+    "end_time,fail_time,stop_time,duration,queue,gpu_time\n"
+)
+
+
+def test_records_of_a_trace_count_late_failures_of_large_pretraining_jobs(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    file = tmp_path / "trace_kalos.csv"
+    rows = [  # GPUs, type, state, hours
+        (1024, "Pretrain", "FAILED", 30),
+        (1024, "Pretrain", "NODE_FAIL", 12),
+        (512, "Pretrain", "COMPLETED", 50),
+        (512, "Pretrain", "FAILED", 0.1),
+        (8, "Pretrain", "FAILED", 20),
+        (1024, "Evaluation", "FAILED", 20),
+    ]
+    day = "2023-06-01 00:00:00+00:00"
+    lines = []
+    for number, (gpus, kind, state, hours) in enumerate(rows):
+        end = datetime(2023, 6, 1, tzinfo=UTC) + timedelta(hours=hours)
+        seconds = int(hours * 3600)
+        lines.append(
+            f"j{number},u,{max(gpus // 8, 1)},{gpus},96,100,10,{kind},{state},{day},{day},{end},,,{seconds},0,"
+            f"{seconds * gpus}"
+        )
+    file.write_text(KALOS + "\n".join(lines) + "\n")
+    options = ("--trace", str(file), "--days", "5", "--json")
+    found = json.loads(said("plan", *options, "--replications", "4"))
+    assert (found["runs"], found["failures"], found["gpus"]) == (4, 2, 1024)
+    assert found["training_days"] == pytest.approx((30 + 12 + 50 + 0.1) / 24, rel=0.01)
+    (answer,) = json.loads(
+        said(
+            "simulate",
+            "pretrain",
+            "--gpus",
+            "64",
+            "--rates",
+            "own",
+            *options,
+            "--replications",
+            "3",
+        )
+    )["answers"]
+    assert answer["rates"] == "own"
+    with pytest.raises(BadUse, match="Add --rates own"):
+        said("simulate", "pretrain", "--gpus", "64", "--trace", str(file))
+    with pytest.raises(BadUse, match="Leave one of them out"):
+        said("plan", "run-1", "--trace", str(file))
 
 
 def test_simulate_pretrain_compares_scenarios(home):

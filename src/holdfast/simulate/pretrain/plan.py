@@ -16,12 +16,21 @@ from holdfast.simulate.pretrain.answers import (
     replicate,
     spares_needed,
 )
-from holdfast.simulate.pretrain.causes import DAY_S, Rates, own_rates, pooled
+from holdfast.simulate.pretrain.causes import (
+    DAY_S,
+    EARLY_MIN,
+    LARGE_GPUS,
+    Rates,
+    own_rates,
+    pooled,
+)
 from holdfast.simulate.pretrain.scenario import Scenario, holdfast
 from holdfast.simulate.pretrain.streams import draws
 
 PRIOR: Final = ("llama3", "rsc-1", "rsc-2", "h200")
 """The published rates whose mean is assumed before the first failure of one's own."""
+FAILED: Final = {"FAILED": "", "NODE_FAIL": "NodeFailure"}
+"""The states of failed jobs, and the reason of each where the record has none."""
 LEAST: Final = 3
 """Fewer measurements of a time than that leave the packaged one as it is."""
 FACTORS: Final[dict[str, str]] = {
@@ -115,6 +124,26 @@ class Records:
             diagnosis_s=_median(_costs(summaries, "diagnosis")),
             longest_step_s=longest_step_s,
             longest_start_s=max(starts_s, default=None),
+        )
+
+    @classmethod
+    def of_jobs(cls, jobs: Sequence[tuple[float, float, str, str | None]]) -> "Records":
+        """Collect the records of jobs from a scheduler's trace.
+
+        Jobs of `LARGE_GPUS` GPUs and more count, or all if none is so large. A failure in the first `EARLY_MIN` minutes
+        is one of new code, and does not count.
+
+        Args:
+            jobs: GPUs, seconds of the run, final state and reason (None: unknown) of each job.
+        """
+        large = [job for job in jobs if job[0] >= LARGE_GPUS] or list(jobs)
+        failed = [job for job in large if job[2] in FAILED and job[1] >= 60 * EARLY_MIN]
+        return cls(
+            runs=len(large),
+            reasons=tuple(reason or FAILED[state] for _, _, state, reason in failed),
+            gpu_days=sum(gpus * run_s for gpus, run_s, _, _ in large) / DAY_S,
+            job_days=sum(run_s for _, run_s, _, _ in large) / DAY_S,
+            gpus=max((math.ceil(gpus) for gpus, *_ in large), default=1),
         )
 
 
@@ -247,7 +276,7 @@ def advise(
     """
     size = gpus if gpus is not None else records.gpus
     if gpus is None and records.runs == 0:
-        raise BadUse("The ledger has no run. Name the size of the job: holdfast plan --gpus N")
+        raise BadUse("The records have no run. Name the size of the job: holdfast plan --gpus N")
     prior = prior_rates()
     rates = own_rates(
         records.reasons,
