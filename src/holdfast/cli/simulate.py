@@ -13,7 +13,7 @@ from holdfast.cli.plan import TRACE, records_of
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
-    from holdfast.simulate.pretrain import Answer, Rates, Scenario
+    from holdfast.simulate.pretrain import Answer, Rates
 
 NAMES = ("manual", "study", "holdfast")
 OWN = "own"
@@ -118,7 +118,8 @@ def pretrain(
         given["interval_s"] = interval_s
     if spares is not None:
         given["spares"] = spares
-    scenarios = [_changed(SCENARIOS[name](gpus, **given), changes) for name in names or NAMES[-1:]]
+    given |= _wanted(changes)
+    scenarios = [SCENARIOS[name](gpus, **given) for name in names or NAMES[-1:]]
     few = max(replications // 2, 4)
     answers, searches = [], []
     with progress_of.shown() as progress:
@@ -169,16 +170,21 @@ def _rates(place: Place, name: str, trace: str | None, gpus: int) -> "Rates":
     )
 
 
-def _changed(one: "Scenario", changes: Sequence[str]) -> "Scenario":
-    """Return a scenario with the assumptions of `--set`.
+def _wanted(changes: Sequence[str]) -> dict[str, Any]:
+    """Return the assumptions of `--set`.
 
     Raises:
         BadUse: a name or a value is wrong.
     """
+    from holdfast.simulate.pretrain import Scenario
+
+    one = Scenario()
     parts = (one, one.saves, one.times, one.people, one.hardware, one.limits)
     known: dict[str, Callable[[str], Any]] = {}
     for part in parts:
         for field in fields(part):
+            if field.name in ("gpus", "days"):
+                continue
             value = getattr(part, field.name)
             if isinstance(value, bool):
                 known[field.name] = _yes_or_no
@@ -199,7 +205,7 @@ def _changed(one: "Scenario", changes: Sequence[str]) -> "Scenario":
             raise
         except ValueError:
             raise BadUse(f"--set {change}: {text!r} is no value. Give a number.") from None
-    return one.varied(**wanted)
+    return wanted
 
 
 def _yes_or_no(text: str) -> bool:

@@ -28,6 +28,8 @@ class Tier:
     """Every so many saves goes here."""
 
 
+SHORTEST_S, LONGEST_S = 60.0, 3600.0
+"""The limits of an interval that is chosen by the rate of failure, in seconds."""
 ALL: Final[frozenset[LostMemory]] = frozenset({"process", "node", "none"})
 DISK: Final = Tier(name="disk", outlives=ALL)
 
@@ -346,10 +348,11 @@ def holdfast(gpus: int, **changes: Any) -> Scenario:
         times=times,
         recognised=measured["restart_decision"],
     )
-    one = one.varied(spares=spares_for(gpus))
-    mean_s = one.mean_time_to_failure_s()
-    interval_s = min(max(daly_interval_s(one.saves.stall_s, mean_s), 60.0), 3600.0)
-    return one.varied(interval_s=interval_s).varied(**changes)
+    one = one.varied(spares=spares_for(gpus)).varied(**changes)
+    if "interval_s" in changes or "saves" in changes:
+        return one
+    interval_s = daly_interval_s(one.saves.stall_s, one.mean_time_to_failure_s())
+    return one.varied(interval_s=min(max(interval_s, SHORTEST_S), LONGEST_S))
 
 
 SCENARIOS: Final[Mapping[str, Callable[..., Scenario]]] = {
