@@ -98,7 +98,9 @@ def rewritten(page: str, tables: Mapping[str, str]) -> str:
         head, mark, rest = page.partition(begin)
         _, other, tail = rest.partition(end)
         if not mark or not other:
-            raise ValueError(f"The page has no marks of {name!r}. Add {begin.strip()} and {end.strip()}.")
+            raise ValueError(
+                f"The page has no marks of {name!r}. Add {begin.strip()} and {end.strip()}."
+            )
         page = head + begin + table_of + end + tail
     return page
 
