@@ -183,9 +183,9 @@ class Scenario:
         return math.ceil(self.gpus / self.gpus_per_node)
 
     def mean_time_to_failure_s(self) -> float:
-        """Return the mean time of training between failures, in seconds."""
-        a_day = self.spikes_per_day
-        return 1.0 / (1.0 / self.rates.mean_time_to_failure_s(self.gpus) + a_day / DAY_S)
+        """Return the mean time of training between failures, in seconds; infinite without failures."""
+        a_second = 1.0 / self.rates.mean_time_to_failure_s(self.gpus) + self.spikes_per_day / DAY_S
+        return 1.0 / a_second if a_second > 0 else math.inf
 
     def varied(self, **changes: Any) -> "Scenario":
         """Return a copy; a name of a part's field (`interval_s`, `spares`, `start_s`) changes that part."""
