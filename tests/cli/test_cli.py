@@ -435,7 +435,7 @@ def test_the_command_line_is_what_was_agreed():
             f"eval {name}": sorted([*EVALUATING, "--suite", "--json", *own])
             for name, own in {
                 "run": ["--id", "--model", "--no-progress"],
-                "plan": ["--device-memory-gib", "--model", "--page"],
+                "plan": ["--arrivals", "--device-memory-gib", "--model", "--page"],
                 "watch": ["--drop-stale", "--no-progress", "--once", "--until-file"],
             }.items()
         },
@@ -463,6 +463,21 @@ def test_the_command_line_is_what_was_agreed():
         "checkpoint import": ["--json", "--step", "--to"],
         "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
         "checkpoint restore": ["--entry", "--json", "--to"],
+        "simulate pretrain": [
+            "--days",
+            "--gpus",
+            "--interval-s",
+            "--json",
+            "--rates",
+            "--replications",
+            "--scenario",
+            "--search",
+            "--seed",
+            "--set",
+            "--spares",
+            "--trace",
+        ],
+        "plan": ["--days", "--gpus", "--json", "--page", "--replications", "--seed", "--trace"],
     }
 
 

@@ -44,6 +44,11 @@ MEMORY = click.option(
     metavar="N",
     help="The memory of one GPU it would run on; with --device cpu, of one node.  [default: this machine's]",
 )
+ARRIVALS = click.option(
+    "--arrivals",
+    metavar="JOBS",
+    help="A stream of checkpoints that come as in these job records, in a form that `holdfast trace` recognises.",
+)
 STREAM = (
     click.option("--once", is_flag=True, help="Evaluate what is there, then end."),
     click.option(
@@ -98,7 +103,7 @@ def run(
 
 
 @command.command()
-@takes(SUITE, MODEL, *HOW, MEMORY, PAGE, JSON)
+@takes(SUITE, MODEL, *HOW, MEMORY, ARRIVALS, PAGE, JSON)
 @click.pass_obj
 def plan(
     place: Place,
@@ -106,6 +111,7 @@ def plan(
     suite: str,
     model: str,
     device_memory_gib: float | None,
+    arrivals: str | None,
     page: Path | None,
     as_json: bool,
     **how: Any,
@@ -114,7 +120,14 @@ def plan(
     from holdfast.simulate.plan import plan as make_plan
 
     options = options_from(place, how)
-    made: Plan = make_plan(suite, model, options=options, device_memory_gib=device_memory_gib)
+    stream: dict[str, Any] = {}
+    if arrivals is not None:
+        from holdfast.simulate.plan import arrivals_of
+
+        stream["arrivals_s"] = arrivals_of(arrivals)
+    made: Plan = make_plan(
+        suite, model, options=options, device_memory_gib=device_memory_gib, **stream
+    )
     if page is not None:
         from holdfast.evaluate import write_page
 

@@ -34,6 +34,14 @@ COMMANDS = {
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
+    "simulate": (
+        "holdfast.cli.simulate",
+        "Show what would become of a job of so many GPUs.",
+    ),
+    "plan": (
+        "holdfast.cli.plan",
+        "Advise on interval, spares and timeouts, from the ledger.",
+    ),
     "checkpoint": (
         "holdfast.cli.checkpoint",
         "List, verify, compare, prune and convert checkpoints.",

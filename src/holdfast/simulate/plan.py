@@ -4,6 +4,7 @@ The same policy that would run it is run under virtual time, on the engines as a
 is known of no earlier evaluation is assumed, and said in a note.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,9 +20,12 @@ from holdfast.evaluate import (
     Suite,
     plan_inputs,
 )
-from holdfast.evaluate.policy import Curve, Priors
+from holdfast.evaluate.policy import Curve, Priors, Timeline
+from holdfast.simulate.arrivals import arrivals_of
 from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
+
+__all__ = ["arrivals_of", "plan"]
 
 _DEFAULT_START_S = 10.0
 
@@ -32,6 +36,7 @@ def plan(
     *,
     options: EvaluateOptions | None = None,
     device_memory_gib: float | None = None,
+    arrivals_s: Sequence[float] = (),
 ) -> Plan:
     """Predict an evaluation; nothing is run but the harness's own preparation, on this machine.
 
@@ -41,6 +46,7 @@ def plan(
         options: likewise; how many nodes there would be, and engines on each: as told, else as many as a live node
             starts with this machine's GPUs, or with those that a cluster would be asked for.
         device_memory_gib: of each GPU it would run on, or of a node for engines on CPUs; None: this machine's.
+        arrivals_s: the arrivals of a stream's checkpoints, in seconds; none: one model, which is there at once.
 
     Raises:
         BadUse: suite, model or options are wrong, or the model does not fit the devices.
@@ -53,7 +59,9 @@ def plan(
         notes.append("The judge is left out: which samples ask it is known when they do.")
     workload = Workload(
         tasks=tuple(_task(inputs, number) for number in range(len(inputs.samples))),
-        models=(SimModel(size_bytes=inputs.model_bytes),),
+        models=tuple(
+            SimModel(release_s=at_s, size_bytes=inputs.model_bytes) for at_s in arrivals_s or (0.0,)
+        ),
     )
     cluster = SimCluster(
         nodes=options.nodes,
@@ -65,6 +73,8 @@ def plan(
         node_bytes_per_s=engines.bytes_per_s,
     )
     outcome = simulate(workload, cluster, history=inputs.history, record=True)
+    if arrivals_s:
+        notes.append(_stream_note(outcome.timeline, arrivals_s))
     evaluation = Evaluation(
         id="plan",
         suite=inputs.suite.name,
@@ -82,6 +92,20 @@ def plan(
         mode=options.engine.mode,
     )
     return Plan(evaluation=evaluation, timeline=outcome.timeline, notes=tuple(filter(None, notes)))
+
+
+def _stream_note(timeline: Timeline, arrivals_s: Sequence[float]) -> str:
+    """Return how long the checkpoints of a stream waited for their last score."""
+    done_s = [0.0] * len(arrivals_s)
+    for request in timeline.requests:
+        done_s[request.model] = max(done_s[request.model], request.t1)
+    for metric in timeline.metrics:
+        done_s[metric.model] = max(done_s[metric.model], metric.t1)
+    waits_s = [done - at_s for done, at_s in zip(done_s, arrivals_s, strict=True)]
+    return (
+        f"{len(waits_s)} checkpoints came in {max(arrivals_s) / 3600:.1f} h; all scores of one were there after "
+        f"{statistics.median(waits_s):.0f} s in the median, {max(waits_s):.0f} s at most."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,13 +53,16 @@ from holdfast.recover.policy.events import (
     Tick,
 )
 from holdfast.recover.policy.history import after_failure
+from holdfast.recover.policy.nodes import Around, plan_for
 from holdfast.recover.policy.state import Phase, RestartLimits, State
 from holdfast.recover.policy.table import TABLE, decide, finish, rule_of
+from holdfast.recover.skipping.plan import Skip
 
 __all__ = [
     "TABLE",
     "Action",
     "Adopted",
+    "Around",
     "AskRanksToSave",
     "Begin",
     "CannotSave",
@@ -80,6 +83,7 @@ __all__ = [
     "Replay",
     "Resolve",
     "RestartLimits",
+    "Skip",
     "State",
     "StateSaved",
     "StopAsked",
@@ -88,5 +92,6 @@ __all__ = [
     "after_failure",
     "decide",
     "finish",
+    "plan_for",
     "rule_of",
 ]

@@ -1,0 +1,225 @@
+"""Repeat a simulation, and answer: how effective, which losses by which cause, how often a person is needed.
+
+Find the best interval and the spares needed. Replication r of every variant meets the same failures.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.core.accounting import LOST_CAUSES, gpu_hours
+from holdfast.core.errors import BadUse
+from holdfast.simulate.pretrain.account import Outcome
+from holdfast.simulate.pretrain.formulas import daly_interval_s
+from holdfast.simulate.pretrain.run import run
+from holdfast.simulate.pretrain.scenario import Scenario
+from holdfast.simulate.pretrain.streams import draws
+
+MISSING: Final = 0.001
+"""The part of time without enough nodes up to which spares are enough."""
+
+Progress = Callable[[str, float, float | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The mean of a figure over replications, and its 5 % and 95 % quantiles."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Band":
+        """Return the band of one value a replication."""
+        ordered = sorted(values)
+        return cls(statistics.fmean(ordered), _quantile(ordered, 0.05), _quantile(ordered, 0.95))
+
+    def to_json(self) -> dict[str, float]:
+        """Return plain JSON values."""
+        return {"mean": self.mean, "p05": self.low, "p95": self.high}
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    at = part * (len(ordered) - 1)
+    below = math.floor(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Replications of a scenario, and figures over them."""
+
+    scenario: Scenario
+    outcomes: tuple[Outcome, ...]
+
+    def band(self, figure: Callable[[Outcome], float]) -> Band:
+        """Return the band of a figure."""
+        return Band.of([figure(one) for one in self.outcomes])
+
+    @property
+    def ettr(self) -> Band:
+        """The effective training time ratio."""
+        return self.band(lambda one: one.ettr)
+
+    @property
+    def goodput(self) -> Band:
+        """The training that survives, at full speed, over all time."""
+        return self.band(lambda one: one.goodput)
+
+    @property
+    def interventions(self) -> Band:
+        """The times that a person was needed."""
+        return self.band(lambda one: float(one.interventions))
+
+    @property
+    def failures(self) -> Band:
+        """The incidents of a run."""
+        return self.band(lambda one: float(len(one.incidents)))
+
+    def gpu_hours_by_class(self) -> dict[str, float]:
+        """Return the mean GPU-hours of each class of the account that has any."""
+        count = len(self.outcomes)
+        return {
+            name: gpu_hours(hours)
+            for name in LOST_CAUSES
+            if (
+                hours := sum(one.lost_time.by_cause.get(name, 0.0) for one in self.outcomes) / count
+            )
+        }
+
+    def gpu_hours_by_failure(self) -> dict[str, float]:
+        """Return the mean GPU-hours that each cause of failures cost, the dearest first."""
+        total: dict[str, float] = {}
+        for one in self.outcomes:
+            for name, rank_s in one.rank_s_by_failure().items():
+                total[name] = total.get(name, 0.0) + rank_s / len(self.outcomes)
+        return {name: gpu_hours(total[name]) for name in sorted(total, key=lambda n: -total[n])}
+
+    def failures_by_cause(self) -> dict[str, float]:
+        """Return the mean number of incidents of each cause."""
+        total: dict[str, float] = {}
+        for one in self.outcomes:
+            for name, number in one.failures().items():
+                total[name] = total.get(name, 0.0) + number / len(self.outcomes)
+        return {name: total[name] for name in sorted(total, key=lambda n: -total[n])}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        one = self.scenario
+        return {
+            "scenario": one.name,
+            "gpus": one.gpus,
+            "nodes": one.nodes,
+            "spares": one.hardware.spares,
+            "days": one.days,
+            "interval_s": one.saves.interval_s,
+            "rates": one.rates.name,
+            "rates_source": one.rates.source,
+            "mean_time_to_failure_s": one.mean_time_to_failure_s(),
+            "replications": len(self.outcomes),
+            "ettr": self.ettr.to_json(),
+            "goodput": self.goodput.to_json(),
+            "interventions": self.interventions.to_json(),
+            "failures": self.failures.to_json(),
+            "nodes_under_repair": self.band(lambda each: float(each.nodes_out)).to_json(),
+            "gpu_hours_by_class": self.gpu_hours_by_class(),
+            "gpu_hours_by_failure": self.gpu_hours_by_failure(),
+            "failures_by_cause": self.failures_by_cause(),
+        }
+
+
+def replicate(
+    scenario: Scenario,
+    replications: int,
+    *,
+    seed: int = 0,
+    uncertain: bool = False,
+    progress: Progress | None = None,
+) -> Answer:
+    """Simulate a scenario several times.
+
+    Args:
+        scenario: the simulated scenario.
+        replications: how often.
+        seed: of the first replication; replication r of another scenario meets the same failures.
+        uncertain: draw the rates of each replication from their gamma posterior.
+        progress: receives the work done so far.
+
+    Raises:
+        BadUse: `replications` is below 1.
+    """
+    if replications < 1:
+        raise BadUse(f"{replications} replications say nothing. Give 1 or more.")
+    outcomes = []
+    for number in range(replications):
+        own_seed = seed * 1_000_003 + number
+        factor = 1.0
+        shape = scenario.rates.shape
+        if uncertain and shape:
+            factor = draws(own_seed, "rates", 0).gammavariate(shape, 1.0 / shape)
+        outcomes.append(run(scenario, own_seed, rate_factor=factor))
+        if progress is not None:
+            progress(f"simulating {scenario.name}", number + 1, replications)
+    return Answer(scenario=scenario, outcomes=tuple(outcomes))
+
+
+def best_interval(
+    scenario: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
+) -> tuple[float, dict[float, float]]:
+    """Return the interval between saves with the greatest ETTR, and the mean ETTR of each interval tried.
+
+    Daly's interval and those around it are tried, in steps of the square root of 2; up to a factor of 4 on either side.
+    """
+    first_s = max(
+        daly_interval_s(max(scenario.saves.stall_s, 1e-3), scenario.mean_time_to_failure_s()), 1.0
+    )
+    first_s = min(first_s, scenario.days * 86400.0)
+    tried: dict[float, float] = {}
+
+    def ettr_at(power: int) -> float:
+        interval_s = first_s * 2 ** (power / 2)
+        if interval_s not in tried:
+            varied = scenario.varied(interval_s=interval_s)
+            tried[interval_s] = replicate(varied, replications, seed=seed).ettr.mean
+            if progress is not None:
+                progress("trying intervals", len(tried), None)
+        return tried[interval_s]
+
+    for power in range(-4, 5):
+        ettr_at(power)
+    best_s = max(tried, key=lambda interval_s: tried[interval_s])
+    return best_s, dict(sorted(tried.items()))
+
+
+def spares_needed(
+    scenario: Scenario, replications: int, *, seed: int = 0, progress: Progress | None = None
+) -> tuple[int, float]:
+    """Return the fewest spares with which nodes are missing for a part of `MISSING` of the time at most.
+
+    Returns:
+        The spares, and the part of the time in which nodes are missing with them.
+    """
+
+    def missing(spares: int) -> float:
+        answer = replicate(scenario.varied(spares=spares), replications, seed=seed)
+        if progress is not None:
+            progress("trying spares", spares, None)
+        return answer.band(lambda one: one.part("nodes_missing")).mean
+
+    high, part = 0, missing(0)
+    low = -1
+    while part > MISSING and high < scenario.nodes:
+        low, high = high, max(1, high * 2)
+        part = missing(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        middle_part = missing(middle)
+        if middle_part > MISSING:
+            low = middle
+        else:
+            high, part = middle, middle_part
+    return high, part

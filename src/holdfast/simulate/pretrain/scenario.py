@@ -1,0 +1,379 @@
+"""Define a scenario: the job, its checkpoints, the times of detection and restart, people and hardware."""
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from holdfast.core.errors import BadUse
+from holdfast.recover.policy import RestartLimits
+from holdfast.simulate.pretrain.causes import DAY_S, TABLE3, LostMemory, Rates, rates_named
+from holdfast.simulate.pretrain.formulas import daly_interval_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """A place where saves are kept."""
+
+    name: str
+    outlives: frozenset[LostMemory]
+    """The losses of memory that leave the saves of this place whole."""
+    lag_s: float = 0.0
+    """From the end of the stall until the save can be restored."""
+    restore_s: float = 60.0
+    every: int = 1
+    """Every so many saves goes here."""
+
+
+SHORTEST_S, LONGEST_S = 60.0, 3600.0
+"""The limits of an interval that is chosen by the rate of failure, in seconds."""
+ALL: Final[frozenset[LostMemory]] = frozenset({"process", "node", "none"})
+DISK: Final = Tier(name="disk", outlives=ALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saves:
+    """The checkpoints.
+
+    Attributes:
+        interval_s: training between the end of one save and the begin of the next.
+        stall_s: training time lost to one save.
+        tiers: where saves are kept.
+        damaged: the part of saves that cannot be restored.
+        verifies: a damaged save is found before the restore, and an older one is taken; else a person is needed.
+    """
+
+    interval_s: float = 1800.0
+    stall_s: float = 60.0
+    tiers: tuple[Tier, ...] = (DISK,)
+    damaged: float = 0.0
+    verifies: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Times:
+    """Seconds that detection and restart take.
+
+    Attributes:
+        exit_s, node_s: until the end of a rank, or the loss of a node, is seen.
+        hang_s, spike_s, slow_s: until a job that hangs, a loss that is broken, or a slow node is seen; with
+            `looks` of a person, this is the mean time between two looks in the hours in which people are awake.
+        teardown_s, diagnosis_s: until the last process has ended, and until the decision.
+        node_tests_s: tests of the nodes after a failure that the hardware may have caused.
+        start_s, start_in_place_s: a start with new launchers and one below the launchers that were kept.
+        first_step_s: from the restore to the first step, without that step.
+    """
+
+    exit_s: float = 0.0
+    node_s: float = 0.0
+    hang_s: float = 0.0
+    spike_s: float = 0.0
+    slow_s: float = 0.0
+    teardown_s: float = 0.0
+    diagnosis_s: float = 0.0
+    node_tests_s: float = 0.0
+    start_s: float = 0.0
+    start_in_place_s: float = 0.0
+    first_step_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class People:
+    """The times at which a person acts.
+
+    Attributes:
+        response_s: mean time to an answer of a person who is awake.
+        awake: hours of the day, from and to; from 0 to 24 means a night shift.
+        person_finds_node: the part of failures of a node in which a person finds the node.
+    """
+
+    response_s: float = 900.0
+    awake: tuple[float, float] = (8.0, 23.0)
+    person_finds_node: float = 0.95
+
+    def awake_at(self, at_s: float) -> float:
+        """Return the first moment from `at_s` on at which people are awake, in seconds since a midnight."""
+        begins_s, ends_s = (hour * 3600.0 for hour in self.awake)
+        of_day_s = at_s % DAY_S
+        if begins_s <= of_day_s < ends_s:
+            return at_s
+        wait_s = begins_s - of_day_s
+        return at_s + (wait_s if wait_s >= 0 else wait_s + DAY_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Nodes, spares and the repair shop.
+
+    Attributes:
+        spares: nodes that wait, and do not fail while they wait.
+        lemons, lemon_factor: the part of nodes that fail more often, and how many times.
+        heat_every_days, heat_days, heat_factor: mean time between heat waves, their length, and how much more often
+            hardware fails in one.
+        finds_node: the part of failures of a node in which the tests find the node.
+        blames_other: the part in which they take out a healthy one.
+        again_s: mean time to the next failure of a node that should have been taken out.
+        repair_s, long_repair_s, long_repairs: mean times of a repair and of one that needs a visit, and their part.
+        in_vain: the part of repairs that change nothing about the node.
+        technicians: repairs at a time; None for as many as there are broken nodes.
+    """
+
+    spares: int = 0
+    lemons: float = 0.012
+    lemon_factor: float = 10.0
+    heat_every_days: float = 60.0
+    heat_days: float = 4.0
+    heat_factor: float = 2.0
+    finds_node: float = 0.9
+    blames_other: float = 0.02
+    again_s: float = 900.0
+    repair_s: float = 7200.0
+    long_repair_s: float = 2 * DAY_S
+    long_repairs: float = 0.32
+    in_vain: float = 0.14
+    technicians: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Everything that a simulation depends on, except the seed.
+
+    Attributes:
+        gpus, gpus_per_node, days, step_s: the job.
+        work_s: the run ends after so much training; None: after `days`.
+        rates: how often it fails, and of what.
+        hangs: the part of failures with an exit that show as a hang.
+        spikes_per_day, bad_data: broken losses a day, and the part of them that come back until the data are left out.
+        slow_per_node_day, slow_speed: nodes that become slow, and the job's speed with one.
+        recognised: the part of failures whose diagnosis is right; for the others a person decides.
+        loses_work: False if a failure takes no training back.
+    """
+
+    name: str = "own"
+    gpus: int = 1024
+    gpus_per_node: int = 8
+    days: float = 30.0
+    step_s: float = 10.0
+    work_s: float | None = None
+    rates: Rates = field(default_factory=lambda: rates_named(TABLE3))
+    hangs: float = 0.1
+    spikes_per_day: float = 0.05
+    bad_data: float = 0.7
+    slow_per_node_day: float = 1e-4
+    slow_speed: float = 0.8
+    recognised: float = 1.0
+    loses_work: bool = True
+    saves: Saves = field(default_factory=Saves)
+    times: Times = field(default_factory=Times)
+    people: People = field(default_factory=People)
+    hardware: Hardware = field(default_factory=Hardware)
+    limits: RestartLimits = field(default_factory=RestartLimits)
+    by_hand: bool = False
+    """True if people see hangs, spikes and slow nodes, by a look now and then."""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes of the job."""
+        return math.ceil(self.gpus / self.gpus_per_node)
+
+    def mean_time_to_failure_s(self) -> float:
+        """Return the mean time of training between failures, in seconds; infinite without failures."""
+        a_second = 1.0 / self.rates.mean_time_to_failure_s(self.gpus) + self.spikes_per_day / DAY_S
+        return 1.0 / a_second if a_second > 0 else math.inf
+
+    def varied(self, **changes: Any) -> "Scenario":
+        """Return a copy; a name of a part's field (`interval_s`, `spares`, `start_s`) changes that part."""
+        own = {one.name for one in fields(self)}
+        for part in ("saves", "times", "people", "hardware", "limits"):
+            of_part = {one.name for one in fields(getattr(self, part))}
+            inner = {name: changes.pop(name) for name in list(changes) if name in of_part - own}
+            if inner:
+                changes[part] = replace(changes.get(part, getattr(self, part)), **inner)
+        return replace(self, **changes)
+
+
+def _check(one: Scenario) -> None:
+    positive = {
+        "gpus": one.gpus,
+        "gpus per node": one.gpus_per_node,
+        "days": one.days,
+        "step_s": one.step_s,
+        "interval_s": one.saves.interval_s,
+        "again_s": one.hardware.again_s,
+    }
+    for name, value in positive.items():
+        if not (math.isfinite(value) and value > 0):
+            raise BadUse(f"{name} is {value}. Give a number above 0.")
+    parts: dict[str, float] = {
+        "hangs": one.hangs,
+        "bad_data": one.bad_data,
+        "recognised": one.recognised,
+        "damaged": one.saves.damaged,
+        "lemons": one.hardware.lemons,
+        "finds_node": one.hardware.finds_node,
+        "in_vain": one.hardware.in_vain,
+    }
+    for name, value in parts.items():
+        if not 0.0 <= value <= 1.0:
+            raise BadUse(f"{name} is {value}. Give a part, from 0 to 1.")
+    if one.saves.damaged == 1.0:
+        raise BadUse("damaged is 1, so no save can be restored. Give a part below 1.")
+    if one.hardware.spares < 0 or one.saves.stall_s < 0:
+        raise BadUse("Spares and stall_s cannot be negative. Give 0 or more.")
+    if not any(tier.outlives == ALL for tier in one.saves.tiers):
+        raise BadUse("No tier outlives the loss of a node. Add one, such as disk.")
+    if not 0 < one.slow_speed <= 1:
+        raise BadUse(f"slow_speed is {one.slow_speed}. Give a part above 0, up to 1.")
+    begins, ends = one.people.awake
+    if not 0 <= begins < ends <= 24:
+        raise BadUse(f"Awake from {begins} to {ends} is no day. Give two hours, such as 8 and 23.")
+
+
+@cache
+def measured_times() -> Mapping[str, Mapping[str, float]]:
+    """Return the packaged table of times, measured and assumed."""
+    path = resources.files("holdfast.simulate.pretrain").joinpath("tables", "times.toml")
+    table: dict[str, dict[str, float]] = tomllib.loads(path.read_text("utf-8"))
+    return table
+
+
+def manual(gpus: int, **changes: Any) -> Scenario:
+    """Return the baseline of the study: synchronous saves, every restart by a person, people asleep at night."""
+    assumed = measured_times()["assumed"]
+    times = Times(
+        exit_s=0.0,
+        node_s=0.0,
+        hang_s=assumed["collective_timeout_s"],
+        spike_s=assumed["look_s"],
+        slow_s=assumed["slow_look_s"],
+        teardown_s=0.0,
+        diagnosis_s=0.0,
+        **_starts(gpus),
+    )
+    saves = Saves(
+        interval_s=assumed["interval_s"],
+        stall_s=assumed["synchronous_stall_s"],
+        tiers=(replace(DISK, restore_s=assumed["disk_restore_s"]),),
+        verifies=False,
+    )
+    one = Scenario(
+        name="manual",
+        gpus=gpus,
+        saves=saves,
+        times=times,
+        limits=RestartLimits(max_restarts=0),
+        by_hand=True,
+    )
+    return one.varied(spares=spares_for(gpus)).varied(**changes)
+
+
+def study(gpus: int, **changes: Any) -> Scenario:
+    """Return the study's system: asynchronous saves, diagnosis, tests of the nodes, automatic restarts."""
+    table = measured_times()
+    assumed = table["assumed"]
+    times = Times(
+        exit_s=assumed["study_detection_s"],
+        node_s=assumed["study_detection_s"],
+        hang_s=assumed["collective_timeout_s"],
+        spike_s=assumed["study_spike_s"],
+        slow_s=assumed["slow_look_s"],
+        teardown_s=table["measured"]["teardown_s"],
+        diagnosis_s=assumed["study_diagnosis_s"],
+        node_tests_s=assumed["node_tests_s"],
+        **_starts(gpus),
+    )
+    saves = Saves(
+        interval_s=assumed["interval_s"],
+        stall_s=assumed["synchronous_stall_s"] / assumed["study_save_gain"],
+        tiers=(
+            replace(
+                DISK, restore_s=assumed["disk_restore_s"], lag_s=assumed["synchronous_stall_s"]
+            ),
+        ),
+        verifies=False,
+    )
+    one = Scenario(
+        name="study",
+        gpus=gpus,
+        saves=saves,
+        times=times,
+        recognised=assumed["study_recognised"],
+    )
+    return one.varied(spares=spares_for(gpus)).varied(**changes)
+
+
+def holdfast(gpus: int, **changes: Any) -> Scenario:
+    """Return Holdfast with its defaults: measured times where there are any, saves as often as is worth it."""
+    table = measured_times()
+    assumed, measured = table["assumed"], table["measured"]
+    starts = _starts(gpus)
+    # The launchers are kept: the trainers alone start again, forked from what has imported their modules.
+    starts["start_in_place_s"] = max(0.0, starts["start_s"] - assumed["import_s"])
+    times = Times(
+        exit_s=measured["exit_s"],
+        node_s=assumed["node_s"],
+        hang_s=measured["hang_after_limit_s"] + assumed["hang_limit_s"],
+        spike_s=assumed["spike_steps"] * 10.0,
+        slow_s=assumed["slow_steps"] * 10.0,
+        teardown_s=measured["teardown_s"],
+        diagnosis_s=measured["diagnosis_s"],
+        node_tests_s=assumed["node_tests_s"],
+        **starts,
+    )
+    tiers = (
+        Tier(
+            name="memory",
+            outlives=frozenset({"process", "none"}),
+            lag_s=measured["durable_s"],
+            restore_s=measured["memory_restore_s"],
+        ),
+        Tier(
+            name="peer",
+            outlives=ALL,
+            lag_s=measured["durable_s"] + measured["peer_lag_s"],
+            restore_s=measured["peer_restore_s"],
+        ),
+        replace(DISK, restore_s=assumed["disk_restore_s"], lag_s=assumed["synchronous_stall_s"]),
+    )
+    one = Scenario(
+        name="holdfast",
+        gpus=gpus,
+        saves=Saves(stall_s=measured["stall_s"], tiers=tiers),
+        times=times,
+        recognised=measured["restart_decision"],
+    )
+    one = one.varied(spares=spares_for(gpus)).varied(**changes)
+    if "interval_s" in changes or "saves" in changes:
+        return one
+    interval_s = daly_interval_s(one.saves.stall_s, one.mean_time_to_failure_s())
+    return one.varied(interval_s=min(max(interval_s, SHORTEST_S), LONGEST_S))
+
+
+SCENARIOS: Final[Mapping[str, Callable[..., Scenario]]] = {
+    "manual": manual,
+    "study": study,
+    "holdfast": holdfast,
+}
+
+
+def spares_for(gpus: int) -> int:
+    """Return 3 % of the nodes, and one at least."""
+    return max(1, math.ceil(gpus / 8 * 0.03))
+
+
+def _starts(gpus: int) -> dict[str, float]:
+    """Return the times of a start, which grow with the logarithm of the GPUs."""
+    assumed = measured_times()["assumed"]
+    doublings = max(0.0, math.log2(gpus / 8))
+    start_s = assumed["start_s"] + assumed["start_s_per_doubling"] * doublings
+    return {
+        "start_s": start_s,
+        "start_in_place_s": start_s,
+        "first_step_s": assumed["first_step_s"],
+    }
