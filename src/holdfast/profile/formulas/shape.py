@@ -33,9 +33,9 @@ class Model:
     head_size: int = 0
     """The size of a head; 0 stands for `hidden / heads`."""
     gated: bool = False
-    """Whether the feed-forward layer has a third matrix, as SwiGLU has."""
+    """True if the feed-forward layer has a third matrix, as SwiGLU has."""
     tied: bool = False
-    """Whether the output layer shares the weights of the input embedding."""
+    """True if the output layer shares the weights of the input embedding."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "vocabulary"):
@@ -115,7 +115,7 @@ class Layout:
     Hierarchical ZeRO has fewer than `data`.
     """
     fp32_gradients: bool = False
-    """Whether gradients are kept in 4 bytes, as Megatron does, and not in 2."""
+    """True if gradients are kept in 4 bytes, as Megatron does, and not in 2."""
 
     def __post_init__(self) -> None:
         for name in (
