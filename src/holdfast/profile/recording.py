@@ -242,7 +242,7 @@ class Recording:
     @property
     def ranks(self) -> list[int]:
         """Return the ranks that recorded phases or memory, in rising order."""
-        return sorted({one.rank for one in (*self.spans, *self.memory)})
+        return sorted({one.rank for one in self.spans} | {one.rank for one in self.memory})
 
     def of(self, metric: str) -> list[Series]:
         """Return all series of one metric."""
