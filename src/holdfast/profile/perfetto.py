@@ -55,7 +55,8 @@ def perfetto_trace(recording: Recording, *, title: str = "run") -> bytes:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as error:
         raise HoldfastError(
-            "The export needs perfetto, which is not installed. Run: pip install 'holdfast[profile]'"
+            "The export needs perfetto, which is not installed."
+            " Run: pip install 'holdfast[profile]'"
         ) from error
     target = io.BytesIO()
     trace = _Trace(StreamingTraceProtoBuilder(target))
@@ -274,7 +275,8 @@ def _named(series: Series) -> str:
 
 def _first_ns(recording: Recording) -> int:
     starts = [one.times_ns[0] for one in recording.series if one.times_ns]
-    starts += [one.start_ns for one in (*recording.spans, *recording.incidents)]
+    starts += [one.start_ns for one in recording.spans]
+    starts += [one.start_ns for one in recording.incidents]
     return min(starts, default=0)
 
 

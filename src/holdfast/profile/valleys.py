@@ -150,8 +150,10 @@ def idle_times(series: Series, threshold: float) -> list[tuple[int, int]]:
 def local_ranks(recording: Recording) -> dict[str, list[int]]:
     """Return the ranks that each node recorded, in rising order."""
     nodes: dict[str, set[int]] = {}
-    for one in (*recording.spans, *recording.memory):
-        nodes.setdefault(one.node, set()).add(one.rank)
+    for span in recording.spans:
+        nodes.setdefault(span.node, set()).add(span.rank)
+    for use in recording.memory:
+        nodes.setdefault(use.node, set()).add(use.rank)
     return {node: sorted(ranks) for node, ranks in nodes.items()}
 
 
@@ -261,10 +263,10 @@ class _Labels:
 
 
 def _steps(spans: Sequence[Span]) -> list[tuple[int, int, str]]:
-    """Return, for each step of one rank, the time from its first to its last forward or backward."""
+    """Return the time of each step of one rank, from its first phase to the end of its last."""
     bounds: list[tuple[int, int, int]] = []
     for span in spans:
-        if span.step is None or span.phase not in ("forward", "backward"):
+        if span.step is None or span.phase == STEP_PHASE:
             continue
         if bounds and bounds[-1][0] == span.step:
             step, start_ns, end_ns = bounds[-1]
