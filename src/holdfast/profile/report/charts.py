@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.core import page, words
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEVICES_LIMIT: Final = 4
 """Devices drawn; of more, some that are spread evenly."""
 POINTS_LIMIT: Final = 700
-STRIP_LIMIT: Final = 600
+STRIP_LIMIT: Final = 200
 """Phases drawn below one curve; of more, they would only be a smear."""
 BARS_LIMIT: Final = 32
 GB: Final = 1e9
@@ -81,10 +81,7 @@ def activity(
     grid = figure.subplots(len(devices), 1, sharex=True, squeeze=False)
     highest = max((max(one.values, default=0.0) for one in devices), default=0.0)
     top = 100.0 if highest <= 100 else highest * 1.05
-
-    def at(moment_ns: float) -> float:
-        return (moment_ns - summary.start_ns) / 1e9 / unit_s
-
+    at = _scale(summary.start_ns, unit_s)
     for axes, series in zip(grid[:, 0], devices, strict=True):
         _plain(axes)
         ranks = ranks_of(series, local)
@@ -102,13 +99,19 @@ def activity(
         for one in summary.recording.incidents:
             if start_ns <= one.start_ns <= end_ns:
                 axes.axvline(at(one.start_ns), color=COLOUR["phase-incident"], linewidth=1.2)
+        striped = False
         if len(ranks) == 1:
             own = [span for span in summary.recording.spans if span.rank == ranks[0]]
-            _strip(axes, phases_of_rank(own), (start_ns, end_ns), at, top)
-        axes.set_ylim(-0.16 * top, top)
+            striped = _strip(axes, phases_of_rank(own), (start_ns, end_ns), at, top)
+        axes.set_ylim(-0.16 * top if striped else 0, top)
         axes.set_yticks([0, top / 2, top], ["0", f"{top / 2:.0f}", f"{top:.0f}"])
         axes.set_title(
-            _device_name(series, ranks), loc="left", fontsize=9, color=COLOUR["muted"], pad=3
+            _device_name(series, ranks),
+            loc="left",
+            fontsize=9,
+            color=COLOUR["muted"],
+            pad=3,
+            parse_math=False,
         )
     grid[-1, 0].set_xlim(at(start_ns), at(end_ns))
     grid[-1, 0].set_xlabel(f"time since the start ({unit})")
@@ -119,7 +122,7 @@ def activity(
 def side_by_side(
     one: ProfileSummary, other: ProfileSummary, *, name: str, narrow: bool
 ) -> str | None:
-    """Draw the mean activity of two runs over the same length of time, one above the other."""
+    """Draw the first device of two runs over the same length of time, one above the other."""
     runs = [run for run in (one, other) if run.valleys.metric is not None]
     if len(runs) < 2:
         return None
@@ -134,9 +137,10 @@ def side_by_side(
         _plain(axes)
         assert run.valleys.metric is not None
         series = run.recording.of(run.valleys.metric)[0]
+        at = _scale(run.start_ns, unit_s)
         points = thinned(
             [
-                ((moment - run.start_ns) / 1e9 / unit_s, value)
+                (at(moment), value)
                 for moment, value in zip(series.times_ns, series.values, strict=True)
                 if moment - run.start_ns <= window_s * 1e9
             ]
@@ -144,7 +148,7 @@ def side_by_side(
         xs, ys = [x for x, _ in points], [y for _, y in points]
         axes.fill_between(xs, ys, color=COLOUR["activity"], alpha=0.14, linewidth=0)
         axes.plot(xs, ys, color=COLOUR["activity"], linewidth=1.1)
-        _valleys(axes, run, series, lambda moment, run=run: (moment - run.start_ns) / 1e9 / unit_s)  # type: ignore[misc]
+        _valleys(axes, run, series, at)
         axes.set_ylim(0, max(100.0, max(ys, default=0.0)))
         axes.set_title(
             f"{run.name}, {_device_name(series, [])}",
@@ -152,6 +156,7 @@ def side_by_side(
             fontsize=9,
             color=COLOUR["muted"],
             pad=3,
+            parse_math=False,
         )
     grid[-1].set_xlim(0, window_s / unit_s)
     grid[-1].set_xlabel(f"time since the start ({unit})")
@@ -218,7 +223,7 @@ def memory_by_rank(summary: ProfileSummary, *, name: str, narrow: bool) -> str |
     _plain(axes)
     for at, row in enumerate(rows):
         measured_at = at if row.theory is None else at - 0.2
-        axes.bar(measured_at, row.peak_bytes / GB, width=0.36, color=COLOUR["activity"], zorder=3)
+        axes.bar(measured_at, row.peak_bytes / GB, width=0.36, color=COLOUR["ink"], zorder=3)
         if row.theory is None:
             continue
         floor = 0.0
@@ -237,6 +242,7 @@ def memory_by_rank(summary: ProfileSummary, *, name: str, narrow: bool) -> str |
     every = max(1, math.ceil(len(rows) / (6 if narrow else 16)))
     axes.set_xticks(range(0, len(rows), every), labels[::every])
     axes.set_ylabel("GB")
+    axes.margins(y=0.08)
     axes.grid(visible=False, axis="x")
     return _svg(figure, name, "Peak memory beside the theory")
 
@@ -295,12 +301,12 @@ def _valleys(axes: "Axes", summary: ProfileSummary, series: Series, at: Any) -> 
 
 def _strip(
     axes: "Axes", stretches: Sequence[Stretch], window_ns: tuple[int, int], at: Any, top: float
-) -> None:
-    """Draw the phases of a rank below its curve, one colour a phase."""
+) -> bool:
+    """Draw the phases of a rank below its curve; return False if there are too many to draw."""
     start_ns, end_ns = window_ns
     inside = [one for one in stretches if one.end_ns > start_ns and one.start_ns < end_ns]
-    if len(inside) > STRIP_LIMIT:
-        return
+    if not 0 < len(inside) <= STRIP_LIMIT:
+        return False
     by_phase: dict[str, list[tuple[float, float]]] = {}
     for one in inside:
         left, right = at(max(one.start_ns, start_ns)), at(min(one.end_ns, end_ns))
@@ -313,6 +319,12 @@ def _strip(
             linewidth=0,
             zorder=3,
         )
+    return True
+
+
+def _scale(start_ns: int, unit_s: float) -> Callable[[float], float]:
+    """Return what turns a moment, in Unix ns, into a place on the axis of time."""
+    return lambda moment_ns: (moment_ns - start_ns) / 1e9 / unit_s
 
 
 def _plain(axes: "Axes") -> None:
