@@ -314,8 +314,7 @@ def write_proc(
         f" 253 0 dm-0 1 0 {sectors} 1 1 0 {sectors} 1 0 1 1\n"
     )
     (proc / "net" / "dev").write_text(
-        "a\nb\n    lo: 9 0 0 0 0 0 0 0 9 0\n"
-         f"  eth0: {received} 0 0 0 0 0 0 0 {received * 3} 0\n"
+        f"a\nb\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: {received} 0 0 0 0 0 0 0 {received * 3} 0\n"
     )
     fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 8, "7", "0"]
     (proc / "77" / "stat").write_text(f"77 (a (b) c) {' '.join(fields)}\n")
