@@ -112,7 +112,7 @@ def test_a_forward_without_gradients_is_evaluation(tmp_path: Path) -> None:
         model(torch.ones(4, 8))
     train(model, 1)
 
-    assert [one.phase for one in spans_of(tmp_path)][0] == "evaluation"
+    assert next(one.phase for one in spans_of(tmp_path)) == "evaluation"
 
 
 class Container(nn.Module):

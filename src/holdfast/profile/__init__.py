@@ -5,7 +5,9 @@ hooks in the rank. Both append to a `recording`, which reports read. `deep` capt
 profiler on a trigger. `iterations` finds steps where nothing is instrumented.
 """
 
+from holdfast.profile.local import LocalSampler, new_folder, record
 from holdfast.profile.metrics import METRICS, PHASES, Metric
+from holdfast.profile.phases import ENV_NODE, end_step, start_from_environment, timed_data
 from holdfast.profile.recording import (
     ClockReading,
     IncidentMark,
@@ -19,10 +21,12 @@ from holdfast.profile.recording import (
 )
 
 __all__ = [
+    "ENV_NODE",
     "METRICS",
     "PHASES",
     "ClockReading",
     "IncidentMark",
+    "LocalSampler",
     "MemoryUse",
     "Metric",
     "Recording",
@@ -30,5 +34,10 @@ __all__ = [
     "Series",
     "SeriesId",
     "Span",
+    "end_step",
     "incidents_of",
+    "new_folder",
+    "record",
+    "start_from_environment",
+    "timed_data",
 ]

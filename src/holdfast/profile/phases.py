@@ -9,6 +9,7 @@ then stops.
 like do after it: the communication that backward did not hide.
 """
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -51,6 +52,7 @@ class PhaseRecorder:
 
     def __init__(
         self,
+        folder: Path,
         writer: Callable[[], RecordingWriter],
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
@@ -59,10 +61,12 @@ class PhaseRecorder:
         """Record nothing yet, and start the thread that writes.
 
         Args:
+            folder: the folder of the recording.
             writer: opens the rank's file; called in the thread.
             now_ns: the monotonic clock, in nanoseconds.
             device: the times of the device; None: the host's times are recorded.
         """
+        self.folder = folder
         self._open_writer = writer
         self.now_ns = now_ns
         self.device = device
@@ -229,18 +233,19 @@ def start_phases(
     global _recorder, _hooks  # noqa: PLW0603 - one process is one rank: its hooks are process-wide by nature
     stop_phases()
     open_writer = functools.partial(RecordingWriter, folder, node=node, rank=rank, attempt=attempt)
-    _recorder = PhaseRecorder(open_writer)
+    _recorder = PhaseRecorder(folder, open_writer)
     _hooks = _Hooks(_recorder, modules)
     if "torch" in sys.modules:
         _hooks.install()
     set_phase_sink(_recorder)
+    atexit.register(stop_phases)
     return _recorder
 
 
 def start_from_environment(rank: int, attempt: int) -> None:
     """Record the phases of this process if its launcher asks for a profile by `$HOLDFAST_PROFILE`."""
-    folder = os.environ.get(ENV_PROFILE)
-    if folder and _recorder is None:
+    if _recorder is None and (folder := os.environ.pop(ENV_PROFILE, "")):
+        # A program that this rank starts is not the rank.
         start_phases(Path(folder), rank=rank, node=own_node(), attempt=attempt)
 
 
@@ -267,6 +272,7 @@ def end_step(step: int) -> None:
 def stop_phases() -> None:
     """Remove all hooks, write what is left, and record no more."""
     global _recorder, _hooks  # noqa: PLW0603 - see `start_phases`
+    atexit.unregister(stop_phases)
     set_phase_sink(None)
     if _hooks is not None:
         _hooks.remove()
