@@ -353,6 +353,7 @@ def test_the_command_line_is_what_was_agreed():
             "--name",
             "--nnodes",
             "--no-echo",
+            "--no-profile",
             "--nodes",
             "--notify",
             "--nproc",

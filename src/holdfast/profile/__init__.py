@@ -6,7 +6,9 @@ finds what a rank does by hooks in the rank. Both append to a `recording`, which
 where nothing is instrumented.
 """
 
+from holdfast.profile.local import LocalSampler, new_folder, record
 from holdfast.profile.metrics import METRICS, PHASES, Metric
+from holdfast.profile.phases import ENV_NODE, end_step, start_from_environment, timed_data
 from holdfast.profile.recording import (
     ClockReading,
     IncidentMark,
@@ -20,10 +22,12 @@ from holdfast.profile.recording import (
 )
 
 __all__ = [
+    "ENV_NODE",
     "METRICS",
     "PHASES",
     "ClockReading",
     "IncidentMark",
+    "LocalSampler",
     "MemoryUse",
     "Metric",
     "Recording",
@@ -31,5 +35,10 @@ __all__ = [
     "Series",
     "SeriesId",
     "Span",
+    "end_step",
     "incidents_of",
+    "new_folder",
+    "record",
+    "start_from_environment",
+    "timed_data",
 ]

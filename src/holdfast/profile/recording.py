@@ -319,10 +319,13 @@ class RecordingWriter:
         """Write the values of one moment."""
         if not values:
             return
-        lines = []
+        if self._fd < 0:
+            self._open()
+        lines: list[dict[str, Any]] = []
+        new: dict[SeriesId, int] = {}
         for key in values:
             if key not in self._ids:
-                number = self._ids[key] = len(self._ids)
+                number = new[key] = len(self._ids) + len(new)
                 lines.append(
                     {
                         "kind": "series",
@@ -335,9 +338,10 @@ class RecordingWriter:
                         "interval_s": key.interval_s,
                     }
                 )
-        numbers = {str(self._ids[key]): _short(key.unit, value) for key, value in values.items()}
+        ids = self._ids | new if new else self._ids
+        numbers = {str(ids[key]): _short(key.unit, value) for key, value in values.items()}
         lines.append({"kind": "sample", "t_monotonic_ns": t_monotonic_ns, "values": numbers})
-        self._write(lines)
+        self._write(lines, new)
 
     def source(self, name: str, text: str) -> None:
         """Write that a source cannot be read, and why; an empty text: the source is read."""
@@ -395,6 +399,7 @@ class RecordingWriter:
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         try:
+            self._ids.clear()
             _cut_torn_line(self._fd)
             monotonic_ns, _ = self._clocks()
             self._append([self._begin, self._clock_line(monotonic_ns)])
@@ -407,13 +412,16 @@ class RecordingWriter:
         monotonic_ns, unix_ns = self._clocks()
         return {"kind": "clock", "monotonic_ns": monotonic_ns, "unix_ns": unix_ns}
 
-    def _write(self, lines: list[dict[str, Any]]) -> None:
+    def _write(
+        self, lines: list[dict[str, Any]], new: Mapping[SeriesId, int] | None = None
+    ) -> None:
         if self._fd < 0:
             self._open()
         monotonic_ns, _ = self._clocks()
         if monotonic_ns >= self._clock_due_ns:
             lines.insert(0, self._clock_line(monotonic_ns))
         size_bytes = self._append(lines)
+        self._ids.update(new or {})
         if size_bytes >= self._part_bytes:
             self._begin_part()
 
@@ -437,7 +445,6 @@ class RecordingWriter:
         for old in parts[: max(0, len(parts) + 1 - self._kept_parts)]:
             Path(f"{self.path}.{old}").unlink(missing_ok=True)
         self.close()
-        self._ids.clear()
         self._open()
 
 
