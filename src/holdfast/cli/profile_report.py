@@ -110,7 +110,7 @@ def _found(place: Place, target: str) -> tuple[Path, Path]:
     """Return the folder of a recording, and the default place of its page."""
     if _is_run(place, target):
         paths = RunPaths(place.home, target)
-        return paths.root / "profile", paths.report.with_name("profile.html")
+        return paths.profile, paths.report.with_name("profile.html")
     if RUN_ID.fullmatch(target) and EvaluationPaths(place.home, target).root.is_dir():
         root = EvaluationPaths(place.home, target).root
         return root / "profile", root / "profile.html"

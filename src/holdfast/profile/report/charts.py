@@ -19,6 +19,8 @@ POINTS_LIMIT: Final = 700
 STRIP_LIMIT: Final = 200
 """Phases drawn below one curve; of more, they would only be a smear."""
 BARS_LIMIT: Final = 32
+LEAST_POINTS: Final = 4
+"""Samples below which a curve shows nothing."""
 GB: Final = 1e9
 
 KINDS: Final = {
@@ -76,23 +78,27 @@ def activity(
     start_ns, end_ns = window_ns or (summary.start_ns, summary.end_ns)
     unit, unit_s = words.unit_of_time((end_ns - start_ns) / 1e9)
     local = local_ranks(summary.recording)
-    figure = page.new_figure(*_size(narrow, 0.75 + 1.15 * len(devices)))
+    drawn = [
+        [
+            one
+            for one in zip(series.times_ns, series.values, strict=True)
+            if start_ns <= one[0] <= end_ns
+        ]
+        for series in devices
+    ]
+    # Steps may be shorter than the time between two samples; then the phases stand alone.
+    bare = max(map(len, drawn)) < LEAST_POINTS
+    figure = page.new_figure(*_size(narrow, 0.75 + (0.5 if bare else 1.15) * len(devices)))
     figure.patch.set_alpha(0)
     grid = figure.subplots(len(devices), 1, sharex=True, squeeze=False)
     highest = max((max(one.values, default=0.0) for one in devices), default=0.0)
     top = 100.0 if highest <= 100 else highest * 1.05
     at = _scale(summary.start_ns, unit_s)
-    for axes, series in zip(grid[:, 0], devices, strict=True):
+    for axes, series, samples in zip(grid[:, 0], devices, drawn, strict=True):
         _plain(axes)
         ranks = ranks_of(series, local)
         _valleys(axes, summary, series, at)
-        points = thinned(
-            [
-                (at(moment), value)
-                for moment, value in zip(series.times_ns, series.values, strict=True)
-                if start_ns <= moment <= end_ns
-            ]
-        )
+        points = thinned([(at(moment), value) for moment, value in samples])
         xs, ys = [x for x, _ in points], [y for _, y in points]
         axes.fill_between(xs, ys, color=COLOUR["activity"], alpha=0.14, linewidth=0, zorder=2)
         axes.plot(xs, ys, color=COLOUR["activity"], linewidth=1.1, zorder=3)
@@ -103,8 +109,8 @@ def activity(
         if len(ranks) == 1:
             own = [span for span in summary.recording.spans if span.rank == ranks[0]]
             striped = _strip(axes, phases_of_rank(own), (start_ns, end_ns), at, top)
-        axes.set_ylim(-0.16 * top if striped else 0, top)
-        axes.set_yticks([0, top / 2, top], ["0", f"{top / 2:.0f}", f"{top:.0f}"])
+        axes.set_ylim(-0.16 * top if striped else 0, -0.03 * top if bare and striped else top)
+        axes.set_yticks([] if bare else [0, top / 2, top])
         axes.set_title(
             _device_name(series, ranks),
             loc="left",

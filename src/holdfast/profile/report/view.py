@@ -89,12 +89,9 @@ def context(summary: ProfileSummary) -> str:
     recording = summary.recording
     devices = {(one.node, one.device) for one in recording.series if one.device is not None}
     nodes = {one.node for one in recording.series} | {one.node for one in recording.spans}
-    parts = [
-        words.count(len(recording.ranks), "rank"),
-        words.count(len(devices), "GPU"),
-        words.count(len(nodes), "node"),
-        words.duration(summary.wall_s),
-    ]
+    counted = ((len(recording.ranks), "rank"), (len(devices), "GPU"), (len(nodes), "node"))
+    parts = [words.count(number, of) for number, of in counted if number]
+    parts.append(words.duration(summary.wall_s))
     if summary.job is not None:
         parts.append(f"{summary.job.model.parameters / 1e9:.1f}{words.NBSP}B parameters")
         parts.append(f"a job of {words.count(summary.job.layout.gpus, 'GPU')}")

@@ -81,7 +81,7 @@ def close_up_ns(summary: ProfileSummary) -> tuple[int, int] | None:
     return steps[first].start_ns, steps[first + CLOSE_UP_STEPS - 1].end_ns
 
 
-def _both(draw: Any, name: str, *arguments: Any, **options: Any) -> list[tuple[str, str]]:
+def _both(draw: Any, name: str, *arguments: Any, **options: Any) -> list[tuple[str, Any]]:
     """Draw for a wide and for a narrow screen; nothing where there is nothing to draw."""
     from markupsafe import Markup
 
