@@ -1,13 +1,20 @@
 """Profile one run: counters of its nodes, phases of its ranks.
 
 `sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds what a rank does by
-hooks in the rank. Both append to a `recording`, which reports read. `deep` captures a few steps with PyTorch's own
-profiler on a trigger. `iterations` finds steps where nothing is instrumented.
+hooks in the rank. Both append to a `recording`, which reports read. `captures` trace a few steps with
+PyTorch's own profiler on request. `iterations` finds steps where nothing is instrumented.
 """
 
-from holdfast.profile.local import LocalSampler, new_folder, record
-from holdfast.profile.metrics import METRICS, PHASES, Metric
-from holdfast.profile.phases import ENV_NODE, end_step, start_from_environment, timed_data
+from holdfast.profile.captures import (
+    Captured,
+    captured,
+    outlier_rank,
+    request_capture,
+)
+from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
+from holdfast.profile.local import LEAST_INTERVAL_S, LocalSampler, new_folder, record
+from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
+from holdfast.profile.phases import ENV_NODE, end_step, own_node, start_from_environment, timed_data
 from holdfast.profile.recording import (
     ClockReading,
     IncidentMark,
@@ -22,8 +29,11 @@ from holdfast.profile.recording import (
 
 __all__ = [
     "ENV_NODE",
+    "LEAST_INTERVAL_S",
     "METRICS",
     "PHASES",
+    "STEP_PHASE",
+    "Captured",
     "ClockReading",
     "IncidentMark",
     "LocalSampler",
@@ -34,10 +44,18 @@ __all__ = [
     "Series",
     "SeriesId",
     "Span",
+    "captured",
     "end_step",
+    "from_lines",
     "incidents_of",
+    "iterations_of",
     "new_folder",
+    "outlier_rank",
+    "own_node",
     "record",
+    "request_capture",
     "start_from_environment",
+    "step_of",
     "timed_data",
+    "typical_s",
 ]
