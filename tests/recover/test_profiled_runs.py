@@ -1,8 +1,15 @@
 """Real runs that record a profile: phases of all ranks, and a sampler that is killed."""
 
+import asyncio
 import signal
+import sys
 
+import pytest
+
+from holdfast.core.paths import RunPaths
 from holdfast.profile import Recording
+from holdfast.recover import launch
+from holdfast.recover.spec import RunSpec
 
 TRAIN = """
 import sys, time
@@ -58,6 +65,7 @@ def test_a_run_is_profiled_and_its_sampler_may_be_killed(place):
         place.wait_until(lambda: sampler(place) not in (None, first))
         before = sampled(place)
         place.wait_until(lambda: sampled(place) > before)
+        captures = place.json("profile", "--attach", "r", "--deep")["captures"]
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=90)
     assert process.returncode == 4, err
@@ -66,6 +74,8 @@ def test_a_run_is_profiled_and_its_sampler_may_be_killed(place):
     with place.ledger() as ledger:
         assert len(ledger.attempts("r")) == 1
         assert ledger.incidents("r") == []
+    assert {(one["kind"], one["state"]) for one in captures} == {("trace", "done")}
+    assert 0 in {one["rank"] for one in captures}
     found = recording(place)
     assert found.ranks == [0, 1]
     assert {one.rank for one in found.of("process_memory")} == {0, 1}
@@ -94,8 +104,17 @@ def test_a_run_is_profiled_and_its_sampler_may_be_killed(place):
         ]
 
 
-def test_a_run_without_a_profile_records_none(place):
-    script = place.job("import holdfast; run = holdfast.attach(); run.step(1)")
-    code, _, err = place.holdfast("run", "--name", "r", "--no-profile", "--", "python", script)
-    assert code == 0, err
-    assert not place.paths("r").profile.exists()
+@pytest.mark.parametrize("is_profiled", [True, False])
+def test_only_ranks_of_a_profiled_run_are_given_a_folder(tmp_path, monkeypatch, is_profiled):
+    given = {}
+
+    async def start(_words, variables, _spec, **_):
+        given.update(variables)
+
+    monkeypatch.setattr(launch, "_start_guard", start)
+    spec = RunSpec(command=(sys.executable, "-c", ""), cwd=str(tmp_path), profile=is_profiled)
+    paths = RunPaths(tmp_path, "r")
+    where = {"address": "127.0.0.1:1", "token": "t", "lock_fd": 0, "environment": {}}
+    asyncio.run(launch.launch(spec, paths, 1, **where, echo=False, place=launch.Place()))
+
+    assert given["HOLDFAST_PROFILE"] == (str(paths.profile) if is_profiled else "")

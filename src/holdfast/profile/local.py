@@ -24,9 +24,11 @@ MODULE: Final = "holdfast.profile.sampler"
 INTERVAL_S: Final = 1.0
 LEAST_INTERVAL_S: Final = 0.1
 """GPM and DCGM measure over at least so long."""
-END_S: Final = 5.0
+END_S: Final = 30.0
+"""Seconds for the sampler's last sample."""
 RESTARTS: Final = 1000
-QUICK_END_S: Final = 5.0
+QUICK_END_S: Final = 30.0
+"""Seconds for the sampler's last sample."""
 QUICK_ENDS: Final = 5
 
 

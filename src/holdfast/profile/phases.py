@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 from holdfast.core.phases import ENV_PROFILE, set_phase_sink
+from holdfast.profile.captures import Captures
 from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
 from holdfast.profile.recording import RecordingWriter
 
@@ -54,6 +55,7 @@ class PhaseRecorder:
         self,
         folder: Path,
         writer: Callable[[], RecordingWriter],
+        captures: Captures,
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
         device: DeviceTimes | None = None,
@@ -63,11 +65,13 @@ class PhaseRecorder:
         Args:
             folder: the folder of the recording.
             writer: opens the rank's file; called in the thread.
+            captures: of the rank.
             now_ns: the monotonic clock, in nanoseconds.
             device: the times of the device; None: the host's times are recorded.
         """
         self.folder = folder
         self._open_writer = writer
+        self._captures = captures
         self.now_ns = now_ns
         self.device = device
         self.has_failed = False
@@ -85,7 +89,6 @@ class PhaseRecorder:
         self._is_counted = False
         """True if the script reports its steps; else the optimizer's steps are counted."""
         self._closed = threading.Event()
-        self.on_step: Callable[[int], None] = lambda _step: None
         self._thread = threading.Thread(
             target=self._write_all, name="holdfast-profile", daemon=True
         )
@@ -138,7 +141,8 @@ class PhaseRecorder:
                 self._keep(earlier, phases)
             self._note_memory()
         self._keep(step, spans)
-        self.on_step(step)
+        if not self._captures.is_idle:
+            self._captures.on_step()
 
     def close(self) -> None:
         """Write what is left and stop. Closing twice is harmless; a fork of this process closes nothing."""
@@ -189,6 +193,8 @@ class PhaseRecorder:
             with contextlib.suppress(OSError):
                 writer = writer or self._open_writer()
                 self._write(writer)
+                self._captures.look()
+                self._captures.finish()
             if is_last:
                 if writer is not None:
                     writer.close()
@@ -233,7 +239,7 @@ def start_phases(
     global _recorder, _hooks  # noqa: PLW0603 - one process is one rank: its hooks are process-wide by nature
     stop_phases()
     open_writer = functools.partial(RecordingWriter, folder, node=node, rank=rank, attempt=attempt)
-    _recorder = PhaseRecorder(folder, open_writer)
+    _recorder = PhaseRecorder(folder, open_writer, Captures(folder, rank))
     _hooks = _Hooks(_recorder, modules)
     if "torch" in sys.modules:
         _hooks.install()

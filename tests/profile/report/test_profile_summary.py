@@ -193,3 +193,13 @@ def test_two_runs_side_by_side_show_the_change_and_each_cause():
         "",
     ]
     assert "energy a step" not in rows
+
+
+def test_steps_come_from_the_log_or_from_the_utilisation_where_no_phase_is_recorded():
+    logged = summarize(
+        recording(spans=[span("step", at, at + 2, step=at) for at in (2, 4, 6)]), name="r"
+    )
+    assert (logged.speed.source, logged.speed.median_step_s) == ("log", 2.0)
+    waves = ([90.0] * 70 + [0.0] * 40) * 3
+    found = summarize(recording(series=(series("gpu_utilization", waves),)), name="r").speed
+    assert (found.source, found.steps, found.median_step_s) == ("gpu_utilization", 3, 110.0)

@@ -17,6 +17,7 @@ from holdfast.profile.formulas.flops import (
     utilization,
 )
 from holdfast.profile.formulas.memory import StageMemory, stage_memory
+from holdfast.profile.iterations import iterations_of
 from holdfast.profile.job import Job
 from holdfast.profile.metrics import EVALUATION_PHASES, STEP_PHASE, TRAINING_PHASES
 from holdfast.profile.recording import Recording, Series, Span
@@ -52,12 +53,14 @@ class Speed:
         median_step_s: from one step's start to the next one's.
         tokens_a_step: None if the job's layout is not given.
         tokens_per_s: tokens a step over the median step, of the whole job.
+        source: `phases`, `log`, or the metric whose rise and fall shows the steps.
     """
 
     steps: int
     median_step_s: float
     tokens_a_step: int | None
     tokens_per_s: float | None
+    source: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,10 +175,10 @@ def summarize(
         BadUse: `peak_tflops` is not above 0.
     """
     start_ns, end_ns = _bounds(recording)
-    steps = steps_of(recording.spans)
+    steps, source = _steps(recording)
     valleys = find_valleys(recording, pipeline=job is not None and job.layout.pipeline > 1)
     missing: list[str] = _missing(recording, valleys)
-    speed = _speed(steps, job)
+    speed = _speed(steps, source, job)
     phases = _phases(recording, valleys, (end_ns - start_ns) / 1e9)
     evaluated = {phase.name for phase in phases} & set(EVALUATION_PHASES)
     if speed is None and not evaluated:
@@ -264,12 +267,24 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
         missing.append("No rank recorded phases, so the cause of every idle valley is unknown.")
     if recording.dropped_spans:
         missing.append(
-            f"{words.plainly(recording.dropped_spans, 'phase')} left out, because the disk was slow."
+            f"{words.plainly(recording.dropped_spans, 'phase')} left out: the disk was too slow."
         )
     return missing
 
 
-def _speed(steps: Sequence[Step], job: Job | None) -> Speed | None:
+def _steps(recording: Recording) -> tuple[list[Step], str]:
+    """Return the steps and their source; where no rank recorded any, the utilisation may show them."""
+    if steps := steps_of(recording.spans):
+        logged = any(span.phase == STEP_PHASE for span in recording.spans)
+        return steps, "log" if logged else "phases"
+    iterations, source = iterations_of(recording)
+    return [
+        Step(number=number, start_ns=one.start_ns, end_ns=one.end_ns)
+        for number, one in enumerate(iterations, start=1)
+    ], source
+
+
+def _speed(steps: Sequence[Step], source: str, job: Job | None) -> Speed | None:
     if not steps:
         return None
     times_s = [

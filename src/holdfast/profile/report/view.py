@@ -208,6 +208,8 @@ def formulas(summary: ProfileSummary) -> list[tuple[str, str]]:
         if layout.pipeline > 1:
             bubble = bubble_over_ideal(layout.pipeline, layout.microbatches, layout.chunks)
             rows.append(("Bubble in theory", f"(p - 1)/(v·m) = {percent(bubble)} of the busy time"))
+    if summary.speed is not None:
+        rows.append(("Steps", f"from {summary.speed.source.replace('_', ' ')}"))
     if summary.utilization is not None:
         rows.append(("MFU", f"{FORMULA}, times tokens/s a GPU, over the peak"))
         rows.append(("HFU", "as MFU, with the forward passes that are computed again"))

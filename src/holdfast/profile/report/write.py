@@ -107,6 +107,7 @@ def as_json(summary: ProfileSummary) -> dict[str, Any]:
             "median_step_s": speed.median_step_s,
             "tokens_a_step": speed.tokens_a_step,
             "tokens_per_s": speed.tokens_per_s,
+            "source": speed.source,
         },
         "utilization": use
         and {
