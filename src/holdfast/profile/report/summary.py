@@ -277,6 +277,8 @@ def _steps(recording: Recording) -> tuple[list[Step], str]:
     if steps := steps_of(recording.spans):
         logged = any(span.phase == STEP_PHASE for span in recording.spans)
         return steps, "log" if logged else "phases"
+    if recording.spans:
+        return [], ""
     iterations, source = iterations_of(recording)
     return [
         Step(number=number, start_ns=one.start_ns, end_ns=one.end_ns)
@@ -296,7 +298,13 @@ def _speed(steps: Sequence[Step], source: str, job: Job | None) -> Speed | None:
     median_s = statistics.median(times_s)
     tokens = None if job is None else job.layout.tokens_a_step
     rate = tokens / median_s if tokens is not None and median_s > 0 else None
-    return Speed(steps=len(steps), median_step_s=median_s, tokens_a_step=tokens, tokens_per_s=rate)
+    return Speed(
+        steps=len(steps),
+        median_step_s=median_s,
+        tokens_a_step=tokens,
+        tokens_per_s=rate,
+        source=source,
+    )
 
 
 def _utilization(
