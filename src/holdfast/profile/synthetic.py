@@ -7,7 +7,9 @@ parallelism (4 stages, 8-way tensor parallel) and under hierarchical ZeRO (shard
 recompute), and a 7B model on HumanEval.
 """
 
-from collections.abc import Iterable, Sequence
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -321,3 +323,23 @@ def _write_samples(
                 series("gpu_energy"): joules,
             },
         )
+
+
+def main() -> None:
+    """Write all three recordings below the folder that the command line names."""
+    if len(sys.argv) != 2:
+        raise SystemExit("usage: python -m holdfast.profile.synthetic FOLDER")
+    folder = Path(sys.argv[1])
+    cases: dict[str, Callable[[Path], object]] = {
+        "3d": write_three_d,
+        "zero": write_hierarchical_zero,
+        "evaluation": write_evaluation,
+    }
+    for name, write in cases.items():
+        # A recording is appended to, so an earlier one would be there twice.
+        shutil.rmtree(folder / name, ignore_errors=True)
+        write(folder / name)
+
+
+if __name__ == "__main__":
+    main()

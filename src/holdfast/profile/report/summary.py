@@ -19,7 +19,7 @@ from holdfast.profile.formulas.flops import (
 from holdfast.profile.formulas.memory import StageMemory, stage_memory
 from holdfast.profile.iterations import iterations_of
 from holdfast.profile.job import Job
-from holdfast.profile.metrics import EVALUATION_PHASES, STEP_PHASE, TRAINING_PHASES
+from holdfast.profile.metrics import EVALUATION_PHASES, STEP_PHASE, SYNTHETIC, TRAINING_PHASES
 from holdfast.profile.recording import Recording, Series, Span
 from holdfast.profile.valleys import (
     SHARE_OF_MEDIAN,
@@ -249,6 +249,8 @@ def _bounds(recording: Recording) -> tuple[int, int]:
 
 def _missing(recording: Recording, valleys: Valleys) -> list[str]:
     missing = []
+    if any(one.source == SYNTHETIC for one in recording.series):
+        missing.append("Nothing here was measured: the recording comes from a model of a job.")
     if not any(one.metric.startswith("gpu_") for one in recording.series):
         why = sorted(
             {
