@@ -1,4 +1,4 @@
-"""Read what a job trains and on what: the model, its layout, the GPU. Formulas need it.
+"""Read the shape of a job: the model, its layout, the GPU. The formulas need it.
 
 The file is `job.toml` in the folder of a recording, or the one that `--job` names:
 
@@ -76,7 +76,7 @@ class Job:
         )
 
     def write(self, path: Path) -> None:
-        """Write the job's file, without what is at its default."""
+        """Write the job's file, without values that are at their defaults."""
         lines = []
         for table in ("model", "layout", "gpu"):
             one = getattr(self, table)

@@ -33,7 +33,7 @@ def write_perfetto(path: Path, recording: Recording, *, title: str = "run") -> i
 
     Args:
         path: the file; its folder is made.
-        recording: what was recorded.
+        recording: the run.
         title: the name of the track of incidents.
 
     Returns:

@@ -1,7 +1,7 @@
 """Write recordings of jobs that did not run: 123B pretraining in two layouts, and an evaluation.
 
 The times follow from `formulas`, from `schedule` and from the constants of `Cluster`. Nothing is
-measured, and the source of every series is `synthetic`. The shapes are those of figures 10 to 13 of
+measured, and the source of every series is `synthetic`. The shapes follow figures 10 to 13 of
 the study of the Acme datacenter (arXiv:2403.07648): 123B on 2,048 GPUs of A100 type under 3D
 parallelism (4 stages, 8-way tensor parallel) and under hierarchical ZeRO (shards in groups of 64,
 recompute), and a 7B model on HumanEval.

@@ -10,8 +10,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli.main import Place
-from holdfast.cli.profile_report import report
+from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
@@ -67,8 +66,8 @@ def said(home):
 
 
 def run(home, *arguments):
-    result = CliRunner().invoke(
-        report, arguments, obj=Place(home, ledger_url(home)), standalone_mode=False
+    result = CliRunner(env={"HOLDFAST_HOME": str(home)}).invoke(
+        cli, ["profile", "report", *arguments], standalone_mode=False
     )
     if result.exception is not None:
         raise result.exception

@@ -42,7 +42,7 @@ def peak_of(device: str | None, stated_tflops: float | None = None) -> Peak:
     """Return the peak of a GPU: the stated one, else the vendor's for the name of the device.
 
     Args:
-        device: the name that the driver gives; None where there is no GPU.
+        device: the name that the driver gives; None if the name is not known.
         stated_tflops: dense TFLOP/s that the user states, in the precision of the job.
 
     Raises:
@@ -54,7 +54,7 @@ def peak_of(device: str | None, stated_tflops: float | None = None) -> Peak:
         return Peak(stated_tflops, "stated by the user")
     step = "State the peak: --peak-tflops, or gpu.peak_tflops in the job's file."
     if not device:
-        raise BadUse(f"No GPU was recorded, so there is no peak. {step}")
+        raise BadUse(f"The name of the GPU is not stated, so there is no peak. {step}")
     if "MIG" in device.upper():
         raise BadUse(f"{device} is a MIG slice, which has less than its GPU's peak. {step}")
     for name, pattern, tflops in PEAK_TFLOPS:

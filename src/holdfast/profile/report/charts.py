@@ -105,6 +105,14 @@ def activity(
         for one in summary.recording.incidents:
             if start_ns <= one.start_ns <= end_ns:
                 axes.axvline(at(one.start_ns), color=COLOUR["phase-incident"], linewidth=1.2)
+                axes.annotate(
+                    str(one.incident_id),
+                    (at(one.start_ns), top),
+                    xytext=(2, -9),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=COLOUR["phase-incident"],
+                )
         striped = False
         if len(ranks) == 1:
             own = [span for span in summary.recording.spans if span.rank == ranks[0]]

@@ -85,7 +85,7 @@ def headline(summary: ProfileSummary) -> str:
 
 
 def context(summary: ProfileSummary) -> str:
-    """Return one sentence of what was recorded."""
+    """Return one sentence about the size of the recording."""
     recording = summary.recording
     devices = {(one.node, one.device) for one in recording.series if one.device is not None}
     nodes = {one.node for one in recording.series} | {one.node for one in recording.spans}
