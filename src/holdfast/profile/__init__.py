@@ -15,7 +15,15 @@ from holdfast.profile.captures import (
 from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
 from holdfast.profile.local import LEAST_INTERVAL_S, LocalSampler, new_folder, record
 from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
-from holdfast.profile.phases import ENV_NODE, end_step, own_node, start_from_environment, timed_data
+from holdfast.profile.phases import (
+    ENV_NODE,
+    end_step,
+    own_node,
+    start_evaluation,
+    start_from_environment,
+    stop_phases,
+    timed_data,
+)
 from holdfast.profile.recording import (
     ClockReading,
     IncidentMark,
@@ -55,8 +63,10 @@ __all__ = [
     "own_node",
     "record",
     "request_capture",
+    "start_evaluation",
     "start_from_environment",
     "step_of",
+    "stop_phases",
     "timed_data",
     "typical_s",
 ]

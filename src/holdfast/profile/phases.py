@@ -41,6 +41,10 @@ WAITING_STEPS: Final = 4096
 MOST_ROOTS: Final = 16
 SILENT_STEPS: Final = 3
 """Steps without a forward of a module, after which its parts are hooked in its place (LightningModule)."""
+JOINED_NS: Final = 1_000_000
+"""In a process without steps, spans of one phase that are no further apart become one span …"""
+LONGEST_JOINED_NS: Final = 1_000_000_000
+"""… of at most so long: the tokens of a generation would be a span each."""
 MEMORY_EVERY_NS: Final = 1_000_000_000
 FLUSH_S: Final = 2.0
 
@@ -59,6 +63,7 @@ class PhaseRecorder:
         *,
         now_ns: Callable[[], int] = time.monotonic_ns,
         device: DeviceTimes | None = None,
+        has_steps: bool = True,
     ) -> None:
         """Record nothing yet, and start the thread that writes.
 
@@ -68,7 +73,12 @@ class PhaseRecorder:
             captures: of the rank.
             now_ns: the monotonic clock, in nanoseconds.
             device: the times of the device; None: the host's times are recorded.
+            has_steps: False for a process without steps, whose spans are written as they come.
         """
+        self._has_steps = has_steps
+        self._lock = threading.Lock()
+        self._open_span: tuple[str, int, int] | None = None
+        """Without steps: the last span, which the next one of the same phase extends."""
         self.folder = folder
         self._open_writer = writer
         self._captures = captures
@@ -113,10 +123,28 @@ class PhaseRecorder:
             return
         if phase == "checkpoint_stall" and end_ns - start_ns < SHORTEST_NS:
             return
+        if not self._has_steps:
+            self._extend(phase, start_ns, end_ns)
+            return
         if len(self._spans) >= SPANS_A_STEP:
             self._dropped += 1
             return
         self._spans.append((phase, start_ns, end_ns))
+
+    def _extend(self, phase: str, start_ns: int, end_ns: int) -> None:
+        with self._lock:  # threads of one evaluation
+            last = self._open_span
+            if (
+                last is not None
+                and last[0] == phase
+                and start_ns - last[2] <= JOINED_NS
+                and end_ns - last[1] <= LONGEST_JOINED_NS
+            ):
+                self._open_span = phase, last[1], max(last[2], end_ns)
+                return
+            self._open_span = phase, start_ns, end_ns
+            if last is not None:
+                self._keep(None, [last])
 
     def step(self, step: int | None = None) -> None:
         """End the present step.
@@ -148,6 +176,8 @@ class PhaseRecorder:
         """Write what is left and stop. Closing twice is harmless; a fork of this process closes nothing."""
         if os.getpid() != self._pid or self._closed.is_set():
             return
+        if self._open_span is not None:
+            self._keep(None, [self._open_span])
         if self._spans or self._marked:
             self._keep(
                 None,
@@ -253,6 +283,22 @@ def start_from_environment(rank: int, attempt: int) -> None:
     if _recorder is None and (folder := os.environ.pop(ENV_PROFILE, "")):
         # A program that this rank starts is not the rank.
         start_phases(Path(folder), rank=rank, node=own_node(), attempt=attempt)
+
+
+def start_evaluation(node: int) -> None:
+    """Record the phases of an evaluation's process, if its launcher asks for a profile by `$HOLDFAST_PROFILE`.
+
+    Args:
+        node: the number of the node, which stands for a rank: engines and harness processes of a node share a file.
+    """
+    global _recorder  # noqa: PLW0603 - see `start_phases`
+    if folder := os.environ.get(ENV_PROFILE):
+        stop_phases()
+        open_writer = functools.partial(RecordingWriter, Path(folder), node=own_node(), rank=node)
+        captures = Captures(Path(folder), node)
+        _recorder = PhaseRecorder(Path(folder), open_writer, captures, has_steps=False)
+        set_phase_sink(_recorder)
+        atexit.register(stop_phases)
 
 
 def own_node() -> str:
