@@ -16,9 +16,9 @@ from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.profile.recording import Recording, RecordingWriter, SeriesId
 from holdfast.profile.report import Job, comparison, summarize
-from holdfast.profile.report.charts import POINTS_LIMIT, thinned
+from holdfast.profile.report.charts import POINTS_LIMIT, activity, thinned
 from holdfast.profile.report.view import headline
-from holdfast.profile.report.write import as_json, render
+from holdfast.profile.report.write import as_json, close_up_ns, render
 from holdfast.profile.synthetic import (
     BEGIN_NS,
     write_evaluation,
@@ -173,6 +173,31 @@ def test_a_machine_without_a_gpu_has_a_page_that_names_what_is_missing(tmp_path)
     )
     assert "$host$_1" in page
     assert "CPU idle for" in page
+
+
+def test_steps_that_are_shorter_than_a_sample_are_drawn_as_phases_alone(tmp_path):
+    with RecordingWriter(tmp_path, node="a") as writer:
+        for at in range(1, 10):
+            writer.sample(at * 10**9, {SeriesId("process_cpu", "proc", rank=0): 50.0})
+    with RecordingWriter(tmp_path, node="a", rank=0) as writer:
+        for step in range(80):
+            at_ns = step * 10**8
+            writer.spans(
+                step,
+                [
+                    ("forward", at_ns, at_ns + 4 * 10**7),
+                    ("backward", at_ns + 4 * 10**7, at_ns + 10**8),
+                ],
+            )
+    summary = summarize(Recording.read(tmp_path), name="r")
+    window_ns = close_up_ns(summary)
+    assert window_ns == (summary.steps[39].start_ns, summary.steps[40].end_ns)
+    whole = activity(summary, name="whole", narrow=False)
+    close = activity(summary, name="close", narrow=False, window_ns=window_ns)
+    assert ">50<" in whole, "the axis of the curve"
+    assert ">50<" not in close
+    for phase in ("forward", "backward"):
+        assert f"--phase-{phase}" in close
 
 
 def test_thinned_curves_keep_the_lowest_and_the_highest():
