@@ -67,7 +67,7 @@ class Compared:
 
 def headline(summary: ProfileSummary) -> str:
     """Return the answer: how fast, how much of the peak, how much of the time idle."""
-    parts = []
+    parts = [f"{percent(share)} {name}" for name, share in evaluation_shares(summary)]
     if summary.utilization is not None:
         parts.append(f"{percent(summary.utilization.mfu_causal)} MFU (causal)")
     if summary.speed is not None:
@@ -98,9 +98,24 @@ def context(summary: ProfileSummary) -> str:
     return "Recorded: " + ", ".join(parts) + "."
 
 
+def evaluation_shares(summary: ProfileSummary) -> list[tuple[str, float]]:
+    """Return an evaluation's shares of loading, inference and scoring; none for training."""
+    if not summary.evaluation:
+        return []
+    shares = {phase.name: phase.share for phase in summary.phases}
+    parts = {
+        "load and preprocess": ("load", "preprocess"),
+        "inference": ("prefill", "decode"),
+        "metric": ("metric",),
+    }
+    return [(name, sum(shares.get(one, 0.0) for one in of)) for name, of in parts.items()]
+
+
 def key_figures(summary: ProfileSummary) -> list[KeyFigure]:
     """Return the figures that stand on top."""
-    figures = []
+    figures = [
+        KeyFigure(name, percent(share), "of the time") for name, share in evaluation_shares(summary)
+    ]
     if summary.speed is not None:
         step = words.duration(summary.speed.median_step_s)
         figures.append(KeyFigure("median step", step, words.count(summary.speed.steps, "step")))
