@@ -100,8 +100,11 @@ def _cpu_s(process: psutil.Process) -> float:
     return total_s
 
 
-def sample_s(samples: int) -> tuple[float, float]:
-    """Return the CPU seconds of one sample of 8 emulated GPUs, and of one of this host with 8 ranks, both written."""
+def sample_s(samples: int) -> tuple[float, float, float]:
+    """Return the CPU seconds of one sample of 8 emulated GPUs, and of one of this host with 8 ranks, both written.
+
+    The third number is the bytes of both.
+    """
     gpu = FakeGpu(gpm={number: lambda _: 50.0 for number in GPM_METRICS})
     nvml = FakeNvml([gpu] * GPUS)
     source, host = Nvidia(nvml, with_gpm=True), Host()
@@ -120,7 +123,8 @@ def sample_s(samples: int) -> tuple[float, float]:
 
         gpus_s = _each(of_gpus, samples)
         host_s = _each(lambda number: sampler.sample(number * 10**9), samples)
-    return gpus_s, host_s
+        size_bytes = sum(file.stat().st_size for file in Path(folder).iterdir())
+    return gpus_s, host_s, size_bytes / samples
 
 
 def _constant(wanted: object) -> object:
@@ -275,7 +279,7 @@ def rows_of(size: Size, quiet: Quiet) -> list[Row]:
     quiet.wait()
     share, start_s = sampler_share(1.0, size.sampler_s)
     deep_share, _ = sampler_share(DEEP_INTERVAL_S, size.sampler_s)
-    gpus_s, host_s = sample_s(size.samples)
+    gpus_s, host_s, sample_bytes = sample_s(size.samples)
     added = hooks_s(size)
     hook_s = max(0.0, statistics.median(added))
     capture = capture_cost()
@@ -308,6 +312,11 @@ def rows_of(size: Size, quiet: Quiet) -> list[Row]:
             measure=f"  one sample of this host with {GPUS} ranks",
             ours=host_s * 1e6,
             unit="µs of CPU",
+        ),
+        Row(
+            measure=f"  a day's samples of {GPUS} GPUs and {GPUS} ranks",
+            ours=sample_bytes * 86400 / 1e6,
+            unit="MB",
         ),
         Row(measure="  hooks of one step, with their thread", ours=hook_s * 1e6, unit="µs of CPU"),
         Row(measure="  one capture of 3 steps", ours=capture.cpu_s, unit="s of CPU"),

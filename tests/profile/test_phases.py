@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -276,3 +277,31 @@ def test_the_losses_are_bit_for_bit_those_without_a_recording(tmp_path: Path) ->
     start(tmp_path)
 
     assert torch.equal(plain, weights())
+
+
+def test_communication_is_what_follows_the_last_gradient(tmp_path: Path) -> None:
+    delay_s = 0.05
+
+    def slow(
+        _state: object, bucket: torch.distributed.GradBucket
+    ) -> torch.futures.Future[torch.Tensor]:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        threading.Timer(delay_s, future.set_result, (bucket.buffer(),)).start()
+        return future
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1))
+        model.register_comm_hook(None, slow)
+        start(tmp_path)
+        train(model, 3)
+        spans = spans_of(tmp_path)
+    finally:
+        torch.distributed.destroy_process_group()
+
+    by_step = phases_by_step(spans)
+    assert by_step[2] == by_step[3] == ["forward", "backward", "communication", "optimizer"]
+    waits = [one.end_ns - one.start_ns for one in spans if one.phase == "communication"]
+    assert min(waits) >= 0.8 * delay_s * 1e9

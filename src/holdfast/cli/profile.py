@@ -1,4 +1,4 @@
-"""`holdfast profile`: record one job, attach to a run, and look at what was recorded."""
+"""`holdfast profile`: record one job, or attach to a run."""
 
 import contextlib
 import os
@@ -99,7 +99,7 @@ def record(
 ) -> int:
     """Record a command, or attach to a run.
 
-    `holdfast run` records by default; then --attach shows what is recorded, and requests captures.
+    `holdfast run` records by default; then --attach shows the recording, and requests captures.
     """
     from holdfast.profile import LEAST_INTERVAL_S
 
@@ -277,7 +277,7 @@ def _write_steps(folder: Path, node: str, lines: list[tuple[int, int]]) -> None:
 
 
 def print_summary(folder: Path, what: str, exit_code: int | None, *, as_json: bool) -> None:
-    """Print what a recording holds, and what it lacks."""
+    """Print the content of a recording, and the sources that are missing."""
     from holdfast.profile import Recording, iterations_of, typical_s
 
     try:

@@ -1,4 +1,4 @@
-"""`holdfast profile --attach RUN`: look at what a run records, sample a run that records nothing, request captures."""
+"""`holdfast profile --attach RUN`: show a run's recording, sample a run that records nothing, request captures."""
 
 import contextlib
 import time
@@ -33,7 +33,7 @@ def attach_to(
     Args:
         place: where the records are.
         run_id: the run.
-        wanted: the kinds of captures to request; none: show what is recorded, or sample this node.
+        wanted: the kinds of captures to request; none: show the recording, or sample this node.
         max_bytes: the largest capture of a rank.
         interval_s: seconds between two samples, where this process samples.
         as_json: print JSON.

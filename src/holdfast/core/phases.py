@@ -1,4 +1,4 @@
-"""The seam between the code that knows a rank's phases and the recorder of the rank's profile.
+"""The seam between the code that runs a rank's phases and the recorder of the rank's profile.
 
 `holdfast.profile` sets the process's sink. The checkpoint and evaluation rooms note phases by `note_phase`, which does
 nothing without a sink.

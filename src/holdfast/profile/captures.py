@@ -45,7 +45,7 @@ COMPUTING: Final = ("data", "forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to capture."""
+    """A request for captures of some ranks."""
 
     id: str
     kinds: tuple[str, ...]
@@ -71,7 +71,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """What became of a request, on one rank.
+    """The result of a request, on one rank.
 
     Attributes:
         state: `done` or `refused`.
@@ -116,7 +116,7 @@ def request_capture(
 
 
 def captured(folder: Path, request: Request) -> list[Captured]:
-    """Return what has become of a request so far: one entry for each rank and kind that is over."""
+    """Return the results of a request so far: one for each rank and kind that is over."""
     found = []
     for rank in request.ranks:
         for kind in request.kinds:

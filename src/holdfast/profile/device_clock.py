@@ -1,6 +1,6 @@
 """Put the times of a device on the host's clock, without a synchronisation.
 
-CUDA events give the time between two of them, and nothing about the host. What is known: the device reaches an event
+CUDA events give the time between two of them, and nothing about the host. But the device reaches an event
 after the host has recorded the event, and before the host sees the event completed. Each event so bounds the offset of
 the two clocks from both sides, and an idle device bounds it closely.
 """

@@ -24,9 +24,9 @@ HIGH: Final = 70.0
 """Percent from which a GPU works at an iteration."""
 LEAST_LOW_S: Final = 30.0
 LEAST_ITERATION_S: Final = 60.0
-"""Shorter stretches are noise. The four limits are those of Omnistat 1.14 (`inspect/constants.py`)."""
+"""Shorter stretches are noise. Omnistat 1.14 has the same four limits (`inspect/constants.py`)."""
 UTILISATIONS: Final = ("gpu_sm_active", "gpu_utilization")
-"""The metrics that show iterations, the more telling one first."""
+"""The metrics that show iterations, the better one first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -173,7 +173,7 @@ class PhaseRecorder:
             self._captures.on_step()
 
     def close(self) -> None:
-        """Write what is left and stop. Closing twice is harmless; a fork of this process closes nothing."""
+        """Write the remaining spans and stop. Closing twice is harmless; a fork of this process closes nothing."""
         if os.getpid() != self._pid or self._closed.is_set():
             return
         if self._open_span is not None:
@@ -279,14 +279,14 @@ def start_phases(
 
 
 def start_from_environment(rank: int, attempt: int) -> None:
-    """Record the phases of this process if its launcher asks for a profile by `$HOLDFAST_PROFILE`."""
+    """Record the phases of this process if its launcher has set `$HOLDFAST_PROFILE`."""
     if _recorder is None and (folder := os.environ.pop(ENV_PROFILE, "")):
         # A program that this rank starts is not the rank.
         start_phases(Path(folder), rank=rank, node=own_node(), attempt=attempt)
 
 
 def start_evaluation(node: int) -> None:
-    """Record the phases of an evaluation's process, if its launcher asks for a profile by `$HOLDFAST_PROFILE`.
+    """Record the phases of an evaluation's process, if its launcher has set `$HOLDFAST_PROFILE`.
 
     Args:
         node: the number of the node, which stands for a rank: engines and harness processes of a node share a file.
@@ -322,7 +322,7 @@ def end_step(step: int) -> None:
 
 
 def stop_phases() -> None:
-    """Remove all hooks, write what is left, and record no more."""
+    """Remove all hooks, write the remaining spans, and record no more."""
     global _recorder, _hooks  # noqa: PLW0603 - see `start_phases`
     atexit.unregister(stop_phases)
     set_phase_sink(None)

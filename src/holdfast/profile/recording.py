@@ -46,7 +46,7 @@ VERSION: Final = 1
 FOLDER: Final = "profile"
 """The folder of a recording below the folder of a run or of an evaluation."""
 PART_BYTES: Final = 32 * 1024 * 1024
-KEPT_PARTS: Final = 8
+KEPT_PARTS: Final = 15
 """The finished parts of a file that are kept beside the newest one."""
 CLOCK_EVERY_NS: Final = 60_000_000_000
 STEADY_NS: Final = 1_000_000
@@ -60,7 +60,7 @@ _FILE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SeriesId:
-    """What a series measures.
+    """The metric, the device and the source of a series.
 
     Attributes:
         metric: a name of `metrics.METRICS`.
@@ -109,7 +109,7 @@ class Span:
     Attributes:
         phase: a name of `metrics.PHASES`.
         start_ns: the beginning, in nanoseconds: Unix time if read, monotonic time if written.
-        end_ns: the end, likewise.
+        end_ns: the end, on the same clock as `start_ns`.
         step: the step during which the phase ran; None outside of steps.
     """
 
@@ -594,7 +594,7 @@ def _cut_torn_line(fd: int) -> None:
 
 def _short(unit: str, value: float) -> float:
     """Return a number with few digits; totals that only grow keep more, because readers subtract them."""
-    rounded = float(f"{value:.12g}" if unit in TOTALS else f"{value:.5g}")
+    rounded = float(f"{value:.12g}" if unit in TOTALS else f"{value:.4g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 

@@ -46,7 +46,7 @@ class Gpus:
         """Start nothing yet.
 
         Args:
-            command: starts a process that speaks as `reader` does.
+            command: starts a process with the protocol of `reader`.
             environment: of the process.
         """
         self._command = list(command)

@@ -33,7 +33,7 @@ def fake_dcgmi(path: Path, rows: Sequence[Sequence[str]], *, then: str = "sleep 
 
     Args:
         path: the program.
-        rows: the words of each GPU's values, in the order of the fields asked for.
+        rows: the words of each GPU's values, in the order of the requested fields.
         then: a shell command that runs afterwards.
     """
     lines = [

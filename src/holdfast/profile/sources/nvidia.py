@@ -1,6 +1,6 @@
 """Read NVIDIA GPUs by NVML, through `nvidia-ml-py`: with GPM the SM counters too, without root, DCGM or CUDA.
 
-GPM measures between two samples. NVML asks for at least 100 ms between them; the sampler's interval is longer.
+GPM measures between two samples. At least 100 ms must lie between them; the sampler's interval is longer.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Choose the source of the GPUs' counters: the first one that answers, the most telling one first."""
+"""Choose the source of the GPUs' counters: the first one that answers, the best one first."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Keep this node's sampler going, and send it the processes of the ranks.
 
-The sampler is a process of its own. Training goes on whatever happens to the sampler: a sampler that ends is started
+The sampler is a process of its own. No end of the sampler touches training. A sampler that ends is started
 again, and one that ends soon after each start is given up.
 """
 
