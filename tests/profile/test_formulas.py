@@ -110,6 +110,9 @@ def test_the_peak_is_the_data_sheets(device, tflops):
     [
         None,
         "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-10C",
+        "GRID A100-1-5C",
+        "NVIDIA GH200 480GB",
         "Tesla V100-SXM2-16GB",
         "NVIDIA L40",
         "NVIDIA H200 NVL",

@@ -46,7 +46,8 @@ def peak_of(device: str | None, stated_tflops: float | None = None) -> Peak:
         stated_tflops: dense TFLOP/s that the user states, in the precision of the job.
 
     Raises:
-        BadUse: the device is not in the table, or is a MIG slice, and no peak is stated.
+        BadUse: the device is not in the table, or is a MIG slice or a virtual GPU, and no peak is
+            stated.
     """
     if stated_tflops is not None:
         if not stated_tflops > 0:
@@ -55,8 +56,8 @@ def peak_of(device: str | None, stated_tflops: float | None = None) -> Peak:
     step = "State the peak: --peak-tflops, or gpu.peak_tflops in the job's file."
     if not device:
         raise BadUse(f"The name of the GPU is not stated, so there is no peak. {step}")
-    if "MIG" in device.upper():
-        raise BadUse(f"{device} is a MIG slice, which has less than its GPU's peak. {step}")
+    if re.search(r"\bMIG\b|^GRID\b|-\d+[ABCQ]$", device, re.IGNORECASE):
+        raise BadUse(f"{device} is a part of a GPU, which has less than the whole peak. {step}")
     for name, pattern, tflops in PEAK_TFLOPS:
         if re.search(pattern, device, re.IGNORECASE):
             return Peak(float(tflops), f"the vendor's data sheet for {name}, dense BF16")
