@@ -125,6 +125,10 @@ def test_64_ranks_are_one_small_file_with_a_sequence_each(tmp_path):
     data = (tmp_path / "made" / "run.pftrace").read_bytes()
     parsed = Parsed(data)
     assert size == len(data) < 200_000
+    events = [packet for packet in parsed.trace.packet if packet.HasField("track_event")]
+    assert sum(packet.ByteSize() for packet in events) / len(events) < 40, (
+        "small: names are interned"
+    )
     tops = {
         track.name: uuid
         for uuid, track in parsed.tracks.items()
