@@ -32,6 +32,10 @@ COMMANDS = {
     ),
     "nodes": ("holdfast.cli.nodes", "Test nodes, and cordon the faulty ones."),
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
+    "profile": (
+        "holdfast.cli.profile",
+        "Profile one job: counters of its nodes, phases of its ranks.",
+    ),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
     "simulate": (

@@ -20,8 +20,11 @@ from holdfast.core.failure_history import FailureHistory
 from holdfast.core.left_out import ENV_LEAVE_OUT, LeftOut
 from holdfast.core.link import ENV_ACCUMULATION, ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
+from holdfast.core.phases import ENV_PROFILE
 from holdfast.core.processes import kill_descendants
+from holdfast.profile import ENV_NODE
 from holdfast.recover import channel
+from holdfast.recover.agent.rendezvous import node_name
 from holdfast.recover.guard import STANDBY
 from holdfast.recover.shim import imports, rank_shim
 from holdfast.recover.shim.gpus import ENV_TURN_GPUS
@@ -161,6 +164,8 @@ async def launch(
         ENV_CONNECT: "holdfast.recover.attach:connect_quietly",
         ENV_RUN: paths.run_id,
         ENV_FRESH: "1" if spec.fresh else "",
+        ENV_PROFILE: str(paths.profile) if spec.profile else "",
+        ENV_NODE: node_name(),
         imports.ENV_FOLDER: str(paths.root / "imports"),
         rank_shim.ENV_LOGS: str(logs),
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),

@@ -52,6 +52,8 @@ class RunSpec:
     """True if checkpoints of other runs are set aside."""
     log_max_mib: int = 64
     """The most output that is kept of each rank in an attempt, in MiB."""
+    profile: bool = True
+    """True if the nodes' counters and the ranks' phases are recorded, see `holdfast.profile`."""
     mode: Mode = "act"
     """The decisions that are carried out, see `people.modes`."""
 
@@ -244,6 +246,7 @@ class RunSpec:
             "test_nodes": cls.test_nodes,
             "fresh": cls.fresh,
             "log_max_mib": cls.log_max_mib,
+            "profile": cls.profile,
             "mode": cls.mode,
         }
 

@@ -21,11 +21,13 @@ from typing import Any
 
 from holdfast.core.channel import is_token
 from holdfast.core.clock import SystemClock
+from holdfast.core.paths import RunPaths
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.board import board_of
 from holdfast.recover.agent.held_connection import send_connection
 from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
+from holdfast.recover.agent.sampling import Sampling
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
@@ -101,6 +103,8 @@ class Agent:
         began_s = begin["began_s"]  # None: the node is tested, and has no job to watch over
         sources = [] if began_s is None else sources_of_this_host(since_s=float(began_s))
         self._watch = Watch(sources, self._send, SystemClock())
+        self._home = Path(home)
+        self._sampling = Sampling(str(begin["name"]), self._pids)
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None
         """The last answer to an order `check`; sent again after a cut."""
@@ -115,6 +119,7 @@ class Agent:
             self._watch_states(),
             self._ping(),
             self._send_steps(),
+            self._sampling.keep(),
         )
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -195,6 +200,8 @@ class Agent:
         if self._holding is not None:
             send_connection(self._holding, stream.fd)
         self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
+        if self._begin.get("is_profiled"):
+            self._sampling.begin(RunPaths(self._home, str(welcome["run_id"])).profile)
         is_new = 0 < self._generation < generation
         if generation > self._generation:
             self._generation, self._orders_seen = generation, 0
@@ -389,6 +396,9 @@ class Agent:
                 self._facts = {key: one for key, one in self._facts.items() if self._is_known(one)}
         elif peer.role == "shim" and kind in ("exited", "gone"):
             self._processes.pop(rank, None)
+
+    def _pids(self) -> dict[int, int]:
+        return {rank: pid for rank, (_, _, pid) in self._processes.items()}
 
     def _note_rank(self, rank: int, attempt: int, *, is_attached: bool, pid: int) -> None:
         before = self._processes.get(rank)

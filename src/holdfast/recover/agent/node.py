@@ -305,6 +305,7 @@ class Node:
             "launched": self._launched,
             "last_end": self._last_end,
             "began_s": self._began_s,
+            "is_profiled": self._spec.profile,
             "stop": None if self._supervisor is not None else self._stop,
         }
 
