@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
-from holdfast.diagnose.logs.lines import Line, clean_line
+from holdfast.diagnose.logs.lines import Line, clean_line, learn_prefixes
+from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.logs.progress import PROGRESS, reported_step
 from holdfast.diagnose.logs.records import plain_text, record_lines
 from holdfast.diagnose.logs.tracebacks import Raised, TracebackReader
@@ -27,8 +28,8 @@ JOB_STEPS_RECOVERED: Final = 3
 together, but their output may arrive a step or two late."""
 
 
-StreamKey: TypeAlias = int | tuple[str | None, int | None] | None
-"""A rank; where none is known the host and local rank."""
+StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
+"""A rank; where none is known the host with the local rank, or with its process."""
 
 
 @dataclass
@@ -101,6 +102,7 @@ class _Log:
         """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
         self.ranks = ranks
         """Of the job, as far as any of its logs names them."""
+        self.prefixes = Prefixes()
         self.steps = 0
         """Steps of the job that were reported."""
         self.last_step: int | None = None
@@ -206,6 +208,7 @@ def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
 
 
 def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
+    learn_prefixes(log.prefixes, block)
     log.block, log.steps_noted_to = block, 0
     position = 0
     for raw in block.split(b"\n"):
@@ -228,7 +231,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
 def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
     hot = log.rules.hot.search(raw) is not None
     if hot or log.open:
-        line = clean_line(raw, number)
+        line = clean_line(raw, number, log.prefixes)
         if _scan_line(log, file, line):
             return
         if hot and log.rules.digits_matter(line.text):
@@ -265,7 +268,8 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     for match in noted:
         low = _line_start(block, first, match.start())
         high = _line_end(block, match.end())
-        _note_step(log, file, clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0))
+        raw = block[low : min(high, low + LINE_LIMIT_BYTES)]
+        _note_step(log, file, clean_line(raw, 0, log.prefixes))
 
 
 def _note_step(log: _Log, file: LogFile, line: Line) -> None:
@@ -300,7 +304,9 @@ def _key(line: Line, file: LogFile) -> StreamKey:
     if line.rank is not None:
         return line.rank
     if line.local_rank is None:
-        return file.rank if line.host is None or file.rank is not None else (line.host, None)
+        if file.rank is not None or (line.host is None and line.process is None):
+            return file.rank
+        return line.host, line.process
     return line.local_rank if line.host is None else (line.host, line.local_rank)
 
 
