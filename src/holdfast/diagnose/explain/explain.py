@@ -8,12 +8,15 @@ a cascade may be printed before its cause.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.explain.timing import Span, clocks_of, ends_cost, follows_cost
+from holdfast.diagnose.logs.times import waited_s
 from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.rules.causes import kinds
 
@@ -71,6 +74,7 @@ class Cluster:
     ranks: frozenset[int]
     alone: float
     left: float
+    span: Span | None = None
 
     @property
     def first(self) -> Event:
@@ -240,6 +244,8 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
     for event in sorted(events, key=lambda one: (-one.rule.confidence, *_place(one))):
         key = (event.rule.id, mask_varying(event.text.strip()), event.recovered, event.demoted)
         groups.setdefault(key, []).append(event)
+    logs = {id(event.log): event.log.clock.last_s for group in groups.values() for event in group}
+    clocks = clocks_of({log: last_s for log, last_s in logs.items() if last_s is not None})
     clusters = []
     for group in groups.values():
         ranks = frozenset(rank for event in group if (rank := rank_of(event)) is not None)
@@ -247,9 +253,23 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
         kind = kinds()[group[0].rule.kind]
         left = 0.05 if group[0].recovered or group[0].demoted else kind.left
         group.sort(key=lambda event: (_alone(event, first), *_place(event)))
-        clusters.append(Cluster(events=group, ranks=ranks, alone=alone, left=left))
+        span = _span(group, clocks)
+        clusters.append(Cluster(events=group, ranks=ranks, alone=alone, left=left, span=span))
     clusters.sort(key=lambda one: (one.alone, *_place(one.first)))
     return clusters[:_CLUSTERS_LIMIT]
+
+
+def _span(events: Sequence[Event], clocks: Mapping[int, int]) -> Span | None:
+    """When `events` were printed, by the clock that most of them share."""
+    timed = [event for event in events if event.time_s is not None]
+    if not timed:
+        return None
+    clock, _ = Counter(clocks[id(event.log)] for event in timed).most_common(1)[0]
+    mine = [event for event in timed if clocks[id(event.log)] == clock]
+    times = [event.time_s for event in mine if event.time_s is not None]
+    own = [event.time_s for event in mine if event.time_s is not None and event.has_own_time]
+    waits = waited_s(events[0].text) if events[0].rule.kind == "collective_timeout" else None
+    return Span(min(times), min(own, default=None), max(times), clock, waits)
 
 
 def _alone(event: Event, first: FirstEnd) -> float:
@@ -287,11 +307,12 @@ def _direct_costs(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
     direct: list[dict[int, float]] = []
     for index, cause in enumerate(clusters):
         kind = kinds()[cause.first.rule.kind]
-        costs = {END: kind.ends}
+        costs = {END: kind.ends + ends_cost(cause.span, (one.span for one in clusters))}
         for other, effect in enumerate(clusters):
             edge = kind.brings.get(effect.first.rule.kind)
             if edge is not None and other != index:
-                costs[other] = edge[1] + _scope_cost(edge[0], cause.ranks, effect.ranks)
+                where = _scope_cost(edge[0], cause.ranks, effect.ranks)
+                costs[other] = edge[1] + where + follows_cost(cause.span, effect.span)
         direct.append(costs)
     return direct
 

@@ -10,6 +10,7 @@ from holdfast.diagnose.logs.lines import Line, clean_line, learn_prefixes
 from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.logs.progress import PROGRESS, reported_step
 from holdfast.diagnose.logs.records import plain_text, record_lines
+from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
 from holdfast.diagnose.logs.tracebacks import Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
@@ -23,6 +24,8 @@ _SHAPES_LIMIT: Final = 65_536
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
 """Lines of others after which a traceback that does not go on counts as torn."""
+_BACK_S: Final = 30.0
+"""Lines of several processes may be out of order by so much."""
 JOB_STEPS_RECOVERED: Final = 3
 """Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
 together, but their output may arrive a step or two late."""
@@ -65,6 +68,9 @@ class Event:
     job_step_before: int | None
     job_steps_before: int
     attempt: int
+    time_s: float | None = None
+    """The time in its line, or else in the last line before it that has one; seconds since 1970, in the log's zone."""
+    has_own_time: bool = False
     whole_traceback: bool = False
     demoted: bool = False
     """A better line of the same chain of tracebacks states the root, or Python went on after it."""
@@ -72,6 +78,8 @@ class Event:
     @property
     def recovered(self) -> bool:
         """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
+        if self.log.clock.is_before(self.log.last_step_s, self.time_s):
+            return False  # the steps below it were printed before it: logs were put together
         if self.own_progress:
             return True
         if self.log.attempt > self.attempt:  # the job was started again since
@@ -93,6 +101,28 @@ class Event:
         return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
 
 
+class _Clock:
+    """The times of one log, as its lines state them."""
+
+    def __init__(self) -> None:
+        self.last_s: float | None = None
+        self.went_back = False
+        """The log was put together out of several."""
+        self._by_form: dict[str, float] = {}
+
+    def note(self, stamp: Stamp | None) -> float | None:
+        """Take in the time of a line; return the last time, which holds for lines without one."""
+        if stamp is not None:
+            before = self._by_form.get(stamp.form, stamp.seconds)
+            self.went_back |= stamp.seconds < before - _BACK_S
+            self._by_form[stamp.form] = self.last_s = stamp.seconds
+        return self.last_s
+
+    def is_before(self, one_s: float | None, other_s: float | None) -> bool:
+        """Whether `one_s` lies before `other_s`, though it was read later."""
+        return self.went_back and one_s is not None and other_s is not None and one_s < other_s - 1
+
+
 class _Log:
     """The state of one log while its parts are read."""
 
@@ -103,6 +133,9 @@ class _Log:
         self.ranks = ranks
         """Of the job, as far as any of its logs names them."""
         self.prefixes = Prefixes()
+        self.clock = _Clock()
+        self.last_step_s: float | None = None
+        """The latest time at which a step was reported."""
         self.steps = 0
         """Steps of the job that were reported."""
         self.last_step: int | None = None
@@ -225,6 +258,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         number += 1
         log.lines += 1
     _note_progress(log, file, len(block), len(block))
+    log.clock.note(last_time(block, len(block), log.clock.last_s))
     log.block = b""  # one a log would be kept else
 
 
@@ -269,13 +303,22 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         low = _line_start(block, first, match.start())
         high = _line_end(block, match.end())
         raw = block[low : min(high, low + LINE_LIMIT_BYTES)]
-        _note_step(log, file, clean_line(raw, 0, log.prefixes))
+        line = clean_line(raw, 0, log.prefixes)
+        _note_step(log, file, line, _time_of(log, line, low))
 
 
-def _note_step(log: _Log, file: LogFile, line: Line) -> None:
+def _time_of(log: _Log, line: Line, line_start: int) -> float | None:
+    """The time of a line of the log's block: its own, or else that of the lines before it."""
+    stamp = time_of_line(line.time, line.text, log.clock.last_s)
+    return log.clock.note(stamp or last_time(log.block, line_start, log.clock.last_s))
+
+
+def _note_step(log: _Log, file: LogFile, line: Line, time_s: float | None) -> None:
     step = reported_step(line.text)
     if step is None:
         return
+    if time_s is not None:
+        log.last_step_s = time_s if log.last_step_s is None else max(time_s, log.last_step_s)
     key, stream = log.stream(_key(line, file))
     before = stream.last_step
     # The job was started again within this log; the first rank that goes back tells, the others do so too.
@@ -362,6 +405,8 @@ def _note(
         job_step_before=log.largest_step,
         job_steps_before=log.steps,
         attempt=log.attempt,
+        time_s=_time_of(log, line, log.line_start),
+        has_own_time=time_of_line(line.time, line.text) is not None,
         whole_traceback=raised is not None,
     )
     log.keep(event)

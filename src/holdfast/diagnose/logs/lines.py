@@ -37,7 +37,7 @@ class Line:
     local_rank: int | None
     host: str | None = None
     time: str | None = None
-    """As printed."""
+    """As printed; of two times, the outer: one clock gives it to all lines."""
     stream: str | None = None
     """`stdout` or `stderr`, where a prefix says so."""
     process: str | None = None
@@ -57,7 +57,7 @@ class Dialects:
         self._groups = [sorted(one.groupindex.items()) for one in self._patterns]
 
     def part(self, text: str) -> tuple[str, dict[str, str]]:
-        """`text` without its prefixes, and what they tell; of two that tell the same, the later."""
+        """`text` without its prefixes, and what they tell; of two that tell the same, the later; of two times, the first."""
         told: dict[str, str] = {}
         for _ in range(_PREFIXES_LIMIT):
             found = self._set.Match(text)
@@ -66,7 +66,7 @@ class Dialects:
             first = min(found)
             prefix = self._patterns[first].match(text)
             for name, group in self._groups[first]:
-                if value := prefix[group]:
+                if (value := prefix[group]) and not (name == "time" and name in told):
                     told[name] = value
             text = text[prefix.end() :]
         return text, told
@@ -120,7 +120,9 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
     for start, known in ((text, told), (whole, {})):
         if (found := learnt.part(start)) is not None:
             behind, more = dialects().part(found[0])
-            return behind, {**known, **found[1], **more}
+            told = {**known, **found[1], **more}
+            times = (one["time"] for one in (known, found[1], more) if "time" in one)
+            return behind, told | {"time": time for time in list(times)[:1]}
     return text, told
 
 
