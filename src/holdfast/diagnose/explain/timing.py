@@ -3,22 +3,26 @@
 Where a time is absent, or two clocks cannot be compared, every cost is 0.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.logs.times import waited_s
+
 _SLACK_S: Final = 60.0
 """Output is kept back, and clocks of nodes differ: a cause may be printed so long after its effect."""
 _AFTER_ITS_EFFECT: Final = 4.0
-_NOT_WHEN_THE_WAIT_BEGAN: Final = 2.5
-"""A wait that was over later began long before the alleged cause."""
-_LONG_BEFORE_THE_WAIT: Final = 0.7
+NOT_WHEN_THE_WAIT_BEGAN: Final = 1.5
+"""For a cause that happened at another time than the wait began, where another cause happened then."""
 _LATE_SHARE: Final = 0.1
 """A wait may begin before its cause by so much of its length: the collective is entered, then a peer dies."""
-_EARLY_S: Final = 900.0
-_LONG_AGO_S: Final = 3600.0
-"""After so long without a wait between, an event has seldom ended the job."""
-_LONG_AGO: Final = 1.0
+_EARLY_S: Final = 300.0
+_SOON_S: Final = 900.0
+_LONG_AFTER_ITS_CAUSE: Final = 1.5
+"""For what does not wait and yet comes later than that."""
 _SAME_END_S: Final = 900.0
 _INCOMPARABLE_S: Final = 30 * 86_400.0
 """Two times further apart lack a year or a day."""
@@ -46,32 +50,52 @@ def follows_cost(cause: Span | None, effect: Span | None) -> float:
     late_s = cause.first_s - effect.printed_s
     if abs(late_s) > _INCOMPARABLE_S:
         return 0.0
-    cost = _AFTER_ITS_EFFECT if late_s > _SLACK_S else 0.0
-    if effect.waited_s is not None and cause.waited_s is None:
-        after_began_s = late_s + effect.waited_s
-        if after_began_s > max(_SLACK_S, _LATE_SHARE * effect.waited_s):
-            cost += _NOT_WHEN_THE_WAIT_BEGAN
-        elif after_began_s < -_EARLY_S and cause.printed_s is not None:
-            cost += _LONG_BEFORE_THE_WAIT
-    return cost
+    if late_s > _SLACK_S:
+        return _AFTER_ITS_EFFECT
+    at_once = effect.waited_s is None and cause.printed_s is not None
+    return _LONG_AFTER_ITS_CAUSE if at_once and effect.printed_s - cause.last_s > _SOON_S else 0.0
 
 
-def ends_cost(cause: Span | None, spans: Iterable[Span | None]) -> float:
-    """What time adds, in nats, to the cost that `cause` by itself ended the job; `spans` are those of all events."""
-    if cause is None or cause.printed_s is None:
-        return 0.0
-    last_s = max(
-        one.last_s for one in (cause, *spans) if one is not None and one.clock == cause.clock
-    )
-    return _LONG_AGO if _LONG_AGO_S < last_s - cause.last_s < _INCOMPARABLE_S else 0.0
+def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
+    """Whether `cause` happened when the wait began that `effect` gave up; None where times do not say."""
+    if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
+        return None
+    if effect.waited_s is None or cause.waited_s is not None:
+        return None
+    after_began_s = cause.first_s - effect.printed_s + effect.waited_s
+    if abs(after_began_s) > _INCOMPARABLE_S:
+        return None
+    return -_EARLY_S < after_began_s < max(_SLACK_S, _LATE_SHARE * effect.waited_s)
 
 
-def clocks_of(ends_s: Mapping[int, float]) -> dict[int, int]:
-    """The number of the clock of each log, given the last time in each; logs of one job that agree end together."""
+def clocks_of(events: Iterable[Event]) -> dict[int, int]:
+    """The number of the clock of each log, by the log's `id`; logs of one job whose clocks agree end together."""
+    ends_s = {id(one.log): one.log.clock.last_s for one in events}
     clocks: dict[int, int] = {}
-    before_s = None
-    for log, end_s in sorted(ends_s.items(), key=lambda item: item[1]):
-        apart = before_s is None or end_s - before_s > _SAME_END_S
-        clocks[log] = len(clocks) if apart else clocks[before]
-        before, before_s = log, end_s
+    clock, before_s = -1, -math.inf
+    for end_s, log in sorted((end_s, log) for log, end_s in ends_s.items() if end_s is not None):
+        clock += end_s - before_s > _SAME_END_S
+        clocks[log], before_s = clock, end_s
     return clocks
+
+
+def span_of(events: Iterable[Event], clocks: Mapping[int, int]) -> Span | None:
+    """When `events` were printed, by the clock that most of them share; None where none has a time."""
+    timed = [(one.time_s, one) for one in events if one.time_s is not None]
+    if not timed:
+        return None
+    clock, _ = Counter(clocks[id(one.log)] for _, one in timed).most_common(1)[0]
+    mine = [(time_s, one) for time_s, one in timed if clocks[id(one.log)] == clock]
+    times_s = [time_s for time_s, _ in mine]
+    waits_s = [
+        waits
+        for _, one in mine
+        if one.rule.kind == "collective_timeout" and (waits := waited_s(one.text))
+    ]
+    return Span(
+        first_s=min(times_s),
+        printed_s=min((time_s for time_s, one in mine if one.has_own_time), default=None),
+        last_s=max(times_s),
+        clock=clock,
+        waited_s=max(waits_s, default=None),
+    )

@@ -57,7 +57,7 @@ class Dialects:
         self._groups = [sorted(one.groupindex.items()) for one in self._patterns]
 
     def part(self, text: str) -> tuple[str, dict[str, str]]:
-        """`text` without its prefixes, and what they tell; of two that tell the same, the later; of two times, the first."""
+        """`text` without its prefixes, and what they tell; of two ranks the later, of two times the first."""
         told: dict[str, str] = {}
         for _ in range(_PREFIXES_LIMIT):
             found = self._set.Match(text)
@@ -121,8 +121,8 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
         if (found := learnt.part(start)) is not None:
             behind, more = dialects().part(found[0])
             told = {**known, **found[1], **more}
-            times = (one["time"] for one in (known, found[1], more) if "time" in one)
-            return behind, told | {"time": time for time in list(times)[:1]}
+            outer = [one["time"] for one in (known, found[1], more) if "time" in one]
+            return behind, told | dict(zip(("time",), outer, strict=False))
     return text, told
 
 

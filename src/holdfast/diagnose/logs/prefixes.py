@@ -30,6 +30,7 @@ _HEAD_CHARACTERS: Final = 240
 _TEMPLATES_LIMIT: Final = 16
 _VARIETY_LEAST: Final = 4
 """Different tokens that must follow a prefix."""
+_FOLLOWING_TOKENS: Final = 8
 _RANK_SLACK: Final = 8
 
 _TOKEN: Final = re.compile(
@@ -274,9 +275,9 @@ def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
 
 
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
-    """What follows `prefix`: a severity with its blanks, and a token."""
+    """What follows `prefix`: room for a severity or the prefix of another program, and a word."""
     at = len(prefix)
-    return {one.tokens[at : at + 4] for one in members if one.tokens[:at] == prefix}
+    return {one.tokens[at : at + _FOLLOWING_TOKENS] for one in members if one.tokens[:at] == prefix}
 
 
 def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:

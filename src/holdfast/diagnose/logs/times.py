@@ -32,11 +32,23 @@ _DAY_S: Final = 86_400.0
 _YEAR_S: Final = 365.2425 * _DAY_S
 _NO_YEAR: Final = 1972
 """For a stamp without a year, before any other: a leap year, so that each date exists."""
-_MONTHS: Final = {
-    name: number for number, name in enumerate("Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), start=1)
-}  # fmt: skip
+_MONTHS: Final = (
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+)
 _ISO = re.compile(
-    r"^(?P<year>\d{4})[-/](?P<month>\d{2})[-/](?P<day>\d{2})[T _-](?P<clock>[\d:.,]+)(?: ?(?P<zone>Z|UTC|[+-]\d{2}:?\d{2}))?"
+    r"^(?P<year>\d{4})[-/](?P<month>\d{2})[-/](?P<day>\d{2})[T _-](?P<clock>[\d:.,]+)"
+    r"(?: ?(?P<zone>Z|UTC|[+-]\d{2}:?\d{2}))?"
 )
 _US = re.compile(
     r"^(?P<month>\d{2})/(?P<day>\d{2})(?:/(?P<year>\d{4}|\d{2}))?[ T](?P<clock>[\d:.,]+)"
@@ -49,7 +61,8 @@ _DAYLESS = re.compile(rf"^{_CLOCK}$")
 _EPOCH = re.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
 
 _WAITED = re2.compile(
-    r"(?i)(?:ran for|waited(?: for)?|timed? ?out(?: \(?ms\)?)?(?: after| of| for|=|:)?|timeout\(ms\)=) ?(?P<number>\d+(?:\.\d+)?)"
+    r"(?i)(?:ran for|waited(?: for)?|timed? ?out(?: \(?ms\)?)?(?: after| of| for|=|:)?|timeout\(ms\)=)"
+    r" ?(?P<number>\d+(?:\.\d+)?)"
     r" ?(?P<unit>ms|milliseconds|s|sec|secs|seconds|min|mins|minutes)?\b"
 )
 _UNITS_S: Final = {"ms": 1e-3, "milliseconds": 1e-3, "min": 60.0, "mins": 60.0, "minutes": 60.0}
@@ -74,7 +87,7 @@ def parse_time(text: str, before: float | None = None) -> Stamp | None:
         if (found := pattern.search(text)) is not None:
             try:
                 return Stamp(_READERS[form](found, before), form)
-            except (ValueError, KeyError, OverflowError):
+            except (ValueError, OverflowError):
                 return None
     return None
 
@@ -113,8 +126,7 @@ def _clock_s(text: str) -> float:
 
 
 def _date_s(year: int, month: int, day: int) -> float:
-    calendar.monthrange(year, month)
-    if not 1 <= day <= 31:
+    if not 1 <= day <= calendar.monthrange(year, month)[1]:
         raise ValueError(day)
     return float(calendar.timegm((year, month, day, 0, 0, 0)))
 
@@ -143,7 +155,7 @@ def _us(found: re.Match[str], before: float | None) -> float:
 
 
 def _named(found: re.Match[str], before: float | None) -> float:
-    month = _MONTHS[found["name"]]
+    month = 1 + _MONTHS.index(found["name"])
     return _with_year(found["year"], month, int(found["day"]), found["clock"], before)
 
 
