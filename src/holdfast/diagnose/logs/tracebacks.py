@@ -41,7 +41,8 @@ _FRAME = re2.compile(r'^\s+File "(?P<path>[^"]*)", line [0-9]+(?:, in (?P<functi
 """A frame of a traceback; those of faulthandler's dumps have no comma."""
 _BY_THE_INTERPRETER = re2.compile(
     r"/multiprocessing/resource_tracker\.py \w+$|/multiprocessing/util\.py (?:_run_finalizers|_exit_function)$"
-    r"|/logging/(?:__init__|handlers)\.py (?:emit|flush|handleError|shutdown|doRollover)$|/weakref\.py (?:__call__|_exitfunc)$"
+    r"|/logging/(?:__init__|handlers)\.py (?:emit|flush|handleError|shutdown|doRollover)$"
+    r"|/weakref\.py (?:__call__|_exitfunc)$"
     r"|/concurrent/futures/\w+\.py _python_exit$|/threading\.py _shutdown$| __del__$"
 )
 """The path and function of an outermost frame that only the interpreter calls."""
