@@ -12,7 +12,7 @@ from holdfast.diagnose.logs.prefixes import Prefixes, learnt
 from holdfast.diagnose.rules.packaged import packaged_rules
 
 RANKS = 4
-WORDS = "amber birch cedar delta ember fjord grove heath".split()
+WORDS = ["amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heath"]
 FAILED = [
     "Traceback (most recent call last):",
     '  File "/job/train.py", line 8, in <module>',
@@ -40,7 +40,7 @@ FORMS = {
     ),
     "sagemaker": lambda r, n: f"[1,mpirank:{r},algo-{r + 1}]<stdout>:",
     "stern": lambda r, n: f"train-7d9f-{'abcd'[r]}x2k pytorch ",
-    "stern with marks": lambda r, n: f"train-7d9f-{'abcd'[r]}x2k › pytorch │ ",
+    "stern with marks": lambda r, n: f"train-7d9f-{'abcd'[r]}x2k » pytorch │ ",
     "pdsh": lambda r, n: f"frontier{r:05d}: ",
     "mpirun": lambda r, n: f"[{r}]<stderr>: ",
     "ray": lambda r, n: f"(TrainWorker pid={900 + r * 13}, ip=10.1.0.{r}) ",

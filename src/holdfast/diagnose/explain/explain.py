@@ -9,7 +9,7 @@ before its cause.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
@@ -40,6 +40,8 @@ _BUFFERED_LINES: Final = 200
 """What stdio keeps back of one process (8 KiB), in lines, and what its launcher says on ending."""
 _SUPERSEDED: Final = 5.0
 """Another line of the same chain of tracebacks states the root, or Python went on after it."""
+_IN_A_THREAD: Final = 1.0
+"""The thread ended, and the program went on without it."""
 _BARE_EXCEPTION: Final = 0.4
 """A line that looks like an exception but ends no traceback may have been logged and handled."""
 _DOUBTED_RULE: Final = 1.0
@@ -299,17 +301,17 @@ def _place(event: Event) -> tuple[int, str, int]:
 
 
 def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
-    groups: dict[tuple[str, str, bool, bool], list[Event]] = {}
+    groups: dict[tuple[Hashable, ...], list[Event]] = {}
     for event in sorted(events, key=lambda one: (-one.rule.confidence, *_place(one))):
         text = "" if event.rule.kind in _REPEATED else mask_varying(event.text.strip())
-        key = (event.rule.id, text, event.recovered, event.demoted)
+        key = (event.rule.id, text, event.recovered, event.demoted, event.caught)
         groups.setdefault(key, []).append(event)
     clocks = clocks_of(event for group in groups.values() for event in group)
     clusters = []
     for group in groups.values():
         ranks = frozenset(rank for event in group if (rank := rank_of(event)) is not None)
         kind = kinds()[group[0].rule.kind]
-        is_past = group[0].recovered or group[0].demoted
+        is_past = group[0].recovered or group[0].demoted or group[0].caught == "the interpreter"
         clusters.append(
             Cluster(
                 events=_each_wording_first(
@@ -341,10 +343,12 @@ def _alone(event: Event, first: FirstEnd) -> float:
     cost = kinds()[rule.kind].alone if rule.alone is None else rule.alone
     cost += _DOUBTED_RULE * (1.0 - rule.confidence)
     rank = rank_of(event)
-    if event.demoted:
+    if event.demoted or event.caught == "the interpreter":
         cost += _SUPERSEDED
     elif event.recovered:
         cost += _SURVIVED_IN_PRINT if _is_last_word(event, first) else _SURVIVED
+    if event.caught == "a thread":
+        cost += _IN_A_THREAD
     if is_bare(event):
         cost += _BARE_EXCEPTION
     if first.rank is not None and rank is not None:

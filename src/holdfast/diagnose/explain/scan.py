@@ -11,7 +11,7 @@ from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.logs.progress import PROGRESS, reported_step
 from holdfast.diagnose.logs.records import plain_text, record_lines
 from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
-from holdfast.diagnose.logs.tracebacks import Raised, TracebackReader
+from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
@@ -21,6 +21,8 @@ _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
 """The last so many lines of progress before an event, or the end of a block: older ones tell no more."""
 _SHAPES_LIMIT: Final = 65_536
+_OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
+"""Kinds that say something of the program alone: what an exit handler raises of these began nothing."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
 """Lines of others after which a traceback that does not go on counts as torn."""
@@ -74,6 +76,8 @@ class Event:
     whole_traceback: bool = False
     demoted: bool = False
     """A better line of the same chain of tracebacks states the root, or Python went on after it."""
+    caught: Caught = "nobody"
+    """Who printed its traceback."""
 
     @property
     def recovered(self) -> bool:
@@ -143,6 +147,8 @@ class _Log:
         self.attempt = self.steps_before_attempt = 0
         self.lines = 0
         self.streams: dict[StreamKey, Stream] = {}
+        self.tracebacks = TracebackReader()
+        """Of all streams together: launchers may prefix the lines of one traceback differently."""
         self.open: dict[StreamKey, int] = {}
         """Streams inside a traceback, which want every line, and the line of the log at which each had its last."""
         self.reporters: dict[str, dict[int, int | None]] = {}
@@ -357,13 +363,17 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
     """Take one line in; return whether lines of its shape are to be looked at again."""
     key, stream = log.stream(_key(line, file))
     raised = stream.tracebacks.feed(line)
+    mixed = log.tracebacks.feed(line)
     _note_open(log, key, stream)
     if stream.tracebacks.is_open and raised is None and (line.text[:1] in " \t" or not line.text):
         return True  # a frame or its source text, which may quote anything
     if raised is not None:
         _link(stream, raised, _note(log, file, raised.line, stream, raised))
         return True
-    return _note(log, file, line, stream) is not None or stream.tracebacks.expects
+    event = _note(log, file, line, stream)
+    if event is not None and mixed is not None:
+        _take_catcher(event, mixed)
+    return event is not None or stream.tracebacks.expects
 
 
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
@@ -438,4 +448,9 @@ def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
         loser = event if keep_before else before
         loser.demoted = True
         stream.chain = before if keep_before else event
-    event.demoted |= raised.ignored
+    _take_catcher(event, raised)
+
+
+def _take_catcher(event: Event, raised: Raised) -> None:
+    event.caught = raised.caught
+    event.demoted |= raised.caught == "the interpreter" and event.rule.kind in _OF_PROGRAMS
