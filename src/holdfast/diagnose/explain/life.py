@@ -30,11 +30,12 @@ _HABITS: Final = 4096
 
 _NUMBER = re2.compile(rb"(?:^|[\s=\[(#@,]|[A-Za-z_]:)([0-9]{1,9})(?:[\s,;)\]|]|/[0-9]|:[^0-9]|:?$)")
 """A whole number; no part of a time, a date, an address or a fraction."""
-_WAITING = re2.compile(
-    rb"(?i)retr|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart|left\b"
-    rb"|remain|frame|^\s*#|thread|stack"
+_NO_WORK = re2.compile(
+    rb"(?i)retr[iy]|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart"
+    rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
+    rb"|terminat|watchdog|cancel|dump|leaked"
 )
-"""Words of lines whose numbers rise while nothing goes on."""
+"""Words of lines whose numbers rise while a job waits, is watched, or ends."""
 _DIGITS = re2.compile(rb"[0-9]+")
 
 
@@ -179,7 +180,7 @@ class Counters:
         for raw in lines:
             self.now += 1
             numbers = [int(one) for one in _NUMBER.findall(raw)[:_NUMBERS]]
-            if not numbers or _WAITING.search(raw):
+            if not numbers or _NO_WORK.search(raw):
                 continue
             shape = hash(_shape(raw))
             known = self._by_shape.get(shape)
