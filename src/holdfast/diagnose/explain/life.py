@@ -163,9 +163,6 @@ class _Numbers:
     def is_counter(self) -> bool:
         return self.rises >= _RISES_OF_A_COUNTER and self.falls * _FALLS <= self.rises
 
-    def rose_since(self, then: int) -> bool:
-        return self.is_counter and self.latest[0] > then
-
 
 class Counters:
     """The numbers that rise from line to line, whatever a program calls them."""
@@ -174,6 +171,8 @@ class Counters:
         self.now = 0
         """Lines that were looked at."""
         self._by_shape: dict[int, list[_Numbers]] = {}
+        self._known = (0, 0)
+        self._known_at = 0
 
     def note(self, lines: Iterable[bytes]) -> None:
         """Take in raw lines."""
@@ -195,16 +194,22 @@ class Counters:
     @property
     def rises(self) -> int:
         """Return how often the busiest of them rose."""
-        return max(
-            (one.rises for known in self._by_shape.values() for one in known if one.is_counter),
-            default=0,
-        )
+        return self._newest()[1]
 
     def went_on(self, before: Before) -> bool:
         """Return whether one of them rose four times after an error."""
-        return any(
-            one.rose_since(before.rises_seen) for known in self._by_shape.values() for one in known
-        )
+        return self._newest()[0] > before.rises_seen
+
+    def _newest(self) -> tuple[int, int]:
+        """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
+        if self._known_at != self.now:
+            counters = [one for known in self._by_shape.values() for one in known if one.is_counter]
+            self._known_at = self.now
+            self._known = (
+                max((one.latest[0] for one in counters), default=0),
+                max((one.rises for one in counters), default=0),
+            )
+        return self._known
 
 
 def _shape(raw: bytes) -> bytes:
