@@ -28,15 +28,17 @@ _SHAPES: Final = 256
 _HABITUAL: Final = 3
 _HABITS: Final = 4096
 
-_NUMBER = re2.compile(rb"(?:^|[\s=\[(#@,]|[A-Za-z_]:)([0-9]{1,9})(?:[\s,;)\]|]|/[0-9]|:[^0-9]|:?$)")
-"""A whole number; no part of a time, a date, an address or a fraction."""
+_SEPARATORS: Final = bytes.maketrans(b"=[](){},;|<>#@\"'\t", b" " * 17)
+_DIGITS: Final = b"0123456789"
+_LARGEST_DIGITS: Final = 9
+_WORDS: Final = 32
+_LINE_BYTES: Final = 256
 _NO_WORK = re2.compile(
     rb"(?i)retr[iy]|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart"
     rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
     rb"|terminat|watchdog|cancel|dump|leaked"
 )
 """Words of lines whose numbers rise while a job waits, is watched, or ends."""
-_DIGITS = re2.compile(rb"[0-9]+")
 
 
 @dataclass
@@ -178,14 +180,17 @@ class Counters:
         """Take in raw lines."""
         for raw in lines:
             self.now += 1
-            numbers = [int(one) for one in _NUMBER.findall(raw)[:_NUMBERS]]
-            if not numbers or _NO_WORK.search(raw):
-                continue
-            shape = hash(_shape(raw))
+            words = raw[:_LINE_BYTES].translate(_SEPARATORS).split()[:_WORDS]
+            shape = hash(b" ".join(words).translate(None, _DIGITS))
             known = self._by_shape.get(shape)
+            if known == []:
+                continue  # counts nothing
+            numbers = _numbers(words)
             if known is None or len(known) != len(numbers):
                 if len(self._by_shape) >= _SHAPES:
                     del self._by_shape[next(iter(self._by_shape))]
+                if _NO_WORK.search(raw):
+                    numbers = []
                 self._by_shape[shape] = [_Numbers(number) for number in numbers]
                 continue
             for one, number in zip(known, numbers, strict=True):
@@ -212,9 +217,18 @@ class Counters:
         return self._known
 
 
-def _shape(raw: bytes) -> bytes:
-    """Return the first words of a line, without their numbers."""
-    return bytes(_DIGITS.sub(b"0", raw[:160]))
+def _numbers(words: Iterable[bytes]) -> list[int]:
+    """Return the first whole numbers among words; no part of a time, a date, an address or a fraction is one."""
+    found = []
+    for word in words:
+        if word.isalpha():
+            continue
+        name, _, value = word.partition(b":")
+        if not (value.isdigit() and name[-1:].isalpha()):
+            value = word.rstrip(b":").partition(b"/")[0]
+        if value.isdigit() and len(value) <= _LARGEST_DIGITS:
+            found.append(int(value))
+    return found[:_NUMBERS]
 
 
 class Habits:

@@ -41,6 +41,11 @@ _BACK_S: Final = 30.0
 _MATCHES_LIMIT: Final = 512
 """So many lines that look like progress are read for `_PROGRESS_LINES` that are."""
 _COUNTER_LINES: Final = 128
+"""The last so many lines before an event in which counters are looked for."""
+_FEW_COUNTER_LINES: Final = 16
+"""Where events stand close together."""
+_COUNTER_SHARE: Final = 4
+"""One line in so many is looked at, and no more."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
 """Whatever is printed before these was not survived, though it may come again in the next attempt."""
 
@@ -297,7 +302,9 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
     if log.steps.total < STEPS_SURVIVED:
-        log.counters.note(_last_lines(block, start, end))
+        are_many = log.counters.now > log.lines // _COUNTER_SHARE
+        most = _FEW_COUNTER_LINES if are_many else _COUNTER_LINES
+        log.counters.note(_last_lines(block, start, end, most))
     noted: deque[tuple[int, Line]] = deque()
     seen = 0
     while start < end and len(noted) < _PROGRESS_LINES and seen < _MATCHES_LIMIT:
@@ -325,10 +332,10 @@ def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
     return low, clean_line(log.block[low:high], 0, log.prefixes)
 
 
-def _last_lines(block: bytes, start: int, end: int) -> Sequence[bytes]:
+def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes]:
     """Return the last lines of a part of a block; the first may be cut."""
     start = max(start, end - _PROGRESS_WINDOW_BYTES)
-    return block[start:end].splitlines()[-_COUNTER_LINES:]
+    return block[start:end].splitlines()[-most:]
 
 
 def _time_of(log: _Log, line: Line, line_start: int) -> float | None:
