@@ -8,10 +8,10 @@ log of any size takes bounded memory.
 |---|---|---|
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
 | | `logs.lines`, `logs.progress` | a raw line → clean text, its time, host and rank, the step it reports |
-| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its place in a chain, and who caught it |
+| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
 | | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
-| 3 | `explain.explain`, `explain.arborescence` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
+| 3 | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
