@@ -426,7 +426,7 @@ def _note(
     )
     if rule.kind in _ENDS:
         log.habits.note_end()
-    else:
+    elif rule.kind in _OF_PROGRAMS:
         where_raised = "" if raised is None else raised.deepest
         event.survived_before = log.habits.survived_before(
             rule.id,
