@@ -8,10 +8,10 @@ log of any size takes bounded memory.
 |---|---|---|
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
 | | `logs.lines`, `logs.progress` | a raw line → clean text, its time, host and rank, the step it reports |
-| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
+| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
-| | `explain.scan` | files → events, with the progress before and after each |
-| 3 | `explain.explain` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
+| | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
+| 3 | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
@@ -125,7 +125,7 @@ def diagnose(
     reading = Reading(notes=list(found.notes))
     observed = [] if context is None else scan_texts(observed_lines(context), rules)
     events = scan(found.files, rules, reading)
-    decided = replace(conclude(events, observed), notes=tuple(reading.notes))
+    decided = replace(conclude(events, observed), notes=tuple(sorted(reading.notes)))
     if known is None:
         return decided
     from holdfast.diagnose.explain.compress import compress
