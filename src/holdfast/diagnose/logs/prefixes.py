@@ -5,16 +5,16 @@ time and a word with digits stand for any other. A prefix is a run of tokens tha
 follows it. Lines that differ in their numbers alone count once, so that ten thousand lines of progress make no prefix.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import re2
 
 from holdfast.diagnose.logs.times import TIME_PATTERN
 
-SAMPLE_LINES: Final = 512
+SAMPLE_LINES: Final = 384
 """Lines of a block from which prefixes are learnt."""
 _LEAST_SHAPES: Final = 8
 """Fewer lines of different shape show no prefix."""
@@ -25,27 +25,26 @@ _TOGETHER_SHARE: Final = 0.9
 _BRANCH_SHARE: Final = 0.05
 _STAY_SHARE: Final = 0.95
 """A prefix grows by a token only if almost all its lines have that token."""
-_TOKENS_LIMIT: Final = 40
-_HEAD_CHARACTERS: Final = 240
+_TOKENS_LIMIT: Final = 32
+_HEAD_CHARACTERS: Final = 160
 _TEMPLATES_LIMIT: Final = 16
 _VARIETY_LEAST: Final = 4
 """Different tokens that must follow a prefix."""
 _FOLLOWING_TOKENS: Final = 8
 _RANK_SLACK: Final = 8
 
-_TOKEN: Final = re.compile(
-    rf"(?P<time>{TIME_PATTERN})|(?P<word>\w+(?:[.-]+\w+)*)|(?P<space>[ \t]+)|."
-)
+_TOKEN: Final = re2.compile(rf"{TIME_PATTERN}|\w+(?:[.-]+\w+)*|[ \t]+|.")
+_EPOCH: Final = re2.compile(r"^1[5-9]\d{8}\.\d+$")
 _TIME, _ID, _SPACE = "<time>", "<id>", " "
 _FIELD_PATTERNS: Final = {_TIME: TIME_PATTERN, _ID: r"\w+(?:[.-]+\w+)*"}
-_VARYING = re.compile(r"(?:[\d.,:%]|[^\x00-\x7f])+")
-"""Numbers, and the blocks that progress bars are drawn with."""
-_SEVERITY = re.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
-_SOURCE = re.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
-_NAME = re.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
-_ADDRESS = re.compile(r"^\d{1,3}(?:\.\d{1,3}){3}$")
-_SHORT_RANK = re.compile(r"(?i)^r(?:k|ank)?[-_]?(\d{1,6})$")
-_RANK = re.compile(r"(?i)^(?:r(?:k|ank)?[-_]?)?\d{1,6}$")
+_VARYING: Final = b"0123456789.,:%"
+"""What numbers are written with; progress bars are drawn with what is not ASCII."""
+_SEVERITY = re2.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
+_SOURCE = re2.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
+_NAME = re2.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
+_ADDRESS = re2.compile(r"^\d{1,3}(?:\.\d{1,3}){3}$")
+_SHORT_RANK = re2.compile(r"(?i)^r(?:k|ank)?[-_]?(\d{1,6})$")
+_RANK = re2.compile(r"(?i)^(?:r(?:k|ank)?[-_]?)?\d{1,6}$")
 _KEYS: Final = {
     "rank": "rank", "global_rank": "rank", "globalrank": "rank", "mpirank": "rank", "procid": "rank", "task": "rank",
     "local_rank": "local_rank", "localrank": "local_rank", "lrank": "local_rank",
@@ -55,7 +54,7 @@ _KEYS: Final = {
 _NAMED: Final = frozenset({"rank", "local_rank", "host", "time"})
 _QUOTES: Final = "\"'"
 _ESCAPES: Final = {"n": " ", "t": "\t", "r": " "}
-_ESCAPED = re.compile(r"\\(.)")
+_ESCAPED = re2.compile(r"\\(.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,46 +171,44 @@ def sample(block: bytes) -> list[bytes]:
 
 def learnt(lines: Iterable[str]) -> list[Prefix]:
     """The prefixes that almost all of `lines` begin with; none where there is no such prefix."""
-    sampled = [
-        (_VARYING.sub("0", line[:_HEAD_CHARACTERS]), _tokens(line))
-        for line in lines
-        if line.strip()
-    ]
-    shapes = list(dict(sampled).values())
+    lines = [line[:_HEAD_CHARACTERS] for line in lines if line.strip()]
+    shapes = [_tokens(line) for line in {_shape(line): line for line in lines}.values()]
     if len(shapes) < _LEAST_SHAPES:
         return []
     found = _grown((), shapes, at_root=True)
-    if len(set().union(*(_following(one, shapes) for one in found))) < _VARIETY_LEAST:
+    followed_by = set().union(*(_following(one, shapes) for one in found))
+    if len(followed_by) < _VARIETY_LEAST:
         return []
+    has_fields = any(token in _FIELD_PATTERNS for tokens in found for token in tokens)
+    if not has_fields and not any(_is_indented(one, tokens) for one in shapes for tokens in found):
+        return []  # a program's name before its own messages; a launcher's stands before indented lines too
+    sampled = [_tokens(line) for line in lines]
     return [
         Prefix(
             tokens,
-            [one for _, one in sampled if one.tokens[: len(tokens)] == tokens],
+            [one for one in sampled if one.tokens[: len(tokens)] == tokens],
             one_of_several=len(found) > 1,
         )
         for tokens in found
     ]
 
 
+def _shape(line: str) -> bytes:
+    return line.encode("ascii", "ignore").translate(None, _VARYING)
+
+
 def _tokens(line: str) -> _Sampled:
-    kinds: list[str] = []
-    values: list[str] = []
-    for match in _TOKEN.finditer(line[:_HEAD_CHARACTERS]):
-        value = match[0]
-        if match["time"]:
-            kind = _TIME
-        elif match["space"]:
-            kind = _SPACE
-        elif match["word"]:
-            varies = not value.isalpha() and any(one.isdigit() or one == "-" for one in value)
-            kind = _ID if varies and not _SOURCE.search(value) else value
-        else:
-            kind = value
-        kinds.append(kind)
-        values.append(value)
-        if len(kinds) >= _TOKENS_LIMIT:
-            break
-    return _Sampled(tuple(kinds), tuple(values))
+    values = tuple(match[0] for match in islice(_TOKEN.finditer(line), _TOKENS_LIMIT))
+    return _Sampled(tuple(map(_kind_of_token, values)), values)
+
+
+def _kind_of_token(value: str) -> str:
+    if value[0] in " \t":
+        return _SPACE
+    if len(value) > 1 and (":" in value or _EPOCH.search(value)):
+        return _TIME
+    varies = any(one.isdigit() or one == "-" for one in value) and value != "-"
+    return _ID if varies and not _SOURCE.search(value) else value
 
 
 def _grown(
@@ -272,6 +269,17 @@ def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
         if named < _STAY_SHARE * len(members):
             return False  # columns of numbers
     return len(_following(prefix, members)) > 1
+
+
+def _is_indented(line: _Sampled, prefix: tuple[str, ...]) -> bool:
+    at = len(prefix)
+    if line.tokens[:at] != prefix:
+        return False
+    return (
+        len(line.values[at - 1]) > 1
+        if prefix[-1] == _SPACE
+        else line.tokens[at : at + 1] == (_SPACE,)
+    )
 
 
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
