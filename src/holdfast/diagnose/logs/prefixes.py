@@ -355,4 +355,4 @@ def _unquoted(text: str, quote: str) -> str:
         else:
             at += 1
     said = _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text[:end])
-    return said.rstrip()
+    return str(said).rstrip()
