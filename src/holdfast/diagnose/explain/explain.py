@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 from holdfast.diagnose.explain.arborescence import least_parents
 from holdfast.diagnose.explain.diagnosis import mask_varying
+from holdfast.diagnose.explain.life import is_habitual
 from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.explain.timing import (
     NOT_WHEN_THE_WAIT_BEGAN,
@@ -40,6 +41,8 @@ _BUFFERED_LINES: Final = 200
 """What stdio keeps back of one process (8 KiB), in lines, and what its launcher says on ending."""
 _SUPERSEDED: Final = 5.0
 """Another line of the same chain of tracebacks states the root, or Python went on after it."""
+_HABITUAL: Final = 3.5
+"""The job survived the same error several times before."""
 _IN_A_THREAD: Final = 1.0
 """The thread ended, and the program went on without it."""
 _BARE_EXCEPTION: Final = 0.4
@@ -311,7 +314,13 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
     for group in groups.values():
         ranks = frozenset(rank for event in group if (rank := rank_of(event)) is not None)
         kind = kinds()[group[0].rule.kind]
-        is_past = group[0].recovered or group[0].demoted or group[0].caught == "the interpreter"
+        is_past = all(
+            event.recovered
+            or event.demoted
+            or event.caught == "the interpreter"
+            or is_habitual(event.survived_before)
+            for event in group
+        )
         clusters.append(
             Cluster(
                 events=_each_wording_first(
@@ -347,6 +356,8 @@ def _alone(event: Event, first: FirstEnd) -> float:
         cost += _SUPERSEDED
     elif event.recovered:
         cost += _SURVIVED_IN_PRINT if _is_last_word(event, first) else _SURVIVED
+    if is_habitual(event.survived_before):
+        cost += _HABITUAL
     if event.caught == "a thread":
         cost += _IN_A_THREAD
     if is_bare(event):

@@ -5,10 +5,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from holdfast.diagnose.explain.diagnosis import mask_varying
+from holdfast.diagnose.explain.life import (
+    STEPS_SURVIVED,
+    Before,
+    Counters,
+    Habits,
+    OwnSteps,
+    Steps,
+    own_went_on,
+)
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
 from holdfast.diagnose.logs.lines import Line, clean_line, learn_prefixes
 from holdfast.diagnose.logs.prefixes import Prefixes
-from holdfast.diagnose.logs.progress import PROGRESS, reported_step
+from holdfast.diagnose.logs.progress import PROGRESS, reported
 from holdfast.diagnose.logs.records import plain_text, record_lines
 from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
 from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
@@ -28,10 +38,11 @@ _TORN_LINES: Final = 5000
 """Lines of others after which a traceback that does not go on counts as torn."""
 _BACK_S: Final = 30.0
 """Lines of several processes may be out of order by so much."""
-JOB_STEPS_RECOVERED: Final = 3
-"""Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
-together, but their output may arrive a step or two late."""
-
+_MATCHES_LIMIT: Final = 512
+"""So many lines that look like progress are read for `_PROGRESS_LINES` that are."""
+_COUNTER_LINES: Final = 128
+_ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
+"""Whatever is printed before these was not survived, though it may come again in the next attempt."""
 
 StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
 """A rank; where none is known the host with the local rank, or with its process."""
@@ -41,7 +52,7 @@ StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
 class Stream:
     """One rank's part of a log."""
 
-    last_step: int | None = None
+    steps: OwnSteps = field(default_factory=OwnSteps)
     tracebacks: TracebackReader = field(default_factory=TracebackReader)
     chain: "Event | None" = None
     """The root so far of the newest chain of tracebacks."""
@@ -65,11 +76,10 @@ class Event:
     log: "_Log"
     log_line: int
     """Lines of its log up to it, over all parts."""
-    own_step_before: int | None
-    """The last step that its rank had reported."""
-    job_step_before: int | None
-    job_steps_before: int
-    attempt: int
+    before: Before
+    """How far its job was."""
+    survived_before: int = 0
+    """How often the job went on after the same error."""
     time_s: float | None = None
     """The time in its line, or else in the last line before it that has one; seconds since 1970, in the log's zone."""
     has_own_time: bool = False
@@ -84,20 +94,14 @@ class Event:
         """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
         if self.log.clock.is_before(self.log.last_step_s, self.time_s):
             return False  # the steps below it were printed before it: logs were put together
-        if self.own_progress:
+        if self.own_progress or self.log.steps.went_on(self.before):
             return True
-        if self.log.attempt > self.attempt:  # the job was started again since
-            return self.log.steps - self.log.steps_before_attempt >= JOB_STEPS_RECOVERED
-        steps = self.log.steps - self.job_steps_before
-        if self.log.largest_step is not None and self.job_step_before is not None:
-            steps = min(steps, self.log.largest_step - self.job_step_before)
-        return steps >= JOB_STEPS_RECOVERED
+        return self.log.steps.total < STEPS_SURVIVED and self.log.counters.went_on(self.before)
 
     @property
     def own_progress(self) -> bool:
         """Whether its rank, where that is known, made progress after it."""
-        own, before = self.stream.last_step, self.own_step_before
-        return self.rank is not None and own is not None and (before is None or own > before)
+        return self.rank is not None and own_went_on(self.stream.steps, self.before)
 
     @property
     def lines_below(self) -> int:
@@ -140,11 +144,9 @@ class _Log:
         self.clock = _Clock()
         self.last_step_s: float | None = None
         """The latest time at which a step was reported."""
-        self.steps = 0
-        """Steps of the job that were reported."""
-        self.last_step: int | None = None
-        self.largest_step: int | None = None
-        self.attempt = self.steps_before_attempt = 0
+        self.steps = Steps()
+        self.counters = Counters()
+        self.habits = Habits()
         self.lines = 0
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
@@ -294,23 +296,41 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     """Note the last steps reported before `end` and after the last event; older ones there change nothing."""
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
-    found: deque[Any] = deque()
-    while start < end and len(found) < _PROGRESS_LINES:
+    if log.steps.total < STEPS_SURVIVED:
+        log.counters.note(_plain_lines(log, start, end))
+    noted: deque[tuple[int, Line]] = deque()
+    seen = 0
+    while start < end and len(noted) < _PROGRESS_LINES and seen < _MATCHES_LIMIT:
         window = max(start, end - _PROGRESS_WINDOW_BYTES)
         window = window if window == start else _line_start(block, start, window)
-        found.extendleft(reversed(list(PROGRESS.finditer(block, window, end))))
+        for match in reversed(list(PROGRESS.finditer(block, window, end))):
+            seen += 1
+            low, line = _line_of(log, match, first)
+            if reported(line.text) is not None:  # bars that count something else push no step out
+                noted.appendleft((low, line))
+            if len(noted) == _PROGRESS_LINES or seen == _MATCHES_LIMIT:
+                break
         end = window
-    noted = list(found)[-_PROGRESS_LINES:]
-    if log.last_step is None and noted and (earliest := PROGRESS.search(block, first, resume)):
-        noted.insert(
-            0, earliest
-        )  # else an error before the first step would never be seen to be survived
-    for match in noted:
-        low = _line_start(block, first, match.start())
-        high = _line_end(block, match.end())
-        raw = block[low : min(high, low + LINE_LIMIT_BYTES)]
-        line = clean_line(raw, 0, log.prefixes)
+    if log.steps.is_empty and noted and (earliest := PROGRESS.search(block, first, resume)):
+        # else an error before the first step would never be seen to be survived
+        noted.appendleft(_line_of(log, earliest, first))
+    for low, line in noted:
         _note_step(log, file, line, _time_of(log, line, low))
+
+
+def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
+    """Return where in the block the line of a match begins, and the line."""
+    low = _line_start(log.block, first, match.start())
+    high = min(_line_end(log.block, match.end()), low + LINE_LIMIT_BYTES)
+    return low, clean_line(log.block[low:high], 0, log.prefixes)
+
+
+def _plain_lines(log: _Log, start: int, end: int) -> Iterator[bytes]:
+    """Yield the last lines of a part of the block in which no rule's word stands."""
+    start = max(start, end - _PROGRESS_WINDOW_BYTES)
+    for raw in log.block[start:end].splitlines()[-_COUNTER_LINES:]:
+        if len(raw) <= LINE_LIMIT_BYTES and log.rules.hot.search(raw) is None:
+            yield raw
 
 
 def _time_of(log: _Log, line: Line, line_start: int) -> float | None:
@@ -320,33 +340,13 @@ def _time_of(log: _Log, line: Line, line_start: int) -> float | None:
 
 
 def _note_step(log: _Log, file: LogFile, line: Line, time_s: float | None) -> None:
-    step = reported_step(line.text)
-    if step is None:
+    found = reported(line.text)
+    if found is None:
         return
     if time_s is not None:
         log.last_step_s = time_s if log.last_step_s is None else max(time_s, log.last_step_s)
     key, stream = log.stream(_key(line, file))
-    before = stream.last_step
-    # The job was started again within this log; the first rank that goes back tells, the others do so too.
-    went_back = (
-        before is not None
-        and step < before
-        and log.last_step is not None
-        and log.last_step >= before
-    )
-    stream.last_step = step
-    log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
-    if log.last_step is None or went_back:
-        log.last_step = step
-        if went_back and isinstance(key, int):
-            log.attempt, log.steps_before_attempt, log.largest_step = (
-                log.attempt + 1,
-                log.steps,
-                step,
-            )
-    elif step > log.last_step:
-        log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
-        log.last_step = step
+    log.steps.note(*found, stream.steps, is_rank=isinstance(key, int))
 
 
 def _key(line: Line, file: LogFile) -> StreamKey:
@@ -411,14 +411,22 @@ def _note(
         stream=stream,
         log=log,
         log_line=log.lines,
-        own_step_before=stream.last_step,
-        job_step_before=log.largest_step,
-        job_steps_before=log.steps,
-        attempt=log.attempt,
+        before=Before(
+            own=dict(stream.steps.rises), job=log.steps.so_far(), rises_seen=log.counters.now
+        ),
         time_s=_time_of(log, line, log.line_start),
         has_own_time=time_of_line(line.time, line.text) is not None,
         whole_traceback=raised is not None,
     )
+    if rule.kind in _ENDS:
+        log.habits.note_end()
+    else:
+        where_raised = "" if raised is None else raised.deepest
+        event.survived_before = log.habits.survived_before(
+            rule.id,
+            mask_varying(f"{line.text.strip()} {where_raised}"),
+            log.steps.total + log.counters.rises,
+        )
     log.keep(event)
     return event
 

@@ -69,6 +69,8 @@ class Raised:
     link: Link
     caught: Caught
     """Who printed it, by the line before its header and by its outermost frame."""
+    deepest: str
+    """The file of its deepest frame."""
 
 
 class TracebackReader:
@@ -123,7 +125,7 @@ class TracebackReader:
             self.is_open = False
             rank = line.rank if self._rank is None else self._rank
             said = replace(line, text=text.lstrip(), rank=rank)
-            return Raised(said, self._in_user_code(), self._link, self._caught)
+            return Raised(said, self._in_user_code(), self._link, self._caught, self._deepest)
         elif not self._look_for_link(text):
             self._foreign += 1
         if self._foreign > _FOREIGN_LIMIT or self._length > _LENGTH_LIMIT:
