@@ -41,7 +41,7 @@ _BUFFERED_LINES: Final = 200
 """What stdio keeps back of one process (8 KiB), in lines, and what its launcher says on ending."""
 _SUPERSEDED: Final = 5.0
 """Another line of the same chain of tracebacks states the root, or Python went on after it."""
-_HABITUAL: Final = 3.5
+_HABITUAL: Final = 4.5
 """The job survived the same error several times before."""
 _IN_A_THREAD: Final = 1.0
 """The thread ended, and the program went on without it."""

@@ -28,14 +28,17 @@ _SHAPES: Final = 256
 _HABITUAL: Final = 3
 _HABITS: Final = 4096
 
-_NUMBER = re2.compile(rb"(?:^|[\s=\[(#@,]|[A-Za-z_]:)([0-9]{1,9})(?:[\s,;)\]|]|/[0-9]|:[^0-9]|:?$)")
-"""A whole number; no part of a time, a date, an address or a fraction."""
-_WAITING = re2.compile(
-    rb"(?i)retr|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart|left\b"
-    rb"|remain|frame|^\s*#|thread|stack"
+_SEPARATORS: Final = bytes.maketrans(b"=[](){},;|<>#@\"'\t", b" " * 17)
+_DIGITS: Final = b"0123456789"
+_LARGEST_DIGITS: Final = 9
+_WORDS: Final = 32
+_LINE_BYTES: Final = 256
+_NO_WORK = re2.compile(
+    rb"(?i)retr[iy]|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart"
+    rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
+    rb"|terminat|watchdog|cancel|dump|leaked"
 )
-"""Words of lines whose numbers rise while nothing goes on."""
-_DIGITS = re2.compile(rb"[0-9]+")
+"""Words of lines whose numbers rise while a job waits, is watched, or ends."""
 
 
 @dataclass
@@ -162,9 +165,6 @@ class _Numbers:
     def is_counter(self) -> bool:
         return self.rises >= _RISES_OF_A_COUNTER and self.falls * _FALLS <= self.rises
 
-    def rose_since(self, then: int) -> bool:
-        return self.is_counter and self.latest[0] > then
-
 
 class Counters:
     """The numbers that rise from line to line, whatever a program calls them."""
@@ -173,19 +173,24 @@ class Counters:
         self.now = 0
         """Lines that were looked at."""
         self._by_shape: dict[int, list[_Numbers]] = {}
+        self._known = (0, 0)
+        self._known_at = 0
 
     def note(self, lines: Iterable[bytes]) -> None:
         """Take in raw lines."""
         for raw in lines:
             self.now += 1
-            numbers = [int(one) for one in _NUMBER.findall(raw)[:_NUMBERS]]
-            if not numbers or _WAITING.search(raw):
-                continue
-            shape = hash(_shape(raw))
+            words = raw[:_LINE_BYTES].translate(_SEPARATORS).split()[:_WORDS]
+            shape = hash(b" ".join(words).translate(None, _DIGITS))
             known = self._by_shape.get(shape)
+            if known == []:
+                continue  # counts nothing
+            numbers = _numbers(words)
             if known is None or len(known) != len(numbers):
                 if len(self._by_shape) >= _SHAPES:
                     del self._by_shape[next(iter(self._by_shape))]
+                if _NO_WORK.search(raw):
+                    numbers = []
                 self._by_shape[shape] = [_Numbers(number) for number in numbers]
                 continue
             for one, number in zip(known, numbers, strict=True):
@@ -194,21 +199,36 @@ class Counters:
     @property
     def rises(self) -> int:
         """Return how often the busiest of them rose."""
-        return max(
-            (one.rises for known in self._by_shape.values() for one in known if one.is_counter),
-            default=0,
-        )
+        return self._newest()[1]
 
     def went_on(self, before: Before) -> bool:
         """Return whether one of them rose four times after an error."""
-        return any(
-            one.rose_since(before.rises_seen) for known in self._by_shape.values() for one in known
-        )
+        return self._newest()[0] > before.rises_seen
+
+    def _newest(self) -> tuple[int, int]:
+        """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
+        if self._known_at != self.now:
+            counters = [one for known in self._by_shape.values() for one in known if one.is_counter]
+            self._known_at = self.now
+            self._known = (
+                max((one.latest[0] for one in counters), default=0),
+                max((one.rises for one in counters), default=0),
+            )
+        return self._known
 
 
-def _shape(raw: bytes) -> bytes:
-    """Return the first words of a line, without their numbers."""
-    return bytes(_DIGITS.sub(b"0", raw[:160]))
+def _numbers(words: Iterable[bytes]) -> list[int]:
+    """Return the first whole numbers among words; no part of a time, a date, an address or a fraction is one."""
+    found = []
+    for word in words:
+        if word.isalpha():
+            continue
+        name, _, value = word.partition(b":")
+        if not (value.isdigit() and name[-1:].isalpha()):
+            value = word.rstrip(b":").partition(b"/")[0]
+        if value.isdigit() and len(value) <= _LARGEST_DIGITS:
+            found.append(int(value))
+    return found[:_NUMBERS]
 
 
 class Habits:

@@ -1,7 +1,7 @@
 """Log files to events: each line that a rule knows, once, with what is needed to weigh it. Bounded memory."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -44,6 +44,11 @@ _BACK_S: Final = 30.0
 _MATCHES_LIMIT: Final = 512
 """So many lines that look like progress are read for `_PROGRESS_LINES` that are."""
 _COUNTER_LINES: Final = 128
+"""The last so many lines before an event in which counters are looked for."""
+_FEW_COUNTER_LINES: Final = 16
+"""Where events stand close together."""
+_COUNTER_SHARE: Final = 4
+"""One line in so many is looked at, and no more."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
 """Whatever is printed before these was not survived, though it may come again in the next attempt."""
 
@@ -320,7 +325,9 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
     if log.steps.total < STEPS_SURVIVED:
-        log.counters.note(_plain_lines(log, start, end))
+        are_many = log.counters.now > log.lines // _COUNTER_SHARE
+        most = _FEW_COUNTER_LINES if are_many else _COUNTER_LINES
+        log.counters.note(_last_lines(block, start, end, most))
     noted: deque[tuple[int, Line]] = deque()
     seen = 0
     while start < end and len(noted) < _PROGRESS_LINES and seen < _MATCHES_LIMIT:
@@ -348,12 +355,10 @@ def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
     return low, clean_line(log.block[low:high], 0, log.prefixes)
 
 
-def _plain_lines(log: _Log, start: int, end: int) -> Iterator[bytes]:
-    """Yield the last lines of a part of the block in which no rule's word stands."""
+def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes]:
+    """Return the last lines of a part of a block; the first may be cut."""
     start = max(start, end - _PROGRESS_WINDOW_BYTES)
-    for raw in log.block[start:end].splitlines()[-_COUNTER_LINES:]:
-        if len(raw) <= LINE_LIMIT_BYTES and log.rules.hot.search(raw) is None:
-            yield raw
+    return block[start:end].splitlines()[-most:]
 
 
 def _time_of(log: _Log, line: Line, line_start: int) -> float | None:
