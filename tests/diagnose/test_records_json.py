@@ -378,7 +378,7 @@ def test_any_json_gets_an_answer(tmp_path_factory, entries, indent):
 
 def test_json_behind_a_prefix_is_read_and_names_the_rank(tmp_path):
     said = json.dumps({"level": "error", "rank": 2, "msg": "training failed", "exc_info": STACK})
-    (tmp_path / "job.log").write_text(f"2026-01-02T03:04:05Z stderr F {said}\n")
+    (tmp_path / "job.log").write_text(f"2026-01-02T03:04:05.123456789Z stderr F {said}\n")
     found = diagnose(tmp_path)
     assert (found.reason, found.scope, found.root_text) == (
         "KeyError",
