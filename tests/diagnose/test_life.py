@@ -91,6 +91,10 @@ FORMS = {
     "colon": "objective:{x} tick:{n} rate:3.1",
     "with a clock": "12:05:{s} tick {n} objective {x}",
     "in brackets": "[{n}] objective {x}.2",
+    "a path": "train/{n} objective {x}.2",
+    "zeros before": "upd {n:07d}  objective={x}.2",
+    "json": 'metrics {{"iter": {n}, "objective": {x}.2}}',
+    "hosts before": "host-{x} engine[{x}]: pass {n} objective 0.{x}",
 }
 every_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
@@ -150,7 +154,7 @@ def test_numbers_in_any_order_are_counters_only_if_they_rise(numbers):
 def test_counters_take_bounded_memory():
     counters = Counters()
     counters.note(f"{'x' * (n % 150)}{'y' * (n // 150)} n={n}".encode() for n in range(20_000))
-    assert len(counters._by_shape) <= 256
+    assert len(counters._by_place) <= 1024
 
 
 # --- habits ----------------------------------------------------------------------------------------------------------

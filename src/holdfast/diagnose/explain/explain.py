@@ -27,6 +27,7 @@ from holdfast.diagnose.explain.timing import (
 )
 from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 _CLUSTERS_LIMIT: Final = 48
 _UNKNOWN_SCOPE: Final = 0.3
@@ -77,6 +78,16 @@ OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
 """What a process tells of others."""
 _REPEATED: Final = OF_PEERS | {"exit", "teardown"}
 """However many ranks say so, in however many words, it is one consequence."""
+_OF_A_PROGRAM: Final = frozenset(
+    {
+        *(reason for reason, category in CATEGORIES.items() if category == "Script"),
+        *("AttributeError", "AssertionError", "ValueError", "ZeroDivisionError"),
+        *("ModelLoadingError", "DatasetLoadingError"),
+    }
+) - {"OSError", "CalledProcessError"}
+"""Reasons of a program's own: a lost connection raises an error of connections."""
+_NO_WORD_OF_A_PEER: Final = 1.5
+"""An error that a lost peer brought about, though its words are of something else."""
 _SURVIVED_LEFT: Final = 0.05
 """That a survived line, or one that another line supersedes, had nothing to do with the end."""
 
@@ -415,8 +426,10 @@ def edge_cost(cause: Cluster, effect: Cluster) -> float | None:
     edge = kinds()[cause.first.rule.kind].brings.get(effect.first.rule.kind)
     if edge is None:
         return None
-    where = _scope_cost(edge[0], cause.ranks, effect.ranks)
-    return edge[1] + where + follows_cost(cause.span, effect.span)
+    cost = edge[1] + _scope_cost(edge[0], cause.ranks, effect.ranks)
+    if cause.first.rule.kind in _REPEATED and effect.first.rule.reason in _OF_A_PROGRAM:
+        cost += _NO_WORD_OF_A_PEER
+    return cost + follows_cost(cause.span, effect.span)
 
 
 def _scope_cost(where: str, cause: frozenset[int], effect: frozenset[int]) -> float:

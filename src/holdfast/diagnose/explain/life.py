@@ -3,12 +3,13 @@
 | sign of life | when it counts |
 |---|---|
 | steps in a trainer's dialect (`Steps`) | the error's own rank reports a larger step, or the job three |
-| a number that only rises, in lines of one shape (`Counters`) | the log has no steps, and it rose four times |
+| a number that only rises, beside the same words (`Counters`) | the log has no steps, and it rose four times |
 | the same error again (`Habits`) | the job made progress after it at least three times before |
 """
 
+import string
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,13 +24,13 @@ _RISES_SURVIVED: Final = 4
 _FALLS: Final = 8
 """One fall in so many rises is a restart, or lines out of order."""
 _NUMBERS: Final = 6
-"""The first numbers of a line; a counter stands among them."""
-_SHAPES: Final = 256
+"""The first numbers of a line with words beside them; a counter stands among them."""
+_PLACES: Final = 1024
 _HABITUAL: Final = 3
 _HABITS: Final = 4096
 
 _SEPARATORS: Final = bytes.maketrans(b"=[](){},;|<>#@\"'\t", b" " * 17)
-_DIGITS: Final = b"0123456789"
+_NO_LETTERS: Final = bytes(set(range(128)) - set(string.ascii_letters.encode()))
 _LARGEST_DIGITS: Final = 9
 _WORDS: Final = 32
 _LINE_BYTES: Final = 256
@@ -141,7 +142,7 @@ def own_went_on(own: OwnSteps, before: Before) -> bool:
 
 @dataclass
 class _Numbers:
-    """The numbers at one place of the lines of one shape."""
+    """The numbers beside the same words."""
 
     largest: int
     rises: int = 0
@@ -172,7 +173,8 @@ class Counters:
     def __init__(self) -> None:
         self.now = 0
         """Lines that were looked at."""
-        self._by_shape: dict[int, list[_Numbers]] = {}
+        self._by_place: dict[tuple[bytes, bytes], _Numbers | None] = {}
+        """By the words beside a number; None where these are no words of work."""
         self._known = (0, 0)
         self._known_at = 0
 
@@ -181,20 +183,15 @@ class Counters:
         for raw in lines:
             self.now += 1
             words = raw[:_LINE_BYTES].translate(_SEPARATORS).split()[:_WORDS]
-            shape = hash(b" ".join(words).translate(None, _DIGITS))
-            known = self._by_shape.get(shape)
-            if known == []:
-                continue  # counts nothing
-            numbers = _numbers(words)
-            if known is None or len(known) != len(numbers):
-                if len(self._by_shape) >= _SHAPES:
-                    del self._by_shape[next(iter(self._by_shape))]
-                if _NO_WORK.search(raw):
-                    numbers = []
-                self._by_shape[shape] = [_Numbers(number) for number in numbers]
-                continue
-            for one, number in zip(known, numbers, strict=True):
-                one.note(number, self.now)
+            is_work: bool | None = None
+            for place, number in _numbers(words):
+                if place not in self._by_place:
+                    is_work = _NO_WORK.search(raw) is None if is_work is None else is_work
+                    if len(self._by_place) >= _PLACES:
+                        del self._by_place[next(iter(self._by_place))]
+                    self._by_place[place] = _Numbers(number) if is_work else None
+                elif (known := self._by_place[place]) is not None:
+                    known.note(number, self.now)
 
     @property
     def rises(self) -> int:
@@ -208,7 +205,9 @@ class Counters:
     def _newest(self) -> tuple[int, int]:
         """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
         if self._known_at != self.now:
-            counters = [one for known in self._by_shape.values() for one in known if one.is_counter]
+            counters = [
+                one for one in self._by_place.values() if one is not None and one.is_counter
+            ]
             self._known_at = self.now
             self._known = (
                 max((one.latest[0] for one in counters), default=0),
@@ -217,18 +216,37 @@ class Counters:
         return self._known
 
 
-def _numbers(words: Iterable[bytes]) -> list[int]:
-    """Return the first whole numbers among words; no part of a time, a date, an address or a fraction is one."""
-    found = []
-    for word in words:
+def _numbers(words: Sequence[bytes]) -> Iterator[tuple[tuple[bytes, bytes], int]]:
+    """Yield the first whole numbers among words, each with the words beside it.
+
+    No part of a time, a date, an address or a fraction is one, and none that no word stands beside.
+    """
+    found = 0
+    for at, word in enumerate(words):
         if word.isalpha():
             continue
-        name, _, value = word.partition(b":")
-        if not (value.isdigit() and name[-1:].isalpha()):
-            value = word.rstrip(b":").partition(b"/")[0]
-        if value.isdigit() and len(value) <= _LARGEST_DIGITS:
-            found.append(int(value))
-    return found[:_NUMBERS]
+        name, value = _parted(word)
+        if not value.isdigit() or len(value) > _LARGEST_DIGITS:
+            continue
+        after = words[at + 1] if at + 1 < len(words) else b""
+        if not name:
+            name = words[at - 1] if at else b""
+        beside = name.translate(None, _NO_LETTERS), after.translate(None, _NO_LETTERS)
+        if not any(beside):
+            continue
+        yield beside, int(value)
+        found += 1
+        if found == _NUMBERS:
+            break
+
+
+def _parted(word: bytes) -> tuple[bytes, bytes]:
+    """Return the name and the value of `name:5` and `name/5`, and no name for `5`, `5:` and `5/90`."""
+    for mark in (b":", b"/"):
+        name, found, value = word.partition(mark)
+        if found and value.isdigit() and name[-1:].isalpha():
+            return name, value
+    return b"", word.rstrip(b":").partition(b"/")[0]
 
 
 class Habits:

@@ -48,7 +48,8 @@ _COUNTER_LINES: Final = 128
 _FEW_COUNTER_LINES: Final = 16
 """Where events stand close together."""
 _COUNTER_SHARE: Final = 4
-"""One line in so many is looked at, and no more."""
+_ALWAYS_COUNTER_LINES: Final = 4096
+"""Beyond these, one line in so many is looked at, and no more."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
 """Whatever is printed before these was not survived, though it may come again in the next attempt."""
 
@@ -325,7 +326,7 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
     if log.steps.total < STEPS_SURVIVED:
-        are_many = log.counters.now > log.lines // _COUNTER_SHARE
+        are_many = log.counters.now > _ALWAYS_COUNTER_LINES + log.lines // _COUNTER_SHARE
         most = _FEW_COUNTER_LINES if are_many else _COUNTER_LINES
         log.counters.note(_last_lines(block, start, end, most))
     noted: deque[tuple[int, Line]] = deque()
