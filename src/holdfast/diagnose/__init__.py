@@ -8,7 +8,7 @@ log of any size takes bounded memory.
 |---|---|---|
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
 | | `logs.prefixes` | a sample of lines → the prefix that the log's launcher puts before each |
-| | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host and rank, the step it reports |
+| | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host, rank and step |
 | | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
 | | `logs.programs` | scripts of tracebacks → which of them are the job's own |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |

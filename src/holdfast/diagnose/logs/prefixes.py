@@ -1,8 +1,8 @@
 """Learn the prefix that a launcher puts before most lines of one log, from the log itself.
 
 The prefixes of `dialects.yaml` are parted first. What they leave of a sample of lines is cut into tokens, in which a
-time and a word with digits stand for any other. A prefix is a run of tokens that begins almost every line, whatever
-follows it. Lines that differ in their numbers alone count once, so that ten thousand lines of progress make no prefix.
+time and a word with digits stand for any other. A prefix is a run of tokens that begins almost every line of any
+kind. Lines that differ in their numbers alone count once, so that ten thousand lines of progress make no prefix.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ _EPOCH: Final = re2.compile(r"^1[5-9]\d{8}\.\d+$")
 _TIME, _ID, _SPACE = "<time>", "<id>", " "
 _FIELD_PATTERNS: Final = {_TIME: TIME_PATTERN, _ID: r"\w+(?:[.-]+\w+)*"}
 _VARYING: Final = b"0123456789.,:%"
-"""What numbers are written with; progress bars are drawn with what is not ASCII."""
+"""Characters of numbers. Progress bars are drawn with characters beyond ASCII."""
 _SEVERITY = re2.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
 _SOURCE = re2.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
 _NAME = re2.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
@@ -95,7 +95,7 @@ class Prefix:
         self._groups = sorted(self._compiled.groupindex.items())
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """`text` behind the prefix and the fields of the prefix; None where `text` does not begin with it.
+        """Return `text` behind the prefix and the fields of the prefix; None where `text` has another beginning.
 
         `process` distinguishes the processes that share the log, by the fields that mean nothing else.
         """
@@ -132,11 +132,11 @@ class Prefixes:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Of each prefix learnt: its pattern, in RE2."""
+        """Return the pattern of each learnt prefix, in RE2."""
         return tuple(one.pattern for one in self._learnt)
 
     def due(self) -> bool:
-        """Whether the next block is to be learnt from: blocks 1, 2, 4, 8 and so on of a log are."""
+        """Count a block; return whether to learn from the block: from blocks 1, 2, 4, 8 and so on of a log."""
         self._blocks += 1
         if self._blocks < self._next:
             return False
@@ -154,7 +154,7 @@ class Prefixes:
         self._learnt = tuple(sorted(self._learnt, key=lambda one: one.order))
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """`text` behind the first prefix that fits and the fields of that prefix; None where none fits."""
+        """Return `text` behind the first prefix that fits, and the fields of that prefix; None where no prefix fits."""
         for prefix in self._learnt:
             if (parted := prefix.part(text)) is not None:
                 return parted
@@ -162,7 +162,7 @@ class Prefixes:
 
 
 def sample(block: bytes) -> list[bytes]:
-    """Up to `SAMPLE_LINES` lines of a block, spread over the block evenly."""
+    """Return up to `SAMPLE_LINES` lines of a block, spread over the block evenly."""
     lines = [line for line in block.split(b"\n") if line.strip()]
     if len(lines) <= SAMPLE_LINES:
         return lines
@@ -170,7 +170,7 @@ def sample(block: bytes) -> list[bytes]:
 
 
 def learnt(lines: Iterable[str]) -> list[Prefix]:
-    """The prefixes that almost all of `lines` begin with; none where there is no such prefix."""
+    """Return the prefixes with which almost all of `lines` begin."""
     lines = [line[:_HEAD_CHARACTERS] for line in lines if line.strip()]
     shapes = [_tokens(line) for line in {_shape(line): line for line in lines}.values()]
     if len(shapes) < _LEAST_SHAPES:
@@ -214,7 +214,7 @@ def _kind_of_token(value: str) -> str:
 def _grown(
     prefix: tuple[str, ...], members: list[_Sampled], *, at_root: bool = False
 ) -> list[tuple[str, ...]]:
-    """The longest prefixes that begin with `prefix` and cover almost all of `members`."""
+    """Return the longest prefixes that begin with `prefix` and cover almost all of `members`."""
     at = len(prefix)
     by_token: dict[str, list[_Sampled]] = {}
     for one in members:
@@ -248,7 +248,7 @@ def _grown(
 
 
 def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
-    """Whether `prefix` is one that a launcher puts there: it ends at a mark or a blank."""
+    """Return whether a launcher may put `prefix` there: a prefix ends at a mark or a blank."""
     if (
         not prefix
         or len(members) < _VARIETY_LEAST
@@ -283,13 +283,13 @@ def _is_indented(line: _Sampled, prefix: tuple[str, ...]) -> bool:
 
 
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
-    """What follows `prefix`: room for a severity or the prefix of another program, and a word."""
+    """Return the tokens behind `prefix`: room for a severity or the prefix of another program, and a word."""
     at = len(prefix)
     return {one.tokens[at : at + _FOLLOWING_TOKENS] for one in members if one.tokens[:at] == prefix}
 
 
 def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
-    """The fields whose values come back: line counters and times do not."""
+    """Return the fields whose values come back. The values of line counters and times do not."""
     return [
         at
         for at, token in enumerate(tokens)
@@ -298,7 +298,7 @@ def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
 
 
 def _roles(tokens: Sequence[str], lines: Sequence[_Sampled]) -> dict[int, str]:
-    """The meaning of each field, by its place among the tokens: by the word before the field, or by its values."""
+    """Return the meaning of each field by its place: from the word before the field, or from the values."""
     roles = {at: "time" for at, token in enumerate(tokens) if token == _TIME}
     guesses: dict[int, str] = {}
     for at in _recurring(tokens, lines):
@@ -343,7 +343,7 @@ def _role_of(values: set[str]) -> str | None:
 
 
 def _unquoted(text: str, quote: str) -> str:
-    """`text` up to the mark that closes it, with its escapes undone."""
+    """Return `text` up to the closing mark, with the escapes undone."""
     end = len(text)
     at = 0
     while at < len(text):

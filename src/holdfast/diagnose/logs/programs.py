@@ -1,4 +1,4 @@
-"""Whose program a line is about: the job's own, or one that the job runs, quotes or judges.
+"""Distinguish the job's own program from programs that the job runs, quotes or judges.
 
 A job that rewards code runs programs which a model wrote, and prints their tracebacks. Each such program has a path of
 its own, differs from the one before in a number or a random name, and the job goes on. A traceback that begins within
@@ -22,7 +22,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._by_shape: dict[str, tuple[int, int, int, str]] = {}
-        """By shape of path: how many came with progress between, the progress and the ends then, and the last path."""
+        """By shape of path: the programs with progress between, the progress and the ends then, and the last path."""
         self._folders: set[str] = set()
         self._ends = 0
 
@@ -50,21 +50,21 @@ class Programs:
         self._by_shape[shape] = (count, max(progress, before), self._ends, path)
 
     def is_generated(self, path: str) -> bool:
-        """Whether programs like the one at `path` came and went while the job lived."""
+        """Return whether programs like the one at `path` came and went while the job lived."""
         return self._by_shape.get(str(_RANDOM.sub("#", path)), (0,))[0] >= _GENERATED_LEAST
 
     def is_own_folder(self, path: str) -> bool:
-        """Whether a traceback that begins its line has its script in the folder of `path`."""
+        """Return whether a traceback that begins its line has a script in the folder of `path`."""
         return folder_of(path) in self._folders
 
 
 def folder_of(path: str) -> str:
-    """The folder of `path`; empty where `path` names none."""
+    """Return the folder of `path`, empty where `path` names no folder."""
     return path.rpartition("/")[0]
 
 
 def is_in_quotes(text: str, at: int) -> bool:
-    r"""Whether `at` lies within quotes, in which line ends are written as `\n`."""
+    r"""Return whether `at` lies within quotes that hold line ends written as `\n`."""
     opened, begin, position = "", 0, 0
     while position < at:
         mark = text[position]

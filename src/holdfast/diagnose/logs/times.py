@@ -1,6 +1,6 @@
-"""Time stamps of log lines to seconds.
+"""Convert the time stamps of log lines to seconds.
 
-A stamp without a year, or without a date, takes what is missing from the stamp before it in its log. Seconds since
+A stamp without a year, or without a date, takes the missing part from the stamp before in the log. Seconds since
 boot are no wall clock's time and stay unread.
 """
 
@@ -78,7 +78,7 @@ class Stamp:
 
 
 def parse_time(text: str, before: float | None = None) -> Stamp | None:
-    """The time that `text` states; None where `text` is no time of a wall clock.
+    """Return the time that `text` states; None where `text` is no time of a wall clock.
 
     `before`, in seconds, is the time of a line before: year and day come from there where `text` names none.
     """
@@ -91,16 +91,16 @@ def parse_time(text: str, before: float | None = None) -> Stamp | None:
     return None
 
 
-def time_of_line(told: str | None, text: str, before: float | None = None) -> Stamp | None:
-    """The time that a line states: in its prefix `told`, or as the libraries in C++ put it before `text`."""
-    if told is not None and (found := parse_time(told, before)) is not None:
+def time_of_line(stated: str | None, text: str, before: float | None = None) -> Stamp | None:
+    """Return the time of a line: from the prefix (`stated`), or from the stamp of a C++ library before `text`."""
+    if stated is not None and (found := parse_time(stated, before)) is not None:
         return found
     glog = _GLOG.search(text)
     return None if glog is None else parse_time(glog[1], before)
 
 
 def last_time(block: bytes, end: int, before: float | None = None) -> Stamp | None:
-    """The last stamp with a date that the lines of `block` shortly before `end` begin with."""
+    """Return the last stamp with a date at the beginning of a line of `block`, up to 4 KiB before `end`."""
     for size in _WINDOWS_BYTES:
         found = None
         for found in _STAMP_IN_BYTES.finditer(block, max(0, end - size), end):  # noqa: B007
@@ -112,7 +112,7 @@ def last_time(block: bytes, end: int, before: float | None = None) -> Stamp | No
 
 
 def waited_s(text: str) -> float | None:
-    """The seconds that a line says it waited before it gave up; None where it says none."""
+    """Return for how many seconds a timeout had waited, as its line states; None where the line states no wait."""
     found = _WAITED.search(text)
     if found is None:
         return None
