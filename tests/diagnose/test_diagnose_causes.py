@@ -371,6 +371,8 @@ def test_cascade_alone_is_its_own_reason_with_little_confidence(job):
 
 def test_the_same_root_on_all_ranks(job):
     found = job(rank_0=traceback("KeyError: 'a'"), rank_1=traceback("KeyError: 'a'"))
+    assert found.scope == {}
+    found = job(rank_0=traceback("KeyError: 'a'"), rank_1=traceback("KeyError: 'a'"), rank_2="")
     assert found.scope == {"rank": [0, 1]}
     assert len(found.root_lines) == 2
 
