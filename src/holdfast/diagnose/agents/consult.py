@@ -1,8 +1,8 @@
 """A diagnosis that the rules left open, put to a model: `consult`.
 
 What the rules decided is not sent anywhere. Where they did not, the model's finding takes the place of their answer
-only if it is surer than theirs and a rule says the same of the line that it cites: so a wrong model spoils no answer. It
-never reaches the confidence of a rule that decides. The rest is a suggestion in words.
+only if it is surer than theirs and a rule says the same of the line that it cites; else it is an alternative. It never
+reaches the confidence of a rule that decides. The rest is a suggestion in words.
 """
 
 from collections.abc import Mapping
