@@ -15,7 +15,7 @@ from diagnosing.models import SmallModel, Words, lying, perfect
 from diagnosing.scoring import Answer, reason_right, restart_right
 from diagnosing.systems import answer_of
 
-STEPS: Final = 400
+STEPS: Final = 150
 """Training steps of the small model in a full run."""
 QUICK_CASES: Final = 4
 PATIENCE_S: Final = 600.0
