@@ -57,6 +57,23 @@ def dev_cases(folder: Path) -> list[Case]:
     return found
 
 
+def other_cases(labels: Path, logs: Path, kind: str) -> list[Case]:
+    """Labelled logs of one folder, such as another make of noise or public threads; none where there are no labels."""
+    if not labels.exists():
+        return []
+    return [
+        _case(
+            label,
+            id=f"{label['id']}/{kind}",
+            path=logs / f"{label['id']}.log",
+            kind=kind,
+            root_lines=frozenset(label["root_lines"]),
+            faulty=label["faulty"] or {},
+        )
+        for label in (json.loads(line) for line in labels.read_text().splitlines() if line.strip())
+    ]
+
+
 def lab_cases(recorded: Path, variants: Path) -> list[Case]:
     """The laboratory's logs as recorded, a log a rank where torchrun told ranks apart, and their variants."""
     found = []

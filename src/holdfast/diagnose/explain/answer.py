@@ -16,6 +16,7 @@ from holdfast.diagnose.explain.explain import (
     rank_of,
 )
 from holdfast.diagnose.explain.locate import scope_of
+from holdfast.diagnose.explain.memory_need import memory_advice
 from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.rules.rules import Rule
 
@@ -81,7 +82,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         scope=scope_of(cluster, same, everything),
         action=root.rule.action,
         restart_helps=root.rule.restart_helps,
-        mitigation=root.rule.mitigation,
+        mitigation=_advice(root),
         confidence=confidence,
         alternatives=tuple(
             Alternative(
@@ -95,6 +96,11 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         decided_by=tuple(decided_by),
         root_text=root.text.strip(),
     )
+
+
+def _advice(root: Event) -> str:
+    reckoned = memory_advice(root.text) if root.rule.kind == "device_memory" else None
+    return reckoned or root.rule.mitigation
 
 
 def _most(rule: Rule, rival: float) -> float:

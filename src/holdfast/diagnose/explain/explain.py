@@ -90,6 +90,17 @@ _NO_WORD_OF_A_PEER: Final = 1.5
 """An error that a lost peer brought about, though its words are of something else."""
 _SURVIVED_LEFT: Final = 0.05
 """For a line that was survived or superseded: the cost of leaving the line out."""
+_BROKEN_LOSS: Final = frozenset({"observer-not-finite", "observer-spike"})
+"""The supervisor's rules of a broken loss: all ranks still trained when the supervisor found the loss broken."""
+_OF_A_STOPPED_JOB: Final = OF_PEERS | {
+    "worker_lost",
+    "exception",
+    "crash",
+    "death",
+    "exit",
+    "suspect",
+}
+"""What processes log when the supervisor kills their job: a consequence of the broken loss, or survived before."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -159,6 +170,8 @@ class FirstEnd:
     silent: bool = False
     """Nothing in its own log says why: then what its peers say of a lost connection follows from its end."""
     rule_id: str = ""
+    nobody: bool = False
+    """A broken loss ended the job, so no rank ended by itself."""
 
 
 def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
@@ -251,6 +264,8 @@ def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
     event = cluster.first
     if event.rule.kind == "teardown" or event.demoted or event.of_generated_program:
         return False
+    if first.nobody and event.rule.kind in _OF_A_STOPPED_JOB and event.rule.id not in _BROKEN_LOSS:
+        return False
     return not event.recovered or _is_last_word(event, first)
 
 
@@ -297,7 +312,12 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
         for e in its
         if e.rule.kind in OF_PEERS | {"exception"} and not (e.recovered or e.demoted)
     )
-    return replace(first, silent=not its, last_said=max(later, default=-1))
+    return replace(
+        first,
+        silent=not its,
+        last_said=max(later, default=-1),
+        nobody=any(event.rule.id in _BROKEN_LOSS for event in events),
+    )
 
 
 def _ended(event: Event) -> int | None:
