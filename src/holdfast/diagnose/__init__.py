@@ -1,4 +1,4 @@
-"""Why a job failed: from its logs to a located, cited root and a safe next action.
+"""How a job ended and why: from its logs to a located, cited root and a safe next action.
 
 In: log files or folders of one job, and what a supervisor saw (`JobContext`, optional). Out: a `Diagnosis`.
 Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a
@@ -11,7 +11,8 @@ log of any size takes bounded memory.
 | | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
 | | `explain.scan` | files → events, with the progress before and after each |
-| 3 | `explain.explain` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
+| 3 | `explain.outcome` | events and exit codes → how the job ended |
+| | `explain.explain` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
@@ -44,6 +45,7 @@ from holdfast.diagnose.watch import LogWatcher
 __all__ = [
     "CATEGORIES",
     "Action",
+    "Advice",
     "Alternative",
     "BrokenLoss",
     "Cluster",
@@ -56,6 +58,7 @@ __all__ = [
     "Kept",
     "LogLine",
     "LogWatcher",
+    "Outcome",
     "RankExit",
     "Reckoning",
     "Role",
@@ -79,15 +82,17 @@ if TYPE_CHECKING:
     from holdfast.diagnose.memory import Known
     from holdfast.diagnose.rules.packaged import packaged_topics
     from holdfast.diagnose.rules.rules import RuleSet, Topic
-    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action
+    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Advice, Outcome
 
 _HOMES = {
     "CATEGORIES": "rules.taxonomy",
     "Action": "rules.taxonomy",
+    "Advice": "rules.taxonomy",
     "Cluster": "explain.explain",
     "Compressed": "explain.compress",
     "Explanation": "explain.explain",
     "Kept": "explain.compress",
+    "Outcome": "rules.taxonomy",
     "Reckoning": "explain.explain",
     "Role": "explain.diagnosis",
     "RuleSet": "rules.rules",
@@ -106,7 +111,7 @@ def diagnose(
     *,
     known: "Known | None" = None,
 ) -> Diagnosis:
-    """Say why the one job behind `paths` failed.
+    """Say how the one job behind `paths` ended, and why it failed.
 
     `paths` are files or folders (a folder stands for its own `*.log*` files). The name `rank-N.log` and
     prefixes such as `[rank1]:` tell the rank of a line. What is missing or unreadable is passed over. `known` is what
@@ -125,7 +130,7 @@ def diagnose(
     reading = Reading(notes=list(found.notes))
     observed = [] if context is None else scan_texts(observed_lines(context), rules)
     events = scan(found.files, rules, reading)
-    decided = replace(conclude(events, observed), notes=tuple(reading.notes))
+    decided = replace(conclude(events, observed, context), notes=tuple(reading.notes))
     if known is None:
         return decided
     from holdfast.diagnose.explain.compress import compress

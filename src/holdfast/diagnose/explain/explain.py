@@ -16,6 +16,7 @@ from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.rules import ENDING
 
 END: Final = -1
 """The end of the job, which every explanation must reach."""
@@ -126,7 +127,7 @@ class FirstEnd:
 
 def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
     """Find the least-cost explanation of `events`."""
-    clusters = _clusters(events, first)
+    clusters = _clusters([one for one in events if one.rule.kind != ENDING], first)
     candidates = [index for index, one in enumerate(clusters) if _may_begin(one, first)]
     if not candidates:
         return Explanation()
@@ -194,7 +195,7 @@ def rank_of(event: Event) -> int | None:
 
 def first_end(events: Iterable[Event]) -> FirstEnd:
     """The rank that ended first, where a supervisor, launcher or kernel said so."""
-    events = list(events)
+    events = [one for one in events if one.rule.kind != ENDING]
     seen = [
         FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
         for event in events

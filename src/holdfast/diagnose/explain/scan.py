@@ -2,9 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from holdfast.diagnose.explain.newest_step import step_rule
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
 from holdfast.diagnose.logs.lines import Line, clean_line
 from holdfast.diagnose.logs.progress import PROGRESS, reported_step
@@ -116,6 +117,10 @@ class _Log:
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
         """Up to here the block's progress is noted; the rest waits until an event needs it."""
+        self.newest_at: tuple[int, Line] | None = None
+        """Where in the block its newest line of progress begins, and the line."""
+        self.newest: Event | None = None
+        """The newest line of progress."""
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
 
@@ -146,6 +151,8 @@ class _Log:
     def events(self) -> Iterator[Event]:
         for kept in (*self.first.values(), *self.last.values()):
             yield from kept
+        if self.newest is not None:
+            yield self.newest
 
 
 class Scan:
@@ -206,8 +213,8 @@ def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
 
 
 def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
-    log.block, log.steps_noted_to = block, 0
-    position = 0
+    log.block, log.steps_noted_to, log.newest_at = block, 0, None
+    position, start, start_line = 0, number, log.lines
     for raw in block.split(b"\n"):
         if raw:
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
@@ -222,6 +229,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         number += 1
         log.lines += 1
     _note_progress(log, file, len(block), len(block))
+    _note_newest(log, file, start, start_line)
     log.block = b""  # one a log would be kept else
 
 
@@ -265,13 +273,28 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     for match in noted:
         low = _line_start(block, first, match.start())
         high = _line_end(block, match.end())
-        _note_step(log, file, clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0))
+        line = clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0)
+        if _note_step(log, file, line):
+            log.newest_at = (low, line)
 
 
-def _note_step(log: _Log, file: LogFile, line: Line) -> None:
+def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
+    """Make an event of the block's newest line of progress; the block begins at these lines of file and log."""
+    if log.newest_at is None:
+        return
+    position, line = log.newest_at
+    lines = log.block.count(b"\n", 0, position)
+    line = replace(line, number=number + lines)
+    rule = step_rule(line.text, reported_step(line.text) or 0)
+    log.newest = _event(log, file, line, log.stream(_key(line, file))[1], rule, {})
+    log.newest.log_line = log_line + lines
+
+
+def _note_step(log: _Log, file: LogFile, line: Line) -> bool:
+    """Note the step that `line` reports; return whether it reports one."""
     step = reported_step(line.text)
     if step is None:
-        return
+        return False
     key, stream = log.stream(_key(line, file))
     before = stream.last_step
     # The job was started again within this log; the first rank that goes back tells, the others do so too.
@@ -294,6 +317,7 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     elif step > log.last_step:
         log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
         log.last_step = step
+    return True
 
 
 def _key(line: Line, file: LogFile) -> StreamKey:
@@ -338,8 +362,21 @@ def _note(
         return None
     if file is not None:
         _note_progress(log, file, log.line_start, log.line_end)
-    rule, captures = found
-    event = Event(
+    event = _event(log, file, line, stream, *found)
+    event.whole_traceback = raised is not None
+    log.keep(event)
+    return event
+
+
+def _event(
+    log: _Log,
+    file: LogFile | None,
+    line: Line,
+    stream: Stream,
+    rule: Rule,
+    captures: dict[str, str],
+) -> Event:
+    return Event(
         rule=rule,
         captures=captures,
         file="" if file is None else str(file.path),
@@ -356,10 +393,7 @@ def _note(
         job_step_before=log.largest_step,
         job_steps_before=log.steps,
         attempt=log.attempt,
-        whole_traceback=raised is not None,
     )
-    log.keep(event)
-    return event
 
 
 def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> int | None:

@@ -13,6 +13,26 @@ Action = Literal[
 ]
 
 
+Advice = Action | Literal["none"]
+"""What a diagnosis advises: an action, or `none` where nothing failed."""
+
+
+Outcome = Literal[
+    "completed",
+    "completed_teardown_failed",
+    "stopped",
+    "failed",
+    "running",
+    "unknown",
+]
+"""How a job ended."""
+
+
+Ending = Literal["", "step", "saved", "work_done", "process_succeeded", "job_succeeded", "stopped"]
+"""What a line states about the end: nothing, the newest step, saved state, the work is done, one process or the job
+ended well, somebody stopped the job."""
+
+
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
 
 

@@ -1,0 +1,235 @@
+"""How a job ended, before the question why: completed, stopped, failed, still running, or unknown.
+
+Lines of the kind `ending` state ends. An error before a statement that the work is done, in the same log, was
+survived. An error after the statement is part of the teardown if a process that has no more work can raise it. Exit
+codes from the supervisor decide over the logs.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import re2
+
+from holdfast.diagnose.explain.newest_step import LAST_STEP
+from holdfast.diagnose.explain.scan import JOB_STEPS_RECOVERED, Event
+from holdfast.diagnose.logs.job_context import JobContext
+from holdfast.diagnose.rules.rules import ENDING
+from holdfast.diagnose.rules.taxonomy import Ending, Outcome
+
+_AT_TEARDOWN: Final = frozenset(
+    {
+        "collective_timeout",
+        "crash",
+        "death",
+        "exit",
+        "frozen",
+        "peer_lost",
+        "scheduler",
+        "store_lost",
+        "suspect",
+        "teardown",
+        "worker_lost",
+    }
+)
+"""Kinds of event that can befall a process with no more work."""
+_FAILED_TEARDOWN: Final = frozenset(
+    {"collective_timeout", "crash", "death", "exit", "frozen", "scheduler"}
+)
+"""Those of them that end a process badly; the others are remarks of processes that end."""
+_OF_TEARDOWN = re2.compile(
+    r"(?i)destroy_process_group|\bshut(?:ting)? ?down|\bfinali[sz]|atexit|tear(?:ing)? ?down|__del__|interpreter"
+)
+"""What an exception of the teardown names."""
+_CONFIDENCE: Final[dict[Outcome, float]] = {
+    "completed": 0.95,
+    "completed_teardown_failed": 0.9,
+    "running": 0.3,
+    "unknown": 0.2,
+}
+_ADVICE: Final[dict[Outcome, str]] = {
+    "completed": "The job ended well: there is nothing to do.",
+    "completed_teardown_failed": "The work was done and only the teardown failed: there is nothing to do."
+    " See that the last checkpoint is whole.",
+    "running": "The log states no end and no error: the job still runs, or its log is cut off."
+    " Look whether its processes are alive.",
+    "unknown": "The logs state neither an end nor an error. Give all logs of the job, and what the scheduler says of"
+    " the job (`sacct --json`).",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How a job ended."""
+
+    outcome: Outcome
+    stated_by: Event | None = None
+    """The line that states the end; None where no line does."""
+    survived: frozenset[int] = frozenset()
+    """Ids of the events that cannot be the cause: errors before the work was done."""
+
+    @property
+    def has_cause(self) -> bool:
+        """Whether there is a failure or a stop to explain."""
+        return self.outcome in ("completed_teardown_failed", "stopped", "failed")
+
+    @property
+    def confidence(self) -> float:
+        """How sure the outcome is where nothing is to be explained, 0 to 1."""
+        return _CONFIDENCE[self.outcome]
+
+    @property
+    def advice(self) -> str:
+        """What to do where nothing failed, for a person."""
+        return _ADVICE[self.outcome]
+
+
+def how_it_ended(
+    events: Sequence[Event], context: JobContext | None = None, *, ended: bool = False
+) -> End:
+    """Return how the job of `events` ended; the cause of a stop is `stopped_by`'s to say.
+
+    Args:
+        events: all that was seen, the supervisor's observations among them.
+        context: the exits that a supervisor saw; they decide over the logs.
+        ended: no more of the logs will come.
+    """
+    if context is not None and (context.exits or _failed_otherwise(context)):
+        return _by_context(events, context)
+    by_logs = _by_logs(events)
+    if by_logs is not None:
+        return by_logs
+    newest = _latest(_stating(events, "step", "saved"))
+    if newest is not None and not ended:
+        return End(outcome="running", stated_by=newest)
+    return End(outcome="unknown", stated_by=newest)
+
+
+def stopped_by(root: Event | None) -> bool:
+    """Return whether the root of the explanation says that somebody stopped the job."""
+    return root is not None and root.rule.ending == "stopped"
+
+
+def _failed_otherwise(context: JobContext) -> bool:
+    """Whether the supervisor saw a failure that exit codes do not show."""
+    return (
+        context.hang is not None
+        or context.broken_loss is not None
+        or context.left_rank is not None
+        or context.launcher_ended_first
+        or context.lost_node is not None
+    )
+
+
+def _by_context(events: Sequence[Event], context: JobContext) -> End:
+    ends = _stating(events, "work_done", "job_succeeded", "process_succeeded")
+    if not _failed_otherwise(context) and all(one.exit_code == 0 for one in context.exits):
+        return End(outcome="completed", stated_by=_latest(ends))
+    by_logs = _by_logs(events)
+    is_hang_or_exit = not _failed_otherwise(context) or (
+        context.hang is not None and context.broken_loss is None and context.lost_node is None
+    )
+    if is_hang_or_exit and by_logs is not None and by_logs.outcome == "completed_teardown_failed":
+        return by_logs
+    return End(outcome="failed")
+
+
+def _by_logs(events: Sequence[Event]) -> End | None:
+    """What ends and errors say; None where there is neither."""
+    troubles = [
+        one
+        for one in events
+        if one.rule.kind != ENDING and not one.recovered and not one.demoted
+    ]
+    done = _work_done(events)
+    stops = [one for one in troubles if one.rule.kind == "scheduler" and stopped_by(one)]
+    if done is None and stops:
+        return End(outcome="failed")  # the root says whether it was stopped
+    job = _latest(_stating(events, "job_succeeded"))
+    if job is not None and not any(
+        _is_after(one, job) and (_is_serious(one) or _fails_teardown(one)) for one in troubles
+    ):
+        return End(outcome="completed", stated_by=job)
+    if done is not None:
+        return _after_the_work(events, troubles, done)
+    process = _latest(_stating(events, "process_succeeded"))
+    bad = [one for one in troubles if one.rule.kind not in ("teardown", "suspect", "store_lost")]
+    if process is not None and not bad:
+        return End(outcome="completed", stated_by=process)
+    return End(outcome="failed") if troubles else None
+
+
+def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Event) -> End:
+    later = [one for one in troubles if one.log is not done.log or _is_after(one, done)]
+    if any(_is_serious(one) for one in later):
+        return End(outcome="failed")
+    if not any(_fails_teardown(one) for one in later):
+        return End(outcome="completed", stated_by=done)
+    kept = {id(one) for one in later}
+    return End(
+        outcome="completed_teardown_failed",
+        stated_by=done,
+        survived=frozenset(id(one) for one in events if id(one) not in kept),
+    )
+
+
+def _work_done(events: Sequence[Event]) -> Event | None:
+    """The last statement that the work is done; the last step of all counts once state was saved after it."""
+    said = _stating(events, "work_done")
+    steps = [one for one in said if one.rule is LAST_STEP]
+    saved = _stating(events, "saved")
+    for step in steps:
+        is_kept = any(_is_after(one, step) for one in saved)
+        has_trouble = any(
+            not one.recovered and one.rule.kind not in (ENDING, "suspect") and _is_after(one, step)
+            for one in events
+        )
+        if not is_kept and has_trouble:
+            said = [one for one in said if one is not step]
+    return _latest(said)
+
+
+def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
+    """The lines that state one of `endings`, and after which no training went on."""
+    return [
+        one
+        for one in events
+        if one.rule.kind == ENDING and one.rule.ending in endings and not _went_on(one)
+    ]
+
+
+def _went_on(event: Event) -> bool:
+    """Whether the log reports later steps than before `event`, or a new start."""
+    log = event.log
+    if event.own_progress or log.attempt > event.attempt:
+        return True
+    before = event.job_step_before
+    return log.largest_step is not None and (
+        before is None or log.largest_step >= before + JOB_STEPS_RECOVERED
+    )
+
+
+def _latest(events: Sequence[Event]) -> Event | None:
+    """The last line of its log; of several logs the first by name."""
+    by_log: dict[int, Event] = {}
+    for one in events:
+        held = by_log.get(id(one.log))
+        if held is None or one.log_line > held.log_line:
+            by_log[id(one.log)] = one
+    return min(by_log.values(), key=lambda one: (one.file, one.line), default=None)
+
+
+def _is_after(event: Event, end: Event) -> bool:
+    # The lines of a record (`sacct --json`) have one place: none of them comes before another.
+    return event.log is end.log and event is not end and event.log_line >= end.log_line
+
+
+def _is_serious(event: Event) -> bool:
+    """Whether a job whose work is done cannot have raised it on ending: then some of its work failed."""
+    return event.rule.kind not in _AT_TEARDOWN and not _OF_TEARDOWN.search(event.text)
+
+
+def _fails_teardown(event: Event) -> bool:
+    if event.rule.kind in _FAILED_TEARDOWN or event.rule.kind not in _AT_TEARDOWN:
+        return True
+    return event.whole_traceback
