@@ -206,7 +206,7 @@ def _beyond_rules(
 ) -> "Diagnosis":
     """The answer once memory and model were asked, as far as they are to be."""
     suggested = None
-    if not diagnosis.has_failed:  # there is no cause to look for, and no incident
+    if diagnosis.ended_well:  # there is no cause to look for, and no incident
         return diagnosis
     if wanted.endpoint is not None:
         from holdfast.diagnose.agents import consultation

@@ -120,7 +120,7 @@ def _facts(study: Study) -> Table:
 
 def _add_hint(table: Table, study: Study) -> None:
     found = study.diagnosis
-    if found.has_failed and found.reason == "Unknown" and study.bytes_in:
+    if not found.ended_well and found.reason == "Unknown" and study.bytes_in:
         table.add_row(
             "", Text("The same command with --compressed prints the few lines that stand out.")
         )

@@ -65,7 +65,7 @@ class LogWatcher:
         """
         self._hand_over(last=ended)
         observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
-        found = conclude(self._scan.events(), observed, context, ended=ended)
+        found = conclude(self._scan.events(), observed, context)
         return replace(
             found,
             end_line=None if found.end_line is None else self._placed(found.end_line),

@@ -64,7 +64,7 @@ def consultation(
     draw: Draw = draw_mark,
 ) -> Consultation:
     """The same, with the rule that the model proposes; `draw` draws the marks around what is shown to it."""
-    if not diagnosis.has_failed or not worth_reading(diagnosis) or not compressed.lines:
+    if diagnosis.ended_well or not worth_reading(diagnosis) or not compressed.lines:
         return Consultation(diagnosis=diagnosis)
     rules = packaged_rules() if rules is None else rules
     try:

@@ -179,19 +179,17 @@ def conclude(
     events: Sequence[Event],
     observed: Sequence[Event] = (),
     context: JobContext | None = None,
-    *,
-    ended: bool = False,
 ) -> Diagnosis:
     """The diagnosis of `events` (of files) and `observed` (told by the supervisor, in no file).
 
-    `context`: what the supervisor saw; its exit codes decide how the job ended. `ended`: no more of the logs will come.
+    `context`: what the supervisor saw; its exit codes decide how the job ended.
     """
     told = {(event.rule.id, rank_of(event)) for event in events}
     everything = [
         *events,
         *(event for event in observed if (event.rule.id, rank_of(event)) not in told),
     ]
-    end = how_it_ended(everything, context, ended=ended)
+    end = how_it_ended(everything, context)
     if not end.has_cause:
         return _without_cause(end, everything)
     everything = [event for event in everything if id(event) not in end.survived]

@@ -85,9 +85,9 @@ class Diagnosis:
     """What states the root, without time stamps and rank prefixes; given also where no line can be cited."""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether there is a cause to look for: the job failed or was stopped, or its logs do not say how it ended."""
-        return self.outcome in ("failed", "stopped", "unknown")
+    def ended_well(self) -> bool:
+        """Whether the work was done: there is no cause to look for and no incident."""
+        return self.outcome in ("completed", "completed_teardown_failed")
 
     @property
     def summary(self) -> str:

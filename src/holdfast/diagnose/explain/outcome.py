@@ -84,15 +84,12 @@ class End:
         return _ADVICE[self.outcome]
 
 
-def how_it_ended(
-    events: Sequence[Event], context: JobContext | None = None, *, ended: bool = False
-) -> End:
+def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> End:
     """Return how the job of `events` ended; the cause of a stop is `stopped_by`'s to say.
 
     Args:
         events: all that was seen, the supervisor's observations among them.
         context: the exits that a supervisor saw; they decide over the logs.
-        ended: no more of the logs will come.
     """
     if context is not None and (context.exits or _failed_otherwise(context)):
         return _by_context(events, context)
@@ -100,9 +97,7 @@ def how_it_ended(
     if by_logs is not None:
         return by_logs
     newest = _latest(_stating(events, "step", "saved"))
-    if newest is not None and not ended:
-        return End(outcome="running", stated_by=newest)
-    return End(outcome="unknown", stated_by=newest)
+    return End(outcome="unknown" if newest is None else "running", stated_by=newest)
 
 
 def stopped_by(root: Event | None) -> bool:
@@ -147,7 +142,9 @@ def _by_logs(events: Sequence[Event]) -> End | None:
         return End(outcome="failed")  # the root says whether it was stopped
     job = _latest(_stating(events, "job_succeeded"))
     if job is not None and not any(
-        _is_after(one, job) and (_is_serious(one) or _fails_teardown(one)) for one in troubles
+        one.rule.ending == "job_failed"
+        or (_is_after(one, job) and (_is_serious(one) or _fails_teardown(one)))
+        for one in troubles
     ):
         return End(outcome="completed", stated_by=job)
     if done is not None:
@@ -161,9 +158,11 @@ def _by_logs(events: Sequence[Event]) -> End | None:
 
 def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Event) -> End:
     later = [one for one in troubles if one.log is not done.log or _is_after(one, done)]
-    if any(_is_serious(one) for one in later):
+    has_failed_end = any(_fails_teardown(one) for one in later)
+    # A line that no traceback led to, and that ended no process, was logged and handled.
+    if any(_is_serious(one) and (one.whole_traceback or has_failed_end) for one in later):
         return End(outcome="failed")
-    if not any(_fails_teardown(one) for one in later):
+    if not has_failed_end:
         return End(outcome="completed", stated_by=done)
     kept = {id(one) for one in later}
     return End(
@@ -230,6 +229,7 @@ def _is_serious(event: Event) -> bool:
 
 
 def _fails_teardown(event: Event) -> bool:
-    if event.rule.kind in _FAILED_TEARDOWN or event.rule.kind not in _AT_TEARDOWN:
-        return True
+    """Whether a process ended badly by it; a process that is told to end when its work is done does not."""
+    if event.rule.kind in _FAILED_TEARDOWN:
+        return event.rule.kind != "exit" or not stopped_by(event)
     return event.whole_traceback

@@ -157,7 +157,7 @@ class Recall:
         `kept` gives the compressed log; it is called only where the case is open. `follows` says of a line whether it
         tells only what followed from a failure: such lines are alike in all failures.
         """
-        if not self.past or not diagnosis.has_failed:
+        if not self.past or diagnosis.ended_well:
             return diagnosis
         notes = diagnosis.notes
         lines: list[tuple[str, LogLine | None]] = []

@@ -28,9 +28,11 @@ Outcome = Literal[
 """How a job ended."""
 
 
-Ending = Literal["", "step", "saved", "work_done", "process_succeeded", "job_succeeded", "stopped"]
+Ending = Literal[
+    "", "step", "saved", "work_done", "process_succeeded", "job_succeeded", "job_failed", "stopped"
+]
 """What a line states about the end: nothing, the newest step, saved state, the work is done, one process or the job
-ended well, somebody stopped the job."""
+ended well, a job failed whatever else is said, somebody stopped the job."""
 
 
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
