@@ -57,6 +57,25 @@ def dev_cases(folder: Path) -> list[Case]:
     return found
 
 
+def labelled_cases(folder: Path, kind: str) -> list[Case]:
+    """The labelled cases among routine output of another make, the folder `kind`; none where it is absent."""
+    labels = folder / f"labels_{kind}.jsonl"
+    if not labels.exists():
+        return []
+    return [
+        _case(
+            label,
+            id=f"{label['id']}/{kind}",
+            path=folder / kind / f"{label['id']}.log",
+            kind=kind,
+            root_lines=frozenset(label["root_lines"]),
+            faulty=label["faulty"] or {},
+            cascade_first=label["cascade_before"],
+        )
+        for label in _label_lines(labels)
+    ]
+
+
 def lab_cases(recorded: Path, variants: Path) -> list[Case]:
     """The laboratory's logs as recorded, a log a rank where torchrun told ranks apart, and their variants."""
     found = []
@@ -114,11 +133,11 @@ def _case(label: Mapping[str, Any], **known: Any) -> Case:
 
 
 def _labels(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in (folder / "labels.jsonl").read_text().splitlines()
-        if line.strip()
-    ]
+    return _label_lines(folder / "labels.jsonl")
+
+
+def _label_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
 def _named(label: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
