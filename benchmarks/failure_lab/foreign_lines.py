@@ -66,10 +66,10 @@ SURVIVED: Final = (
     ),
     (
         "Traceback (most recent call last):",
-        '  File "/opt/stack/telemetry/sink.py", line {n}, in emit',
+        '  File "/opt/stack/telemetry/drain.py", line {n}, in emit',
         "    self._channel.send(frame)",
         "BrokenPipeError: [Errno 32] Broken pipe",
-        "telemetry: sink reopened, {m} frames kept",
+        "telemetry: drain reopened, {m} frames kept",
     ),
     (
         "Traceback (most recent call last):",
@@ -98,7 +98,7 @@ DOWN: Final = (
     (
         "[rank{rank}]: Traceback (most recent call last):",
         '[rank{rank}]:   File "/opt/stack/engine/collect.py", line {n}, in gather',
-        "[rank{rank}]: RuntimeError: [/build/gloo/transport/tcp/pair.cc:{m}] Connection closed by peer [10.8.{local}.{n}]:{port}",
+        "[rank{rank}]: RuntimeError: [/build/gloo/transport/tcp/pair.cc:{m}] Read error [10.8.{local}.{n}]:{port}: Connection reset by peer",
     ),
     (
         "{host}: member {rank} lost contact with member {peer}, membership epoch {n} dissolved",
@@ -114,6 +114,23 @@ DOWN: Final = (
     ),
     (
         "hyperloader: consumer {rank} hung up, reader {local} parked",
+    ),
+    (
+        "[rank{rank}]: horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce after one of the ranks finished execution.",
+    ),
+    (
+        "terminate called after throwing an instance of 'ring::PeerGone'",
+        "  what():  member {peer} is gone",
+        "{host}: member {rank} ended with signal 6",
+    ),
+    (
+        "[{host}:{pid}] [[{n},1],{rank}] ORTE_ERROR_LOG: Unreachable in file routed_radix.c at line {m}",
+    ),
+    (
+        "Traceback (most recent call last):",
+        '  File "/opt/stack/engine/guard.py", line {n}, in wait_all',
+        "    raise PeerGone(member)",
+        "engine.guard.PeerGone: member {peer} left while member {rank} was waiting for it",
     ),
 )
 """What others print as the job goes down, whatever the cause."""

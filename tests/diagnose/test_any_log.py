@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.diagnose import LogWatcher, diagnose
 from holdfast.diagnose.rules.packaged import packaged_rules
+from holdfast.diagnose.rules.rules import ENDING
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 KNOWN = sorted(

@@ -5,6 +5,7 @@ survived. An error after the statement is part of the teardown if a process that
 codes from the supervisor decide over the logs.
 """
 
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -48,9 +49,8 @@ _CONFIDENCE: Final[dict[Outcome, float]] = {
     "unknown": 0.2,
 }
 _ADVICE: Final[dict[Outcome, str]] = {
-    "completed": "The job ended well: there is nothing to do.",
-    "completed_teardown_failed": "The work was done and only the teardown failed: there is nothing to do."
-    " See that the last checkpoint is whole.",
+    "completed": "There is nothing to do.",
+    "completed_teardown_failed": "There is nothing to start again. See that the last checkpoint is whole.",
     "running": "The log states no end and no error: the job still runs, or its log is cut off."
     " Look whether its processes are alive.",
     "unknown": "The logs state neither an end nor an error. Give all logs of the job, and what the scheduler says of"
@@ -121,10 +121,15 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
     if not _failed_otherwise(context) and all(one.exit_code == 0 for one in context.exits):
         return End(outcome="completed", stated_by=_latest(ends))
     by_logs = _by_logs(events)
+    # What SIGKILL ended was perhaps still saving: the kernel kills so for memory.
+    was_killed = any(
+        one.signal == signal.SIGKILL and one.rank not in context.stopped_ranks
+        for one in context.exits
+    )
     is_hang_or_exit = not _failed_otherwise(context) or (
         context.hang is not None and context.broken_loss is None and context.lost_node is None
     )
-    if is_hang_or_exit and by_logs is not None and by_logs.outcome == "completed_teardown_failed":
+    if is_hang_or_exit and not was_killed and by_logs is not None and by_logs.outcome == "completed_teardown_failed":
         return by_logs
     return End(outcome="failed")
 
