@@ -44,7 +44,9 @@ _JUDGES: Final[tuple[tuple[str, Judge, float], ...]] = (
 )
 
 
-def makes(dev: Sequence[Case], folder: Path, recorded: Sequence[Case], work: Path) -> dict[str, list[Case]]:
+def makes(
+    dev: Sequence[Case], folder: Path, recorded: Sequence[Case], work: Path
+) -> dict[str, list[Case]]:
     """Return the cases of each make that can be had.
 
     Args:

@@ -24,7 +24,7 @@ START: Final = (
 
 CHATTER: Final = (
     'level=info ts={date}T{clock}.{milli}Z caller=scheduler.go:{n} msg="lease renewed" holder={host} ttl=30s',
-    'level=debug ts={date}T{clock}.{milli}Z caller=probe.go:88 component=liveness status=200 latency={ms}ms failures=0',
+    "level=debug ts={date}T{clock}.{milli}Z caller=probe.go:88 component=liveness status=200 latency={ms}ms failures=0",
     '{{"lvl":"info","t":"{date}T{clock}.{milli}Z","logger":"quota","text":"usage sampled","cpu":{n},"errors_total":0}}',
     "I{month}{day} {clock}.{micro} {pid} shard_reader.cc:{n}] opened /feed/part-{big}.rec ({m} records, 0 corrupt)",
     "{date}T{clock}.{micro}Z  INFO hyperloader::pool: refilled queue depth={n} misses=0 worker={m}",
@@ -47,7 +47,7 @@ PROGRESS: Final = (
     'metrics {{"iter": {step}, "loss": {loss}, "grad_norm": 0.{n}, "lr": 0.0002}}',
     "{step}/90000 ━━━━━━━━━━━━━━━━━━━━ 9:12:0{local} {ms}ms/step - accuracy: 0.41 - loss: {loss}",
 )
-"""One trainer each."""
+"""The line that a trainer prints for each step; one for each trainer."""
 
 SURVIVED: Final = (
     (
@@ -78,12 +78,8 @@ SURVIVED: Final = (
         "ModuleNotFoundError: No module named 'fast_attention_hopper'",
         "kernels: using the portable attention",
     ),
-    (
-        "autosize: micro-batch {n} did not fit (out of memory), going on with half of it",
-    ),
-    (
-        "mem-scrub: {host} accel{local} 1 corrected bit, 0 uncorrectable",
-    ),
+    ("autosize: micro-batch {n} did not fit (out of memory), going on with half of it",),
+    ("mem-scrub: {host} accel{local} 1 corrected bit, 0 uncorrectable",),
     (
         "E{month}{day} {clock}.{micro} {pid} snapshot.cc:{n}] write to /snap/slot-{local} stalled for {m} s; slot rotated",
         "I{month}{day} {clock}.{micro} {pid} snapshot.cc:{m}] slot rotated, snapshot whole",
@@ -112,9 +108,7 @@ DOWN: Final = (
     (
         'level=warn ts={date}T{clock}.{milli}Z caller=reaper.go:{n} msg="stopping sibling" member={rank} reason=group_exit',
     ),
-    (
-        "hyperloader: consumer {rank} hung up, reader {local} parked",
-    ),
+    ("hyperloader: consumer {rank} hung up, reader {local} parked",),
     (
         "[rank{rank}]: horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce after one of the ranks finished execution.",
     ),
@@ -133,7 +127,7 @@ DOWN: Final = (
         "engine.guard.PeerGone: member {peer} left while member {rank} was waiting for it",
     ),
 )
-"""What others print as the job goes down, whatever the cause."""
+"""Lines of the peers as the job goes down. The lines are equal for every cause."""
 
 PREFIXES: Final = (
     "",
@@ -144,4 +138,4 @@ PREFIXES: Final = (
     "<task{node}> ",
     "{month}/{day} {clock} {host} engine[{pid}]: ",
 )
-"""What a launcher or a collector puts before every line, one of them a log."""
+"""Prefixes of launchers and collectors. A log has one of the prefixes before every line."""

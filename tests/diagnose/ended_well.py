@@ -1,5 +1,7 @@
 """Logs of runs that ended well, with the frightening lines that healthy runs print, launcher by launcher."""
 
+# ruff: noqa: E501  (lines of logs stand as they are printed)
+
 STACK = ["Traceback (most recent call last):", '  File "/srv/app/fit.py", line 88, in fit']
 
 
@@ -70,8 +72,8 @@ def slurm():
 def kubernetes():
     """A pull that was tried again, and pods that completed."""
     return [
-        "Warning  Failed  40m  kubelet  Failed to pull image \"reg/llm:7\": context deadline exceeded",
-        "Normal   Pulled  39m  kubelet  Successfully pulled image \"reg/llm:7\" in 41s",
+        'Warning  Failed  40m  kubelet  Failed to pull image "reg/llm:7": context deadline exceeded',
+        'Normal   Pulled  39m  kubelet  Successfully pulled image "reg/llm:7" in 41s',
         *(f"INFO step={n} loss=2.{n:02d} tokens/s=412331" for n in range(1, 9)),
         "12s  Normal  Completed  job/pretrain  Job completed",
         "pretrain-0   0/1     Completed   0          3h12m",
@@ -96,7 +98,11 @@ def generated_programs():
     """A reward that runs what the model wrote: its tracebacks are the data."""
     lines = []
     for n in range(1, 7):
-        lines += [*STACK, f"ZeroDivisionError: division by zero (program {n})", f"step:{n} - actor/loss:0.1{n}"]
+        lines += [
+            *STACK,
+            f"ZeroDivisionError: division by zero (program {n})",
+            f"step:{n} - actor/loss:0.1{n}",
+        ]
     return [*lines, "SUCC cli.py:66 -- Job 'raysubmit_a1' succeeded"]
 
 
@@ -104,9 +110,15 @@ def deepspeed():
     """Overflows, and a process group that nobody destroyed."""
     return [
         "[2026-02-11 04:11:01,410] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
-        *(f"steps: {n} loss: 2.{n:02d} iter time (s): 2.871 samples/sec: 89.164" for n in range(1, 9)),
+        *(
+            f"steps: {n} loss: 2.{n:02d} iter time (s): 2.871 samples/sec: 89.164"
+            for n in range(1, 9)
+        ),
         "[rank0]:[W211 04:11:40.1 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before program exit, which can leak resources.",
-        *(f"[2026-02-11 04:11:4{n},300] [INFO] [launch.py:347:main] Process 90{n} exits successfully." for n in range(4)),
+        *(
+            f"[2026-02-11 04:11:4{n},300] [INFO] [launch.py:347:main] Process 90{n} exits successfully."
+            for n in range(4)
+        ),
     ]
 
 

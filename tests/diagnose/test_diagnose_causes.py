@@ -341,7 +341,8 @@ def test_json_is_plain_and_whole(job):
     assert json.loads(json.dumps(answer)) == answer
     assert list(answer) == [
         "schema", "version", "id", "outcome", "end_line", "reason", "category", "root_line", "root_lines", "evidence",
-        "scope", "action", "restart_helps", "mitigation", "confidence", "alternatives", "similar", "decided_by", "notes", "fingerprint",
+        "scope", "action", "restart_helps", "mitigation", "confidence", "alternatives", "similar", "decided_by",
+        "notes", "fingerprint",
     ]  # fmt: skip
     assert (answer["schema"], answer["version"]) == ("holdfast.diagnosis", 2)
     assert set(answer["root_line"]) == {"file", "line", "text"}

@@ -1,11 +1,13 @@
 """How a job ended is answered before why: runs that ended well need nothing, the others keep their answer."""
 
+# ruff: noqa: E501  (lines of logs stand as they are printed)
+
 import json
 from pathlib import Path
 
 import pytest
-
 from ended_well import ENDED_WELL, STACK
+
 from holdfast.diagnose import JobContext, RankExit, diagnose
 from holdfast.diagnose.logs.job_context import Hang
 
@@ -13,13 +15,15 @@ PUBLIC = Path(__file__).parents[3] / "shared" / "cases" / "diagnosis"
 STEPS = [f"[rank0]: step {n} loss 2.{n:02d}" for n in range(1, 6)]
 DONE = "Training finished."
 ABORTED = [
-    "[rank4]:[F205 18:19:06.376 ProcessGroupNCCL.cpp:1554] [PG ID 12 PG GUID 99 Rank 4] Terminating the process after"
-    " attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
-    "E0205 18:19:10.118 140 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) local_rank: 4"
-    " (pid: 214) of binary: /usr/bin/python",
+    "[rank4]:[F205 18:19:06.376 ProcessGroupNCCL.cpp:1554] [PG ID 12 PG GUID 99 Rank 4] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+    "E0205 18:19:10.118 140 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -6) local_rank: 4 (pid: 214) of binary: /usr/bin/python",
 ]
-TIME_LIMIT = "slurmstepd: error: *** JOB 12 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"
-PREEMPTED = "slurmstepd: error: *** JOB 12 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
+TIME_LIMIT = (
+    "slurmstepd: error: *** JOB 12 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***"
+)
+PREEMPTED = (
+    "slurmstepd: error: *** JOB 12 ON n3 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***"
+)
 
 
 @pytest.fixture
@@ -174,7 +178,10 @@ def test_the_ends_of_ranks_in_files_of_their_own(ended):
 
 
 def test_array_tasks_are_jobs_of_their_own(ended):
-    rows = ["8812_1  pretrain  gpu  llm  512  COMPLETED  0:0", "8812_2  pretrain  gpu  llm  512  FAILED  1:0"]
+    rows = [
+        "8812_1  pretrain  gpu  llm  512  COMPLETED  0:0",
+        "8812_2  pretrain  gpu  llm  512  FAILED  1:0",
+    ]
     assert ended(*rows).outcome == "failed"
     assert ended(*rows[::-1]).outcome == "failed"
     assert ended(*rows[:1]).outcome == "completed"

@@ -123,9 +123,7 @@ def study(
     if not reading.bytes_in and all(
         file.path == Path(STDIN) or _size_bytes(file.path) == 0 for file in found.files
     ):
-        raise BadUse(
-            f"{_names(paths)} empty. Give the log that the job's own output went to."
-        )
+        raise BadUse(f"{_names(paths)} empty. Give the log that the job's own output went to.")
     diagnosis = replace(conclude(events), notes=tuple(dict.fromkeys(reading.notes)))
     if compressed:
         show("Compressing", 0, None)

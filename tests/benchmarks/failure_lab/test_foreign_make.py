@@ -9,7 +9,10 @@ from failure_lab.foreign_lines import CHATTER, DOWN, PREFIXES, PROGRESS, START, 
 from failure_lab.routines import CASCADE, LIBRARY, NOISE, RECOVERED
 
 FAILURE = ["[rank3]: Traceback (most recent call last):", "[rank3]: KeyError: 'tokens'"]
-RUNTIMES_OWN = {"Traceback (most recent call last):", "terminate called after throwing an instance of"}
+RUNTIMES_OWN = {
+    "Traceback (most recent call last):",
+    "terminate called after throwing an instance of",
+}
 
 
 def words(template):
@@ -46,7 +49,10 @@ def test_the_same_seed_gives_the_same_log_and_another_another():
 
 
 def test_every_prefix_loop_and_group_is_used():
-    logs = ["\n".join(one.text for one in surround([], str(seed), cascade_first=True)) for seed in range(60)]
+    logs = [
+        "\n".join(one.text for one in surround([], str(seed), cascade_first=True))
+        for seed in range(60)
+    ]
     for template in (*PROGRESS, *CHATTER, *(group[0] for group in (*SURVIVED, *DOWN))):
         piece = max(re.split(r"\{+[^{}]*\}+", template), key=len).replace("{{", "{")
         assert any(piece in log for log in logs), template
@@ -58,6 +64,16 @@ def test_every_prefix_loop_and_group_is_used():
 def test_the_make_shares_no_wording_with_the_first():
     first = [*LIBRARY, *(line for group in (*RECOVERED, *CASCADE) for line in group)]
     for noise in NOISE.values():
-        first += [*noise.start, noise.step, *noise.chatter, *(line for group in noise.recovered for line in group)]
-    foreign = [*START, *CHATTER, *PROGRESS, *(line for group in (*SURVIVED, *DOWN) for line in group)]
+        first += [
+            *noise.start,
+            noise.step,
+            *noise.chatter,
+            *(line for group in noise.recovered for line in group),
+        ]
+    foreign = [
+        *START,
+        *CHATTER,
+        *PROGRESS,
+        *(line for group in (*SURVIVED, *DOWN) for line in group),
+    ]
     assert not runs(first) & runs(foreign)

@@ -172,7 +172,9 @@ def propose_filters(
 
 def _known_lines(rules: RuleSet) -> list[str]:
     """The examples of all rules but routine ones: lines that state a root, or help to find one."""
-    return [line for rule in rules.rules if rule.kind not in (ROUTINE, ENDING) for line in rule.match]
+    return [
+        line for rule in rules.rules if rule.kind not in (ROUTINE, ENDING) for line in rule.match
+    ]
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""The newest step that a log reports, as an event: by it an end is told from a job that still runs."""
+"""Make an event of the newest step in a log: the last step of all is an end, an earlier step is none."""
 
 from typing import Final
 
@@ -10,19 +10,19 @@ from holdfast.diagnose.rules.taxonomy import Ending
 _OF_ALL = re2.compile(r"([0-9][0-9,]*) */ *([0-9][0-9,]*)")
 
 
-def _rule(id: str, ending: Ending, mitigation: str) -> Rule:
+def _rule(name: str, ending: Ending, mitigation: str) -> Rule:
     return Rule(
-        id=id, pattern="", kind=ENDING, ending=ending, reason="Unknown", action="restart", restart_helps=True,
+        id=name, pattern="", kind=ENDING, ending=ending, reason="Unknown", action="restart", restart_helps=True,
         mitigation=mitigation, confidence=0.5, alone=9.0, source="progress.yaml", match=(), no_match=(),
     )  # fmt: skip
 
 
-NEWEST_STEP: Final = _rule("newest-step", "step", "The newest step that the log reports.")
+NEWEST_STEP: Final = _rule("newest-step", "step", "The newest step in the log.")
 LAST_STEP: Final = _rule("last-step", "work_done", "The log reports the last step of all.")
 
 
 def step_rule(text: str, step: int) -> Rule:
-    """Return the rule for a line that reports `step`: `LAST_STEP` where the line has it of as many ("48/48")."""
+    """Return `LAST_STEP` if the line has `step` as the last of all ("48/48"), else `NEWEST_STEP`."""
     for number, total in _OF_ALL.findall(text):
         if number == total and step > 1 and int(number.replace(",", "")) == step:
             return LAST_STEP

@@ -129,7 +129,12 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
     is_hang_or_exit = not _failed_otherwise(context) or (
         context.hang is not None and context.broken_loss is None and context.lost_node is None
     )
-    if is_hang_or_exit and not was_killed and by_logs is not None and by_logs.outcome == "completed_teardown_failed":
+    if (
+        is_hang_or_exit
+        and not was_killed
+        and by_logs is not None
+        and by_logs.outcome == "completed_teardown_failed"
+    ):
         return by_logs
     return End(outcome="failed")
 
@@ -137,9 +142,7 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
 def _by_logs(events: Sequence[Event]) -> End | None:
     """What ends and errors say; None where there is neither."""
     troubles = [
-        one
-        for one in events
-        if one.rule.kind != ENDING and not one.recovered and not one.demoted
+        one for one in events if one.rule.kind != ENDING and not one.recovered and not one.demoted
     ]
     done = _work_done(events)
     stops = [one for one in troubles if one.rule.kind == "scheduler" and stopped_by(one)]

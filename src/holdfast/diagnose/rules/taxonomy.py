@@ -14,7 +14,7 @@ Action = Literal[
 
 
 Advice = Action | Literal["none"]
-"""What a diagnosis advises: an action, or `none` where nothing failed."""
+"""The advice of a diagnosis: an action, or `none` if nothing is to be done."""
 
 
 Outcome = Literal[
@@ -31,8 +31,8 @@ Outcome = Literal[
 Ending = Literal[
     "", "step", "saved", "work_done", "process_succeeded", "job_succeeded", "job_failed", "stopped"
 ]
-"""What a line states about the end: nothing, the newest step, saved state, the work is done, one process or the job
-ended well, a job failed whatever else is said, somebody stopped the job."""
+"""The statement of a line about the end of a job: none, the newest step, saved state, finished work, the success of one
+process or of the job, the failure of a job, a stop from outside."""
 
 
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
