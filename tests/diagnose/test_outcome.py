@@ -185,3 +185,33 @@ def test_array_tasks_are_jobs_of_their_own(ended):
     assert ended(*rows).outcome == "failed"
     assert ended(*rows[::-1]).outcome == "failed"
     assert ended(*rows[:1]).outcome == "completed"
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 512])
+def test_the_number_of_ranks_that_complain_on_ending_changes_nothing(ended, ranks):
+    lost = "[W211 04:10:33.118 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=3): failed to recv, got 0 bytes"
+    noise = [f"[rank{rank}]:{lost}" for rank in range(ranks)]
+    found = ended(*STEPS, DONE, *noise)
+    assert (found.outcome, found.end_line.text) == ("completed", DONE)
+    found = ended(*STEPS, DONE, *noise, *ABORTED)
+    assert (found.outcome, found.end_line.text) == ("completed_teardown_failed", DONE)
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), ("c", "a", "b"), ("b", "c", "a")])
+def test_the_order_of_files_changes_nothing(ended, names):
+    texts = ([*STEPS, DONE], ["warming up", *ABORTED], ["torch version 2.9"])
+    found = ended(**dict(zip(names, texts, strict=True)))
+    assert (found.outcome, found.end_line.text) == ("completed_teardown_failed", DONE)
+
+
+def test_the_last_step_alone_is_no_end_where_an_error_follows(ended):
+    last = "step 40/40 | loss 2.01 | lr 1e-4"
+    assert ended(last).outcome == "completed"
+    assert ended(last, *ABORTED).outcome == "failed", "saving may have failed"
+    assert ended("Epoch 1: 100%|##| 40/40 [00:40<00:00,  1.0it/s, loss=2.0]").outcome == "running"
+
+
+def test_an_end_far_above_what_others_print_is_found(ended):
+    chatter = [f"[rank{n % 8}]: Warning: thing {n} was not closed" for n in range(3000)]
+    found = ended(*STEPS, DONE, *chatter)
+    assert (found.outcome, found.end_line.line) == ("completed", len(STEPS) + 1)

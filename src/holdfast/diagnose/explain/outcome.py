@@ -96,7 +96,7 @@ def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> 
     by_logs = _by_logs(events)
     if by_logs is not None:
         return by_logs
-    newest = _latest(_stating(events, "step", "saved"))
+    newest = _latest(_stating(events, "step"))
     return End(outcome="unknown" if newest is None else "running", stated_by=newest)
 
 
@@ -181,19 +181,26 @@ def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Ev
 
 
 def _work_done(events: Sequence[Event]) -> Event | None:
-    """The last statement that the work is done; the last step of all counts once state was saved after it."""
-    said = _stating(events, "work_done")
-    steps = [one for one in said if one.rule is LAST_STEP]
-    saved = _stating(events, "saved")
-    for step in steps:
-        is_kept = any(_is_after(one, step) for one in saved)
-        has_trouble = any(
-            not one.recovered and one.rule.kind not in (ENDING, "suspect") and _is_after(one, step)
-            for one in events
-        )
-        if not is_kept and has_trouble:
-            said = [one for one in said if one is not step]
-    return _latest(said)
+    """The last statement that the work is done.
+
+    The last step of all is none if an error follows: what is left then, saving, may have failed.
+    """
+    return _latest(
+        [
+            said
+            for said in _stating(events, "work_done")
+            if said.rule is not LAST_STEP or not any(_is_trouble(one, said) for one in events)
+        ]
+    )
+
+
+def _is_trouble(event: Event, end: Event) -> bool:
+    """Whether `event` is an error after `end`, or in another log."""
+    return (
+        (event.log is not end.log or _is_after(event, end))
+        and not (event.recovered or event.demoted)
+        and event.rule.kind not in (ENDING, "suspect")
+    )
 
 
 def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:

@@ -29,9 +29,9 @@ Outcome = Literal[
 
 
 Ending = Literal[
-    "", "step", "saved", "work_done", "process_succeeded", "job_succeeded", "job_failed", "stopped"
+    "", "step", "work_done", "process_succeeded", "job_succeeded", "job_failed", "stopped"
 ]
-"""The statement of a line about the end of a job: none, the newest step, saved state, finished work, the success of one
+"""The statement of a line about the end of a job: none, the newest step, finished work, the success of one
 process or of the job, the failure of a job, a stop from outside."""
 
 
