@@ -130,7 +130,7 @@ def diagnose(
     reading = Reading(notes=list(found.notes))
     observed = [] if context is None else scan_texts(observed_lines(context), rules)
     events = scan(found.files, rules, reading)
-    decided = replace(conclude(events, observed, context), notes=tuple(reading.notes))
+    decided = replace(conclude(events, observed, context), notes=tuple(sorted(reading.notes)))
     if known is None:
         return decided
     from holdfast.diagnose.explain.compress import compress

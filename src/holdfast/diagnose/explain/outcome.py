@@ -13,7 +13,7 @@ from typing import Final
 import re2
 
 from holdfast.diagnose.explain.newest_step import LAST_STEP
-from holdfast.diagnose.explain.scan import JOB_STEPS_RECOVERED, Event
+from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.logs.job_context import JobContext
 from holdfast.diagnose.rules.rules import ENDING
 from holdfast.diagnose.rules.taxonomy import Ending, Outcome
@@ -214,13 +214,7 @@ def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
 
 def _went_on(event: Event) -> bool:
     """Whether the log reports later steps than before `event`, or a new start."""
-    log = event.log
-    if event.own_progress or log.attempt > event.attempt:
-        return True
-    before = event.job_step_before
-    return log.largest_step is not None and (
-        before is None or log.largest_step >= before + JOB_STEPS_RECOVERED
-    )
+    return event.own_progress or event.log.steps.went_on(event.before)
 
 
 def _latest(events: Sequence[Event]) -> Event | None:

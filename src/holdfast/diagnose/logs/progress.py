@@ -50,8 +50,8 @@ for _one in _DIALECTS:
 _SET.Compile()
 
 
-def reported_step(text: str) -> int | None:
-    """The training step of a line without its prefixes; nothing where it reports none."""
+def reported(text: str) -> tuple[int, int] | None:
+    """Return the training step of a line without its prefixes, after the number of its dialect."""
     found = _SET.Match(text)
     if not found:
         return None
@@ -62,7 +62,13 @@ def reported_step(text: str) -> int | None:
     step = _number(told["step"])
     if "total" in told:
         step += (int(told["epoch"]) - _FIRST_EPOCHS[index]) * int(told["total"])
-    return step
+    return index, step
+
+
+def reported_step(text: str) -> int | None:
+    """Return the training step of a line without its prefixes; nothing where it reports none."""
+    found = reported(text)
+    return None if found is None else found[1]
 
 
 def _number(text: str) -> int:

@@ -1,0 +1,262 @@
+"""Whether a job went on living after an error: its steps, any counter that rises, and errors it is used to.
+
+| sign of life | when it counts |
+|---|---|
+| steps in a trainer's dialect (`Steps`) | the error's own rank reports a larger step, or the job three |
+| a number that only rises, in lines of one shape (`Counters`) | the log has no steps, and it rose four times |
+| the same error again (`Habits`) | the job made progress after it at least three times before |
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import re2
+
+STEPS_SURVIVED: Final = 3
+"""Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
+together, but their output may arrive a step or two late."""
+_RISES_OF_A_COUNTER: Final = 8
+"""A number that rose so often, and hardly ever fell, counts something."""
+_RISES_SURVIVED: Final = 4
+_FALLS: Final = 8
+"""One fall in so many rises is a restart, or lines out of order."""
+_NUMBERS: Final = 6
+"""The first numbers of a line; a counter stands among them."""
+_SHAPES: Final = 256
+_HABITUAL: Final = 3
+_HABITS: Final = 4096
+
+_SEPARATORS: Final = bytes.maketrans(b"=[](){},;|<>#@\"'\t", b" " * 17)
+_DIGITS: Final = b"0123456789"
+_LARGEST_DIGITS: Final = 9
+_WORDS: Final = 32
+_LINE_BYTES: Final = 256
+_NO_WORK = re2.compile(
+    rb"(?i)retr[iy]|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart"
+    rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
+    rb"|terminat|watchdog|cancel|dump|leaked"
+)
+"""Words of lines whose numbers rise while a job waits, is watched, or ends."""
+
+
+@dataclass
+class _Count:
+    """The steps of one job in one dialect."""
+
+    last: int
+    largest: int
+    steps: int = 0
+    """Steps of the job that were reported, each print for at most `STEPS_SURVIVED`."""
+    attempt: int = 0
+    steps_before_attempt: int = 0
+
+
+@dataclass
+class OwnSteps:
+    """The steps of one stream, by dialect: the last, and how often it rose."""
+
+    last: dict[int, int] = field(default_factory=dict)
+    rises: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """How far a job was when an error was printed."""
+
+    own: Mapping[int, int]
+    """By dialect: how often the steps of the error's own stream had risen."""
+    job: Mapping[int, tuple[int, int, int]]
+    """By dialect: the job's largest step, its steps and its attempt."""
+    rises_seen: int
+    """Of counters that are no steps."""
+
+
+class Steps:
+    """The steps that a log reports; each dialect counts for itself."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, _Count] = {}
+
+    @property
+    def total(self) -> int:
+        """Return the steps of the dialect that reported most."""
+        return max((one.steps for one in self._counts.values()), default=0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no step was reported."""
+        return not self._counts
+
+    def note(self, dialect: int, step: int, own: OwnSteps, *, is_rank: bool) -> None:
+        """Take in a step that a stream reports."""
+        before = own.last.get(dialect)
+        own.last[dialect] = step
+        if before is not None and step > before:
+            own.rises[dialect] = own.rises.get(dialect, 0) + 1
+        count = self._counts.get(dialect)
+        if count is None:
+            self._counts[dialect] = _Count(last=step, largest=step)
+            return
+        count.largest = max(step, count.largest)
+        # The job was started again within this log; the first rank that goes back tells, the others do so too.
+        if before is not None and step < before <= count.last:
+            count.last = step
+            if is_rank:
+                count.attempt += 1
+                count.steps_before_attempt, count.largest = count.steps, step
+        elif step > count.last:
+            count.steps += min(step - count.last, STEPS_SURVIVED)
+            count.last = step
+
+    def so_far(self) -> dict[int, tuple[int, int, int]]:
+        """Return by dialect the largest step, the steps and the attempt."""
+        return {
+            dialect: (one.largest, one.steps, one.attempt) for dialect, one in self._counts.items()
+        }
+
+    def went_on(self, before: Before) -> bool:
+        """Return whether the job reported three steps beyond those before an error."""
+        return any(
+            self._went_on(count, before.job.get(dialect)) for dialect, count in self._counts.items()
+        )
+
+    def _went_on(self, count: _Count, before: tuple[int, int, int] | None) -> bool:
+        if before is None:
+            return count.steps >= STEPS_SURVIVED
+        largest, steps, attempt = before
+        if count.attempt > attempt:  # the job was started again since
+            return count.steps - count.steps_before_attempt >= STEPS_SURVIVED
+        return min(count.steps - steps, count.largest - largest) >= STEPS_SURVIVED
+
+
+def own_went_on(own: OwnSteps, before: Before) -> bool:
+    """Return whether a stream's own steps rose after an error.
+
+    The first step that a stream prints is no progress: a bar that was drawn long before may be drawn again.
+    """
+    return any(rises > before.own.get(dialect, 0) for dialect, rises in own.rises.items())
+
+
+@dataclass
+class _Numbers:
+    """The numbers at one place of the lines of one shape."""
+
+    largest: int
+    rises: int = 0
+    falls: int = 0
+    latest: deque[int] = field(default_factory=lambda: deque(maxlen=_RISES_SURVIVED))
+    """When it rose, as a count of lines."""
+
+    def note(self, number: int, now: int) -> None:
+        if number > self.largest:
+            self.largest = number
+            self.rises += 1
+            self.latest.append(now)
+        elif number < self.largest - max(2, self.largest // 50):
+            self.falls += 1
+            if self.falls * _FALLS > self.rises + _FALLS:
+                self.rises = self.falls = 0
+                self.latest.clear()
+            self.largest = number
+
+    @property
+    def is_counter(self) -> bool:
+        return self.rises >= _RISES_OF_A_COUNTER and self.falls * _FALLS <= self.rises
+
+
+class Counters:
+    """The numbers that rise from line to line, whatever a program calls them."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        """Lines that were looked at."""
+        self._by_shape: dict[int, list[_Numbers]] = {}
+        self._known = (0, 0)
+        self._known_at = 0
+
+    def note(self, lines: Iterable[bytes]) -> None:
+        """Take in raw lines."""
+        for raw in lines:
+            self.now += 1
+            words = raw[:_LINE_BYTES].translate(_SEPARATORS).split()[:_WORDS]
+            shape = hash(b" ".join(words).translate(None, _DIGITS))
+            known = self._by_shape.get(shape)
+            if known == []:
+                continue  # counts nothing
+            numbers = _numbers(words)
+            if known is None or len(known) != len(numbers):
+                if len(self._by_shape) >= _SHAPES:
+                    del self._by_shape[next(iter(self._by_shape))]
+                if _NO_WORK.search(raw):
+                    numbers = []
+                self._by_shape[shape] = [_Numbers(number) for number in numbers]
+                continue
+            for one, number in zip(known, numbers, strict=True):
+                one.note(number, self.now)
+
+    @property
+    def rises(self) -> int:
+        """Return how often the busiest of them rose."""
+        return self._newest()[1]
+
+    def went_on(self, before: Before) -> bool:
+        """Return whether one of them rose four times after an error."""
+        return self._newest()[0] > before.rises_seen
+
+    def _newest(self) -> tuple[int, int]:
+        """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
+        if self._known_at != self.now:
+            counters = [one for known in self._by_shape.values() for one in known if one.is_counter]
+            self._known_at = self.now
+            self._known = (
+                max((one.latest[0] for one in counters), default=0),
+                max((one.rises for one in counters), default=0),
+            )
+        return self._known
+
+
+def _numbers(words: Iterable[bytes]) -> list[int]:
+    """Return the first whole numbers among words; no part of a time, a date, an address or a fraction is one."""
+    found = []
+    for word in words:
+        if word.isalpha():
+            continue
+        name, _, value = word.partition(b":")
+        if not (value.isdigit() and name[-1:].isalpha()):
+            value = word.rstrip(b":").partition(b"/")[0]
+        if value.isdigit() and len(value) <= _LARGEST_DIGITS:
+            found.append(int(value))
+    return found[:_NUMBERS]
+
+
+class Habits:
+    """Errors that a job printed before and survived each time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._ends = 0
+        """Lines that tell of an end: whatever was printed before one was not survived."""
+
+    def note_end(self) -> None:
+        """Take in that a process, or the job, ended."""
+        self._ends += 1
+
+    def survived_before(self, rule_id: str, text: str, progress: int) -> int:
+        """Return how often the job went on after the same error, given its progress (steps or rises) so far."""
+        key = (rule_id, text)
+        times, ends, last = self._seen.pop(key, (0, self._ends, progress))
+        if ends != self._ends:
+            times = 0
+        elif progress > last:
+            times += 1
+        if len(self._seen) >= _HABITS:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = (times, self._ends, max(last, progress))
+        return times
+
+
+def is_habitual(survived_before: int) -> bool:
+    """Return whether an error that was survived so often is routine, also the last time."""
+    return survived_before >= _HABITUAL
