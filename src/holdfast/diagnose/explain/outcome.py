@@ -142,7 +142,10 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
 def _by_logs(events: Sequence[Event]) -> End | None:
     """What ends and errors say; None where there is neither."""
     troubles = [
-        one for one in events if one.rule.kind != ENDING and not one.recovered and not one.demoted
+        one
+        for one in events
+        if one.rule.kind != ENDING
+        and not (one.recovered or one.demoted or one.of_generated_program)
     ]
     done = _work_done(events)
     stops = [one for one in troubles if one.rule.kind == "scheduler" and stopped_by(one)]
