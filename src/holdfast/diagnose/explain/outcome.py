@@ -102,7 +102,9 @@ def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> 
 
 def stopped_by(root: Event | None) -> bool:
     """Return whether the root of the explanation says that somebody stopped the job."""
-    return root is not None and root.rule.ending == "stopped"
+    if root is None:
+        return False
+    return root.rule.ending == "stopped" or (root.rule.kind == "scheduler" and not root.rule.ending)
 
 
 def _failed_otherwise(context: JobContext) -> bool:
