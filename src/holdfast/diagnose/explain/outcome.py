@@ -1,4 +1,4 @@
-"""How a job ended, before the question why: completed, stopped, failed, still running, or unknown.
+"""Find how a job ended, before the question why: completed, stopped, failed, still running, or unknown.
 
 Lines of the kind `ending` state ends. An error before a statement that the work is done, in the same log, was
 survived. An error after the statement is part of the teardown if a process that has no more work can raise it. Exit
@@ -33,15 +33,15 @@ _AT_TEARDOWN: Final = frozenset(
         "worker_lost",
     }
 )
-"""Kinds of event that can befall a process with no more work."""
+"""Kinds of event that a process without work can log."""
 _FAILED_TEARDOWN: Final = frozenset(
     {"collective_timeout", "crash", "death", "exit", "frozen", "scheduler"}
 )
-"""Those of them that end a process badly; the others are remarks of processes that end."""
+"""The kinds among them with which a process fails; the other kinds are remarks."""
 _OF_TEARDOWN = re2.compile(
     r"(?i)destroy_process_group|\bshut(?:ting)? ?down|\bfinali[sz]|atexit|tear(?:ing)? ?down|__del__|interpreter"
 )
-"""What an exception of the teardown names."""
+"""Words in an exception of the teardown."""
 _CONFIDENCE: Final[dict[Outcome, float]] = {
     "completed": 0.95,
     "completed_teardown_failed": 0.9,
@@ -60,36 +60,36 @@ _ADVICE: Final[dict[Outcome, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a job ended."""
+    """The end of a job."""
 
     outcome: Outcome
     stated_by: Event | None = None
-    """The line that states the end; None where no line does."""
+    """The line that states the end; None if no line states the end."""
     survived: frozenset[int] = frozenset()
     """Ids of the events that cannot be the cause: errors before the work was done."""
 
     @property
     def has_cause(self) -> bool:
-        """Whether there is a failure or a stop to explain."""
+        """Return whether there is a failure or a stop to explain."""
         return self.outcome in ("completed_teardown_failed", "stopped", "failed")
 
     @property
     def confidence(self) -> float:
-        """How sure the outcome is where nothing is to be explained, 0 to 1."""
+        """Return the confidence in an outcome without a cause, 0 to 1."""
         return _CONFIDENCE[self.outcome]
 
     @property
     def advice(self) -> str:
-        """What to do where nothing failed, for a person."""
+        """Return the advice for a person if there is no cause."""
         return _ADVICE[self.outcome]
 
 
 def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> End:
-    """Return how the job of `events` ended; the cause of a stop is `stopped_by`'s to say.
+    """Return how the job of `events` ended. A stop counts as a failure here: `stopped_by` tells the two apart.
 
     Args:
-        events: all that was seen, the supervisor's observations among them.
-        context: the exits that a supervisor saw; they decide over the logs.
+        events: all events, with the observations of the supervisor.
+        context: the exits that a supervisor saw. The exits decide over the logs.
     """
     if context is not None and (context.exits or _failed_otherwise(context)):
         return _by_context(events, context)
@@ -101,14 +101,14 @@ def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> 
 
 
 def stopped_by(root: Event | None) -> bool:
-    """Return whether the root of the explanation says that somebody stopped the job."""
+    """Return whether `root` states that somebody stopped the job."""
     if root is None:
         return False
     return root.rule.ending == "stopped" or (root.rule.kind == "scheduler" and not root.rule.ending)
 
 
 def _failed_otherwise(context: JobContext) -> bool:
-    """Whether the supervisor saw a failure that exit codes do not show."""
+    """Return whether the supervisor saw a failure that exit codes do not show."""
     return (
         context.hang is not None
         or context.broken_loss is not None
@@ -142,7 +142,7 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
 
 
 def _by_logs(events: Sequence[Event]) -> End | None:
-    """What ends and errors say; None where there is neither."""
+    """Return the end by the statements and errors in the logs; None if there are none."""
     troubles = [
         one
         for one in events
@@ -186,9 +186,9 @@ def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Ev
 
 
 def _work_done(events: Sequence[Event]) -> Event | None:
-    """The last statement that the work is done.
+    """Return the last statement that the work is done.
 
-    The last step of all is none if an error follows: what is left then, saving, may have failed.
+    The last step of all is no statement if an error follows: the saving after the last step may have failed.
     """
     return _latest(
         [
@@ -200,7 +200,7 @@ def _work_done(events: Sequence[Event]) -> Event | None:
 
 
 def _is_trouble(event: Event, end: Event) -> bool:
-    """Whether `event` is an error after `end`, or in another log."""
+    """Return whether `event` is an error after `end`, or in another log."""
     return (
         (event.log is not end.log or _is_after(event, end))
         and not (event.recovered or event.demoted)
@@ -209,7 +209,7 @@ def _is_trouble(event: Event, end: Event) -> bool:
 
 
 def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
-    """The lines that state one of `endings`, and after which no training went on."""
+    """Return the lines that state one of `endings`, without those after which training went on."""
     return [
         one
         for one in events
@@ -218,12 +218,12 @@ def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
 
 
 def _went_on(event: Event) -> bool:
-    """Whether the log reports later steps than before `event`, or a new start."""
+    """Return whether the log has later steps than before `event`, or a new start."""
     return event.own_progress or event.log.steps.went_on(event.before)
 
 
 def _latest(events: Sequence[Event]) -> Event | None:
-    """The last line of its log; of several logs the first by name."""
+    """Return the last of `events` in a log; of several logs, the first by name."""
     by_log: dict[int, Event] = {}
     for one in events:
         held = by_log.get(id(one.log))
@@ -238,12 +238,12 @@ def _is_after(event: Event, end: Event) -> bool:
 
 
 def _is_serious(event: Event) -> bool:
-    """Whether a job whose work is done cannot have raised it on ending: then some of its work failed."""
+    """Return whether the event is none of the teardown: a part of the work failed."""
     return event.rule.kind not in _AT_TEARDOWN and not _OF_TEARDOWN.search(event.text)
 
 
 def _fails_teardown(event: Event) -> bool:
-    """Whether a process ended badly by it; a process that is told to end when its work is done does not."""
+    """Return whether a process failed with the event. A signal that asks a process to end is no failure."""
     if event.rule.kind in _FAILED_TEARDOWN:
         return event.rule.kind != "exit" or not stopped_by(event)
     return event.whole_traceback
