@@ -215,3 +215,12 @@ def test_an_end_far_above_what_others_print_is_found(ended):
     chatter = [f"[rank{n % 8}]: Warning: thing {n} was not closed" for n in range(3000)]
     found = ended(*STEPS, DONE, *chatter)
     assert (found.outcome, found.end_line.line) == ("completed", len(STEPS) + 1)
+
+
+@pytest.mark.parametrize(
+    "by",
+    ["Error in atexit._run_exitfuncs:", "Exception ignored in: <function Pool.__del__ at 0x7f>"],
+)
+def test_what_python_itself_catches_on_ending_is_a_remark(ended, by):
+    found = ended(*STEPS, DONE, by, *STACK, "RuntimeError: CUDA error: driver shutting down")
+    assert (found.outcome, found.action) == ("completed", "none")

@@ -239,11 +239,13 @@ def _is_after(event: Event, end: Event) -> bool:
 
 def _is_serious(event: Event) -> bool:
     """Return whether the event is none of the teardown: a part of the work failed."""
-    return event.rule.kind not in _AT_TEARDOWN and not _OF_TEARDOWN.search(event.text)
+    if event.caught == "the interpreter" or _OF_TEARDOWN.search(event.text):
+        return False
+    return event.rule.kind not in _AT_TEARDOWN
 
 
 def _fails_teardown(event: Event) -> bool:
     """Return whether a process failed with the event. A signal that asks a process to end is no failure."""
     if event.rule.kind in _FAILED_TEARDOWN:
         return event.rule.kind != "exit" or not stopped_by(event)
-    return event.whole_traceback
+    return event.whole_traceback and event.caught != "the interpreter"
