@@ -16,7 +16,7 @@ from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
 from common.parts import run_parts
 from common.table import Row, parse_arguments, report
-from diagnosing import accuracy, agents, compression, learning, nvrx, speed
+from diagnosing import accuracy, agents, compression, learning, makes, nvrx, speed
 from diagnosing.cases import Case, dev_cases, laboratory, of_kind, other_cases
 from diagnosing.systems import our_answers, peers_answers
 
@@ -60,9 +60,12 @@ class Bench:
             self.lab = of_kind(cases, *QUICK_KINDS) if options.quick else cases
         return self.lab
 
-    def judge(self, cases: list[Case], *, peers: bool = True) -> accuracy.Judged:
+    def judge(
+        self, cases: list[Case], *, peers: bool = True, baselines_only: bool = False
+    ) -> accuracy.Judged:
         """All answers about `cases`; ours that are wrong are written down."""
-        theirs = peers_answers(cases, self.options.nvrx) if peers else {}
+        checkout = None if baselines_only else self.options.nvrx
+        theirs = peers_answers(cases, checkout) if peers else {}
         judged = accuracy.Judged(cases=cases, ours=our_answers(cases), peers=theirs)
         if self.options.misses is not None:
             with self.options.misses.open("a") as file:
@@ -73,6 +76,15 @@ class Bench:
 def _dev(bench: Bench) -> Iterator[Row]:
     if cases := bench.dev_cases():
         yield from accuracy.dev_rows(bench.judge(cases))
+
+
+def _makes(bench: Bench) -> Iterator[Row]:
+    options = bench.options
+    recorded = of_kind(bench.lab_cases(), "recorded") if options.lab or not options.quick else []
+    work = bench.folder / "foreign"
+    work.mkdir()
+    for name, cases in makes.makes(bench.dev_cases(), options.dev, recorded, work).items():
+        yield from makes.make_rows(name, bench.judge(cases, baselines_only=True))
 
 
 def _laboratory(bench: Bench) -> Iterator[Row]:
@@ -114,6 +126,7 @@ def _learning(bench: Bench) -> Iterator[Row]:
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "dev": _dev,
+    "makes": _makes,
     "laboratory": _laboratory,
     "compression": _compression,
     "learning": _learning,

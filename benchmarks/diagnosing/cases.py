@@ -69,8 +69,9 @@ def other_cases(labels: Path, logs: Path, kind: str) -> list[Case]:
             kind=kind,
             root_lines=frozenset(label["root_lines"]),
             faulty=label["faulty"] or {},
+            cascade_first=label.get("cascade_before", False),
         )
-        for label in (json.loads(line) for line in labels.read_text().splitlines() if line.strip())
+        for label in _label_lines(labels)
     ]
 
 
@@ -131,11 +132,11 @@ def _case(label: Mapping[str, Any], **known: Any) -> Case:
 
 
 def _labels(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in (folder / "labels.jsonl").read_text().splitlines()
-        if line.strip()
-    ]
+    return _label_lines(folder / "labels.jsonl")
+
+
+def _label_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
 def _named(label: Mapping[str, Any], log: Path) -> Mapping[str, Any]:

@@ -381,10 +381,11 @@ def test_json_is_plain_and_whole(job):
     answer = job(rank_0=STEPS + GLOO, rank_1=KEY).to_json()
     assert json.loads(json.dumps(answer)) == answer
     assert list(answer) == [
-        "schema", "version", "reason", "category", "root_line", "root_lines", "evidence", "scope", "action",
-        "restart_helps", "mitigation", "confidence", "alternatives", "similar", "decided_by", "notes", "fingerprint",
+        "schema", "version", "id", "outcome", "end_line", "reason", "category", "root_line", "root_lines", "evidence",
+        "scope", "action", "restart_helps", "mitigation", "confidence", "alternatives", "similar", "decided_by",
+        "notes", "fingerprint",
     ]  # fmt: skip
-    assert (answer["schema"], answer["version"]) == ("holdfast.diagnosis", 1)
+    assert (answer["schema"], answer["version"]) == ("holdfast.diagnosis", 2)
     assert set(answer["root_line"]) == {"file", "line", "text"}
     assert {one["role"] for one in answer["evidence"]} == {"root", "cascade", "teardown"}
 

@@ -101,6 +101,13 @@ def test_stops_at_once_on_what_a_restart_does_not_mend():
     assert end.outcome.endswith("Mend it.")
 
 
+def test_a_job_whose_work_is_done_is_not_restarted():
+    _state, actions = play([(0, Begin()), *crash(5, helps=False, work_done=True)])
+    end = actions[-1]
+    assert isinstance(end, End)
+    assert (end.state, end.exit_code, end.outcome) == ("completed", 0, "Root a. Mend it.")
+
+
 @pytest.mark.parametrize("second_step", [9, 10, 11])
 def test_never_loops_on_the_same_root_at_the_same_step(second_step):
     state, actions = play([(0, Begin()), *crash(5), *crash(10, step=second_step)])

@@ -98,6 +98,8 @@ def show(place: Place, incident_id: str, as_json: bool) -> None:
         f"Incident {incident_id} of run {incident.run_id}, attempt {incident.attempt}: {incident.kind} {step}{rank}"
     )
     click.echo(f"  {found['reason']} ({found['category']}), confidence {found['confidence']:.2f}")
+    if (outcome := found.get("outcome", "failed")) != "failed":  # version 1 had no outcome
+        click.echo(f"  outcome   {outcome}")
     for line in found["evidence"]:
         click.echo(f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}")
     click.echo(f"  advice    {found['mitigation']}")

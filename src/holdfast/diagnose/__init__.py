@@ -1,4 +1,4 @@
-"""Why a job failed: from its logs to a located, cited root and a safe next action.
+"""How a job ended and why: from its logs to a located, cited root and a safe next action.
 
 In: log files or folders of one job, and what a supervisor saw (`JobContext`, optional). Out: a `Diagnosis`.
 Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a
@@ -13,7 +13,8 @@ log of any size takes bounded memory.
 | | `logs.programs` | scripts of tracebacks → which of them are the job's own |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
 | | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
-| 3 | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
+| 3 | `explain.outcome` | events and exit codes → how the job ended |
+| | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
 | | `explain.timing` | the times of a cause and an effect → what they add to the edge's cost |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
@@ -47,6 +48,7 @@ from holdfast.diagnose.watch import LogWatcher
 __all__ = [
     "CATEGORIES",
     "Action",
+    "Advice",
     "Alternative",
     "BrokenLoss",
     "Cluster",
@@ -59,6 +61,7 @@ __all__ = [
     "Kept",
     "LogLine",
     "LogWatcher",
+    "Outcome",
     "RankExit",
     "Reckoning",
     "Role",
@@ -82,15 +85,17 @@ if TYPE_CHECKING:
     from holdfast.diagnose.memory import Known
     from holdfast.diagnose.rules.packaged import packaged_topics
     from holdfast.diagnose.rules.rules import RuleSet, Topic
-    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action
+    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Advice, Outcome
 
 _HOMES = {
     "CATEGORIES": "rules.taxonomy",
     "Action": "rules.taxonomy",
+    "Advice": "rules.taxonomy",
     "Cluster": "explain.explain",
     "Compressed": "explain.compress",
     "Explanation": "explain.explain",
     "Kept": "explain.compress",
+    "Outcome": "rules.taxonomy",
     "Reckoning": "explain.explain",
     "Role": "explain.diagnosis",
     "RuleSet": "rules.rules",
@@ -109,7 +114,7 @@ def diagnose(
     *,
     known: "Known | None" = None,
 ) -> Diagnosis:
-    """Say why the one job behind `paths` failed.
+    """Say how the one job behind `paths` ended, and why it failed.
 
     `paths` are files or folders (a folder stands for its own `*.log*` files). The name `rank-N.log` and
     prefixes such as `[rank1]:` tell the rank of a line. What is missing or unreadable is passed over. `known` is what
@@ -128,7 +133,7 @@ def diagnose(
     reading = Reading(notes=list(found.notes))
     observed = [] if context is None else scan_texts(observed_lines(context), rules)
     events = scan(found.files, rules, reading)
-    decided = replace(conclude(events, observed), notes=tuple(sorted(reading.notes)))
+    decided = replace(conclude(events, observed, context), notes=tuple(sorted(reading.notes)))
     if known is None:
         return decided
     from holdfast.diagnose.explain.compress import compress

@@ -204,6 +204,7 @@ def _incidents(data: Mapping[str, Any]) -> str:
 RULES: Mapping[str, str] = {
     "stop-asked": "a person has asked to stop",
     "kept-launcher": "an attempt that failed before its first step below a kept launcher gets a new launcher",
+    "work-done": "a job that failed only after its work was done is not restarted",
     "not-mended": "a cause that a restart does not mend ends the run",
     "same-root": "the same root at the same place, with nothing gained since, ends the run",
     "budget-spent": "too many restarts in a row that gained nothing end the run",

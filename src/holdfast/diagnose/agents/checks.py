@@ -21,7 +21,7 @@ from holdfast.diagnose.explain.diagnosis import Diagnosis
 from holdfast.diagnose.explain.explain import OF_PEERS
 from holdfast.diagnose.logs.lines import Line, clean_line
 from holdfast.diagnose.logs.tracebacks import is_exception
-from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
+from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 QUOTE_LEAST: Final = 8
@@ -29,8 +29,8 @@ QUOTE_LEAST: Final = 8
 SURE: Final = 0.6
 """A rule's confidence from which on a model does not overrule what it says of a line."""
 _AFTERMATH: Final = frozenset({"teardown", "recovered"})
-_NO_ROOTS: Final = frozenset({ROUTINE, "teardown"})
-_FOLLOW: Final = OF_PEERS | {"exit", "suspect", "teardown", ROUTINE}
+_NO_ROOTS: Final = frozenset({ROUTINE, ENDING, "teardown"})
+_FOLLOW: Final = OF_PEERS | {"exit", "suspect", "teardown", ROUTINE, ENDING}
 """Kinds of lines that follow from a failure more often than they begin one."""
 _STATES_AN_ERROR: Final = re2.compile(r"^\S+: (?:fatal )?error: \S+ \S+")
 """argparse, compilers, shells."""

@@ -64,7 +64,7 @@ def consultation(
     draw: Draw = draw_mark,
 ) -> Consultation:
     """The same, with the rule that the model proposes; `draw` draws the marks around what is shown to it."""
-    if not worth_reading(diagnosis) or not compressed.lines:
+    if diagnosis.ended_well or not worth_reading(diagnosis) or not compressed.lines:
         return Consultation(diagnosis=diagnosis)
     rules = packaged_rules() if rules is None else rules
     try:
@@ -120,6 +120,7 @@ def _decided(
     kept = [one for one in (*others, *diagnosis.alternatives) if one.reason != finding.reason]
     return replace(
         diagnosis,
+        outcome="stopped" if diagnosis.outcome == "stopped" else "failed",
         reason=finding.reason,
         category=finding.category,
         root_line=lines[0],

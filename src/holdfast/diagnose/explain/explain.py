@@ -27,6 +27,7 @@ from holdfast.diagnose.explain.timing import (
 )
 from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.rules import ENDING
 from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 _CLUSTERS_LIMIT: Final = 48
@@ -176,7 +177,7 @@ class FirstEnd:
 
 def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
     """Find the least-cost explanation of `events`."""
-    clusters = _clusters(events, first)
+    clusters = _clusters([one for one in events if one.rule.kind != ENDING], first)
     candidates = [index for index, one in enumerate(clusters) if _may_begin(one, first)]
     if not candidates:
         return Explanation()
@@ -290,7 +291,7 @@ def rank_of(event: Event) -> int | None:
 
 def first_end(events: Iterable[Event]) -> FirstEnd:
     """The rank that ended first, where a supervisor, launcher or kernel said so."""
-    events = list(events)
+    events = [one for one in events if one.rule.kind != ENDING]
     seen = [
         FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
         for event in events

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import re2
@@ -17,11 +17,12 @@ from holdfast.diagnose.explain.life import (
     Steps,
     own_went_on,
 )
+from holdfast.diagnose.explain.newest_step import step_rule
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
 from holdfast.diagnose.logs.lines import Line, clean_line, learn_prefixes
 from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.logs.programs import Programs, is_in_quotes
-from holdfast.diagnose.logs.progress import PROGRESS, reported
+from holdfast.diagnose.logs.progress import PROGRESS, reported, reported_step
 from holdfast.diagnose.logs.records import plain_text, record_lines
 from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
 from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
@@ -188,6 +189,10 @@ class _Log:
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
         """Up to here the block's progress is noted; the rest waits until an event needs it."""
+        self.newest_at: tuple[int, Line] | None = None
+        """Where in the block its newest line of progress begins, and the line."""
+        self.newest: Event | None = None
+        """The newest line of progress."""
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
 
@@ -218,6 +223,8 @@ class _Log:
     def events(self) -> Iterator[Event]:
         for kept in (*self.first.values(), *self.last.values()):
             yield from kept
+        if self.newest is not None:
+            yield self.newest
 
 
 class Scan:
@@ -279,8 +286,8 @@ def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
 
 def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     learn_prefixes(log.prefixes, block)
-    log.block, log.steps_noted_to = block, 0
-    position = 0
+    log.block, log.steps_noted_to, log.newest_at = block, 0, None
+    position, start, start_line = 0, number, log.lines
     for raw in block.split(b"\n"):
         if raw:
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
@@ -295,6 +302,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         number += 1
         log.lines += 1
     _note_progress(log, file, len(block), len(block))
+    _note_newest(log, file, start, start_line)
     log.clock.note(last_time(block, len(block), log.clock.last_s))
     log.block = b""  # one a log would be kept else
 
@@ -347,6 +355,20 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         noted.appendleft(_line_of(log, earliest, first))
     for low, line in noted:
         _note_step(log, file, line, _time_of(log, line, low))
+    if noted:
+        log.newest_at = noted[-1]
+
+
+def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
+    """Make an event of the block's newest line of progress; the block begins at these lines of file and log."""
+    if log.newest_at is None:
+        return
+    position, line = log.newest_at
+    lines = log.block.count(b"\n", 0, position)
+    line = replace(line, number=number + lines)
+    rule = step_rule(line.text, reported_step(line.text) or 0)
+    log.newest = _event(log, file, line, log.stream(_key(line, file))[1], rule, {})
+    log.newest.log_line = log_line + lines
 
 
 def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
@@ -427,26 +449,10 @@ def _note(
     if file is not None:
         _note_progress(log, file, log.line_start, log.line_end)
     rule, captures = found
-    event = Event(
-        rule=rule,
-        captures=captures,
-        file="" if file is None else str(file.path),
-        line=line.number,
-        text=line.text,
-        cited=line.cited,
-        rank=_printed_by(line, captures, file),
-        local_rank=line.local_rank,
-        node=line.host,
-        stream=stream,
-        log=log,
-        log_line=log.lines,
-        before=Before(
-            own=dict(stream.steps.rises), job=log.steps.so_far(), rises_seen=log.counters.now
-        ),
-        time_s=_time_of(log, line, log.line_start),
-        has_own_time=time_of_line(line.time, line.text) is not None,
-        whole_traceback=raised is not None,
-    )
+    event = _event(log, file, line, stream, rule, captures)
+    event.time_s = _time_of(log, line, log.line_start)
+    event.has_own_time = time_of_line(line.time, line.text) is not None
+    event.whole_traceback = raised is not None
     if raised is not None:
         event.script, event.introduced = raised.script, raised.introduced
         log.programs.note(
@@ -466,6 +472,33 @@ def _note(
         )
     log.keep(event)
     return event
+
+
+def _event(
+    log: _Log,
+    file: LogFile | None,
+    line: Line,
+    stream: Stream,
+    rule: Rule,
+    captures: dict[str, str],
+) -> Event:
+    return Event(
+        rule=rule,
+        captures=captures,
+        file="" if file is None else str(file.path),
+        line=line.number,
+        text=line.text,
+        cited=line.cited,
+        rank=_printed_by(line, captures, file),
+        local_rank=line.local_rank,
+        node=line.host,
+        stream=stream,
+        log=log,
+        log_line=log.lines,
+        before=Before(
+            own=dict(stream.steps.rises), job=log.steps.so_far(), rises_seen=log.counters.now
+        ),
+    )
 
 
 def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> int | None:

@@ -154,7 +154,9 @@ def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
         parts = [job, *(job.get("steps") or [])] if isinstance(job, dict) else []
         for part in parts:
             states = _states(part.get("state")) if isinstance(part, dict) else set()
-            if not states or states & {"COMPLETED", "RUNNING", "PENDING"}:
+            if not states or states & {"RUNNING", "PENDING"}:
+                continue
+            if "COMPLETED" in states and part is not job:
                 continue
             place = text.find(f'"{min(states)}"', at)
             at = place + 1 if place >= 0 else at

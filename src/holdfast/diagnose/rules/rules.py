@@ -16,10 +16,12 @@ import yaml
 
 from holdfast.core.errors import BadUse
 from holdfast.diagnose.rules.causes import kinds
-from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category, Ending
 
 ROUTINE: Final = "routine"
 """The kind of rule whose lines are no events: it shields them from later rules."""
+ENDING: Final = "ending"
+"""The kind of rule whose lines state how a job or a process ended: they cause nothing."""
 Where = Literal["line", "user_exception", "library_exception"]
 CAPTURES: Final = frozenset(
     {"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"}
@@ -41,7 +43,7 @@ class Rule:
     pattern: str
     """RE2, searched in the line without its rank and time prefixes."""
     kind: str
-    """Its place among causes and effects: a kind of `causes.yaml`, or `routine`."""
+    """Its place among causes and effects: a kind of `causes.yaml`, `routine` or `ending`."""
     reason: str
     action: Action
     restart_helps: bool
@@ -58,6 +60,8 @@ class Rule:
     the user's own code, or not."""
     first_death: bool = False
     """This rank died before all others, of what no peer can cause: other ranks' errors follow from it."""
+    ending: Ending = ""
+    """What the line states about the end of the job."""
     alone: float | None = None
     """Given only where such a line begins a failure more or less readily than others of its kind (nats)."""
 
@@ -207,11 +211,12 @@ def parse_topic(name: str, text: str) -> Topic:
 
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "kind": (*kinds(), ROUTINE),
+    "kind": (*kinds(), ROUTINE, ENDING),
     "reason": tuple(CATEGORIES),
     "action": get_args(Action),
     "category": get_args(Category),
     "where": get_args(Where),
+    "ending": get_args(Ending),
 }
 _FIELDS: Final = {field.name: field for field in fields(Rule)}
 

@@ -100,6 +100,8 @@ class Diagnosed:
     mitigation: str
     """The advice for a person, as a sentence."""
     restart_helps: bool
+    work_done: bool = False
+    """True if the job had done its work and failed only on ending."""
     waits_for_outside: bool = False
     killed_from_outside: bool = False
     """True if a signal from outside ended a rank or the launcher, and the logs show no other

@@ -181,6 +181,10 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
             f"{state.stop_by} asked to stop, so it was not restarted.",
             rule="stop-asked",
         )
+    if event.work_done:
+        why = f"{event.summary} It was not restarted."
+        end = End(state="completed", exit_code=0, outcome=f"{event.summary} {event.mitigation}")
+        return _resolved(state, end, why, rule="work-done")
     if state.in_place and not event.has_stepped:
         fresh, actions = _launch(limits, replace(state, has_stepped=False), event, now_s)
         why = f"{KEPT} {event.summary}"
