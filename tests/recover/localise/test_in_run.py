@@ -197,7 +197,7 @@ def test_a_run_that_is_queued_again_waits_for_nodes_no_longer(make, monkeypatch)
     place = make("n1", "n2", nnodes=3)
     launching, looked = launches_of(place, 3, monkeypatch), []
 
-    async def look(connected, cordoned):
+    async def look(connected, cordoned, _given_up):
         looked.append((connected, cordoned))
         launching._requeue.queued = "The run is queued again."
         return True
