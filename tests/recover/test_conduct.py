@@ -9,7 +9,8 @@ import pytest
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover import policy
-from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, StopAsked
+from holdfast.recover.channel import Peer
+from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, RestartLimits, StopAsked
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Supervisor
 from holdfast.testing import FakeClock
@@ -83,6 +84,21 @@ def test_the_next_supervisor_ends_no_attempt_for_a_move_that_was_given_up(superv
         return moved(supervisor, *events)
 
     assert asyncio.run(play()) is Phase.RUNNING
+
+
+def test_the_seconds_of_a_save_are_learned_and_known_to_the_next_supervisor(supervisor):
+    one = supervisor()
+    one._conduct.state = replace(one._conduct.state, phase=Phase.RUNNING)
+    one._conduct.stopping.ask_ranks = lambda _view: None
+    rank = Peer(role="rank", attempt=0, rank=0, local_rank=0, world_size=1, pid=1)
+    saved = {"step": 3, "path": "/c/3", "size_bytes": 1, "stall_s": 0.1, "durable_s": 90.0}
+    one._event(rank, "checkpoint", saved)
+    one._conduct.tell(LEAVE)
+    following = supervisor()._conduct
+    following.adopted(in_place=False)
+    for conduct in (one._conduct, following):
+        left_s = conduct.state.deadline_s - conduct._clock.monotonic_s()
+        assert left_s == policy.move_grace_s(RestartLimits(), 90.0)
 
 
 def test_a_job_that_cannot_start_on_fewer_nodes_waits_for_all_nodes(supervisor):

@@ -139,12 +139,10 @@ class Conduct:
 
     def adopted(self, *, in_place: bool) -> None:
         """Update the policy's state for an attempt taken over from an earlier supervisor."""
-        moves = [
-            data["is_over"] is False
-            for _, at, data in self._recorder.events(MOVING)
-            if at == self.view.number
-        ]
-        event = policy.Adopted(in_place, moves=any(moves[-1:]))
+        known = [data for _, at, data in self._recorder.events(MOVING) if at == self.view.number]
+        moves = bool(known) and known[-1]["is_over"] is False
+        save_s = known[-1].get("save_s") if moves else None
+        event = policy.Adopted(in_place, moves=moves, save_s=save_s)
         now_s = self._clock.monotonic_s()
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
@@ -186,7 +184,8 @@ class Conduct:
         if self.state.is_moving != before.is_moving:
             # The next supervisor must not take the ranks' leave for the end of the training.
             is_over = not self.state.is_moving
-            self._recorder.event(MOVING, {"is_over": is_over, "node": self.state.leaving})
+            told = {"is_over": is_over, "node": self.state.leaving, "save_s": self.state.save_s}
+            self._recorder.event(MOVING, told)
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
         if before.phase not in failing and self.state.phase in failing:
             self.casework.begin(view)

@@ -7,6 +7,7 @@ After the end of a supervisor the next one reads the ledger and takes over the p
 """
 
 import asyncio
+import math
 import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -371,6 +372,9 @@ class Supervisor:
         if kind == "checkpoint":
             self._losses.saved(self._view, Path(str(data["path"])), int(data["step"]))
             self._recorder.checkpoint(data)
+            save_s = float(data.get("durable_s") or 0.0)
+            if math.isfinite(save_s):
+                self._tell(policy.Saved(save_s))
         else:
             self._recorder.event(kind, data, peer.rank)
         if kind in RANK_EVENTS:

@@ -261,7 +261,7 @@ class NodeHealth:
         for name, finding, evidence, left_s in self._findings():
             if name not in here or name in self._to_leave:
                 continue
-            grace_s = self._spec.restarts.stop_grace_s + DUE_S
+            grace_s = policy.move_grace_s(self._spec.restarts, state.save_s or 0.0) + DUE_S
             is_due = left_s is not None and left_s <= grace_s
             plan = plan_for(finding, "healthy", self._around(is_due=is_due))
             if plan == "exclude":
