@@ -67,7 +67,6 @@ class Supervisor:
     ) -> None:
         self._spec = spec
         self._paths = paths
-        self._ledger = ledger
         self._observe = observer
         self._clock = clock or SystemClock()
         self._recorder = Recorder(
@@ -91,7 +90,7 @@ class Supervisor:
         self._conduct = Conduct(
             spec,
             paths,
-            ledger,
+            self._recorder.ledger,
             nodes=self._nodes,
             recorder=self._recorder,
             losses=self._losses,
@@ -120,6 +119,7 @@ class Supervisor:
             stop: the last message to an earlier supervisor to stop the run.
         """
         ended = self._conduct.begin()
+        self._recorder.start_thread()
         farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
         farewell["outcome"] = "Holdfast itself failed; see the node that leads the run."
         leads = True
@@ -264,7 +264,7 @@ class Supervisor:
             self._view.heard(peer, message, at_monotonic_s)
             match "" if again else message["kind"]:  # a repeated message was recorded before
                 case "hello" | "started" if began:
-                    self._recorder.event("started", {"world_size": peer.world_size})
+                    self._recorder.event_soon("started", {"world_size": peer.world_size})
                 case "imported":
                     self._warm_later(peer)
                 case "step":
@@ -283,7 +283,7 @@ class Supervisor:
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             # The ranks run the user's code: a wrong message is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
-            self._recorder.event("malformed_message", wrong, peer.rank)
+            self._recorder.event_soon("malformed_message", wrong, peer.rank)
         self._took_in(ended)
 
     def _took_in(self, ended: int) -> None:
@@ -376,7 +376,7 @@ class Supervisor:
             if math.isfinite(save_s):
                 self._tell(policy.Saved(save_s))
         else:
-            self._recorder.event(kind, data, peer.rank)
+            self._recorder.event_soon(kind, data, peer.rank)
         if kind in RANK_EVENTS:
             self._observe(kind, data)
 
