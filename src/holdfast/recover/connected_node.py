@@ -40,6 +40,13 @@ SILENT_TICKS = 450
 agent is killed and replaced before."""
 ENDING_TICKS = 600
 """Ticks from the order to end a launcher until the node counts as stuck."""
+LEFT = {
+    "kind": "end",
+    "state": "stopped",
+    "exit_code": 4,
+    "outcome": "Stopped by SIGTERM, on this node alone.",
+}
+"""The last message to a node whose scheduler ends the node alone."""
 MORE_STEPS = 2
 """Steps of other nodes' ranks that prove the life of a node. Ranks may complete one step without a
 dead rank."""

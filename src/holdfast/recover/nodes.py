@@ -31,6 +31,7 @@ still makes no ticks, and so loses no nodes.
 | supervisor | `check` | `seq`, `check`, `what`: test the node alone (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
 | supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, at least for the node |
+| supervisor | `lead` | the node is to start the next supervisor |
 """
 
 import asyncio
@@ -48,20 +49,13 @@ from holdfast.core.sockets import plain_address
 from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
 from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
-from holdfast.recover.connected_node import Node, reached_by
+from holdfast.recover.connected_node import LEFT, Node, reached_by
 
 FAREWELL_S = 2.0
 ACK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 10.0
-LEFT = {
-    "kind": "end",
-    "state": "stopped",
-    "exit_code": 4,
-    "outcome": "Stopped by SIGTERM, on this node alone.",
-}
-"""The last message to a node whose scheduler ends the node alone."""
 STRANGERS = 256
 """The most connections that may be open without a hello."""
 
@@ -106,7 +100,7 @@ class Nodes:
             listener: the receiver of the events.
             clock: the clock of this host.
             run_id: the run.
-            token: the token of the run; agents and supervisor prove to each other to have it.
+            token: the token of the run.
             generation: the number of this supervisor.
             own_node: the id of the node that keeps this supervisor going, and so lives as long.
         """
@@ -369,6 +363,20 @@ class Nodes:
                     if node is head:
                         return port
         return None
+
+    @property
+    def own(self) -> Node | None:
+        """The node of this supervisor, once its agent has connected."""
+        return self._nodes.get(self._own_node)
+
+    def hand_over(self) -> str | None:
+        """Have the launch's first node start the next supervisor; return its name, else None."""
+        if any(node.orders or node.stream is None for node in self._launch):
+            return None  # an order is on its way
+        successor = self._launch[0]
+        assert successor.stream is not None
+        successor.stream.send({"kind": "lead"})
+        return successor.name
 
     @property
     def stuck(self) -> list[str]:

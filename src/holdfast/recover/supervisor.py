@@ -22,7 +22,7 @@ from holdfast.core.telemetry import StepRecord
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
-from holdfast.recover.conduct import Conduct
+from holdfast.recover.conduct import HERE, Conduct
 from holdfast.recover.connected_node import Node
 from holdfast.recover.leadership import BEAT_S, Superseded, leadership_of
 from holdfast.recover.losses import Losses
@@ -35,7 +35,6 @@ from holdfast.recover.spec import RunSpec
 
 TICK_S = 0.1
 REPORT_S = 1.0
-HERE = "the first node"
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
 """A tick this late shows a standstill of the supervisor (suspended, starved), not of the job."""
@@ -407,6 +406,7 @@ class Supervisor:
             await self._nodes.tick()
             self._conduct.health.tick(self._view, self._conduct.state)
             self._conduct.grow_if_possible()
+            self._conduct.hand_over_if_due()
             self._recorder.flush()
             self._conduct.stopping.look()
             if self._conduct.decisions.is_approved():

@@ -18,11 +18,12 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.agent.stream import Stream
-from holdfast.recover.leadership import Superseded, leadership_of
+from holdfast.recover.conduct import HERE
+from holdfast.recover.leadership import HandedOver, Superseded, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people.notifier import Notifier
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import HERE, Observer, Supervisor
+from holdfast.recover.supervisor import Observer, Supervisor
 
 RETRY_S = 6.0
 """Seconds from a failed start of the next supervisor to its end; the node then starts another."""
@@ -74,6 +75,8 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
             outcome = await _supervise(begin, node, listening, supervisor, notifier)
         said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         node.send({"kind": "ended", **said})
+    except HandedOver:
+        node.send({"kind": "handed_over"})
     except Superseded:
         node.send({"kind": "superseded"})
     except HoldfastError as error:

@@ -295,7 +295,7 @@ class Agent:
                 self._node.send(message)
             case "kill" if self._launched is None:
                 self._report_end()
-            case "kill" | "end":
+            case "kill" | "end" | "lead":
                 self._node.send(message)
             case "pass":
                 self._passed.append(message)

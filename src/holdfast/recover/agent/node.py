@@ -32,6 +32,7 @@ from holdfast.recover.agent.held_connection import HeldConnection
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.time_limit import stop_in_time
+from holdfast.recover.connected_node import LEFT
 from holdfast.recover.launch import Job, Place, launch, stand_by
 from holdfast.recover.leadership import Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
@@ -44,6 +45,8 @@ UNPUBLISHED_S = 20.0
 """Seconds from a node's start to its complaint about a missing token of the run."""
 LOCK_S = 5.0
 """Seconds for which the processes of a first node that is gone may hold the run's lock."""
+HAND_OVER_S = 60.0
+"""The same for a node whose supervisor has handed the lead over."""
 ALONE_S = 600.0
 """Seconds without a supervisor after which a node gives up, if its ranks do not train either."""
 READY_AFTER_S = 8.0
@@ -120,6 +123,8 @@ class Node:
         self._supervisor: Child | None = None
         self._known: dict[str, Any] | None = None
         """The address of this node's own supervisor, and the run's token."""
+        self._is_successor = False
+        """True if the run's supervisor has handed the lead over to this node."""
         self._leads = True
         """False once another node's supervisor has taken over from this node's."""
         self._generation: int | None = None
@@ -323,6 +328,8 @@ class Node:
                 self._is_kill_due = True
                 if self._job is not None:
                     self._job.kill()
+            case "lead":
+                self._is_successor = True
             case "end" if self._supervisor is None:
                 self._end(message)
 
@@ -334,6 +341,9 @@ class Node:
                 self._end(message)
             case "generation":
                 self._generation = int(message["number"])
+            case "handed_over":
+                self._leads = False
+                self._end(LEFT)
             case "superseded":
                 self._leads = False
                 assert self._ended is not None
@@ -395,10 +405,13 @@ class Node:
     async def _follow(self, watch: Watch) -> None:
         """Start a supervisor here, if the last one is gone with its node and this node may lead."""
         assert self._meeting is not None
-        sign = await asyncio.to_thread(watch.gone)
+        is_successor, self._is_successor = self._is_successor, False
+        sign = await asyncio.to_thread(watch.gone, is_successor=is_successor)
         if sign is None:
             return
-        taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop())
+        # The process of the pod that ends still has to end.
+        lock_s = HAND_OVER_S if is_successor else LOCK_S
+        taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop(), lock_s)
         if taken is None:
             return
         self._generation, lock = taken
@@ -422,7 +435,9 @@ class Node:
                 self._standby = None
         self._tasks.spawn(self._supervisor.keep(self._is_over))
 
-    def _take_over(self, sign: Sign, loop: asyncio.AbstractEventLoop) -> tuple[int, RunLock] | None:
+    def _take_over(
+        self, sign: Sign, loop: asyncio.AbstractEventLoop, lock_s: float
+    ) -> tuple[int, RunLock] | None:
         """Claim the lead; return the number after which this node leads, and the run's lock.
 
         None: this node may not lead.
@@ -439,7 +454,7 @@ class Node:
             if after is None:
                 return None
             try:
-                lock = RunLock.acquire(self._paths.lock, timeout_s=LOCK_S)
+                lock = RunLock.acquire(self._paths.lock, timeout_s=lock_s)
             except HoldfastError:  # a process of the first node lives
                 return None
             host = {"pid": os.getpid(), "host": socket.gethostname()}
