@@ -26,6 +26,8 @@ from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.skipping.plan import Skip, Skipping
 
+MOST = 2**53
+"""The largest step, and the most bytes, of a checkpoint."""
 LEAVE_OUT = "leave_out"
 """The kind of the event with the batches that all later attempts leave out."""
 
@@ -197,6 +199,8 @@ class Recorder:
             stall_s=float(data["stall_s"]),
             committed_at_s=self._clock.now_s(),
         )
+        if not 0 <= checkpoint.step <= MOST or not 0 <= checkpoint.size_bytes <= MOST:
+            raise ValueError("a checkpoint of an impossible step or size")
         self.checkpoint_step = checkpoint.step
         self._newest_checkpoint = checkpoint.attempt, checkpoint.path
         self._thread.later(lambda ledger: ledger.add_checkpoint(checkpoint))

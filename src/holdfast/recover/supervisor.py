@@ -45,6 +45,9 @@ ADOPT_TICKS = 100
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 """The events of ranks that the observer receives; a script's own events are only recorded."""
 
+MOST_KIND = 64
+"""The most characters of the kind of an event."""
+
 Observer = Callable[[str, Mapping[str, Any]], None]
 """A function that receives each event, see `agent.node.Observer`."""
 
@@ -270,6 +273,8 @@ class Supervisor:
                     if peer.rank == self._view.lowest_watched:
                         self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
+                case "cut_off":
+                    self._cut_off(peer, str(message["why"]))
                 case "collectives":
                     self._conduct.speed.answered(peer, message, at_monotonic_s)
                 case "event":
@@ -319,6 +324,13 @@ class Supervisor:
         self._observe("nodes", {"text": f"node {name} is lost"})
         self._view.node_lost(name, ranks, self._now_s)
 
+    def _cut_off(self, peer: Peer, why: str) -> None:
+        if self._view.rank_pids.get(peer.rank) == peer.pid:
+            self._view.attached.discard(peer.rank)  # no vote of the rank is waited for
+        self._recorder.event_soon("rank_cut_off", {"why": why, "pid": peer.pid}, peer.rank)
+        text = f"Rank {peer.rank} is cut off: {why}. The training goes on, without a watch over this rank."
+        self._observe("trouble", {"text": text})
+
     def _warm_later(self, peer: Peer) -> None:
         def warm() -> None:
             if peer.attempt == self._view.number:
@@ -364,6 +376,8 @@ class Supervisor:
         self._conduct.casework.stepped(record, start_step)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
+        if len(kind) > MOST_KIND or not kind.isprintable():
+            raise ValueError("an event of a kind that cannot be recorded")
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
             return  # every rank leaves out the same
         if kind == "restored" and self._view.start_step is None:

@@ -85,17 +85,13 @@ class LedgerThread:
         return began_s is not None and time.monotonic() - began_s > self._wait_s
 
     def take_errors(self) -> list[str]:
-        """Return the errors of operations for which nobody has waited.
-
-        Raises:
-            Exception: an operation failed by a fault of the program.
-        """
+        """Return the errors of operations for which nobody has waited."""
         found = []
         while not self._errors.empty():
             error = self._errors.get()
-            if not isinstance(error, HoldfastError | OSError):
-                raise error
-            found.append(str(error))
+            is_plain = isinstance(error, HoldfastError | OSError)
+            # Values that come from a rank may not fit into the database.
+            found.append(str(error) if is_plain else f"A record was not written: {error!r}.")
         return found
 
     def close(self) -> None:
