@@ -22,7 +22,7 @@ shims connect again, and repeat what an agent must know.
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
 | rank | `begun`, `collectives` | `collectives`: the last ones that it has begun, see `detectors.collectives`, or null |
 | supervisor | `welcome` | |
-| supervisor | `displaced` | : this process is cut off, or another one has attached as the rank; it goes on without a supervisor |
+| supervisor | `displaced` | : it is cut off, or another process has attached as the rank: it goes on alone |
 | supervisor | `terminate` | `attempt`: end by SIGTERM; a shim sends that to its rank |
 | supervisor | `kill` | `attempt`: to a shim: send SIGKILL to its rank |
 | supervisor | `warm` | : to a shim: import what its rank has imported, for the next start |

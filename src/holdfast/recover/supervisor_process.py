@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.clock import SteadyClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -70,7 +71,7 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
     try:
         with ledger:
             paths = RunPaths(Path(begin["home"]), begin["run_id"])
-            notifier = Notifier(begin["notify"], paths, ledger, observe)
+            notifier = Notifier(begin["notify"], paths, ledger, observe, clock=_clock(begin))
             notifier.start(anew=not begin["is_lost"] and not begin["adopts"])
             outcome = await _supervise(begin, node, listening, supervisor, notifier)
         said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
@@ -86,6 +87,11 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
         node.send({"kind": "failed", "text": f"Holdfast itself failed: {error!r}."})
     await node.drained()
     node.close()
+
+
+def _clock(begin: Mapping[str, Any]) -> SteadyClock:
+    """Return the clock of all supervisors that the node starts."""
+    return SteadyClock(float(begin["wall_offset_s"]))
 
 
 def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, Ledger]:
@@ -105,6 +111,7 @@ def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, L
             generation=generation,
             own_node=begin["node_id"],
             observer=observe,
+            clock=_clock(begin),
         )
         supervisor.remember(is_lost=begin["is_lost"], adopts=begin["adopts"])
     except BaseException:

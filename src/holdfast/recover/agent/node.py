@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cluster import is_in_pod
+from holdfast.core.clock import wall_offset_s
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -82,6 +83,7 @@ class Node:
         """The URLs for messages to people, for a supervisor of this node; they hold secrets."""
         self._name = node_name()
         self._began_s = time.monotonic()
+        self._wall_offset_s = wall_offset_s()
         self._node_id = f"{self._name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._channel = loopback_listener()
         self._channel_token = secrets.token_hex(16)
@@ -204,6 +206,7 @@ class Node:
                 "adopts": adopts or supervisor.starts > 1,
                 "stop": self._stop,
                 "notify": self._notify,
+                "wall_offset_s": self._wall_offset_s,
             }
 
         supervisor = self._supervisor = Child(
