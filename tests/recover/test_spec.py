@@ -75,9 +75,7 @@ def test_of_several_nodes_torchrun_meets_by_the_words_of_the_agent(tmp_path):
 def test_a_least_number_of_nodes_that_no_smaller_size_has_is_refused_at_once(tmp_path):
     (tmp_path / "a.py").touch()
     given = {"command": ("python", "a.py"), "cwd": str(tmp_path), "nnodes": 6}
-    with pytest.raises(
-        BadUse, match=r"--min-nodes is 4; it must be at most 3, since .* divides 6,"
-    ):
+    with pytest.raises(BadUse, match=r"--min-nodes is 4; it must be at most 3, since .* divide 6"):
         RunSpec(**given, min_nodes=4)
     assert RunSpec(**given, min_nodes=3).sizes == (6, 3)
     assert RunSpec(**given, min_nodes=6).sizes == (6,)

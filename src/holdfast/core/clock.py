@@ -30,7 +30,7 @@ class SystemClock:
 
 
 def elapsed_s() -> float:
-    """Return seconds that only ever grow, also while the machine is suspended where the system counts them."""
+    """Return seconds that only ever grow. On Linux they grow while the machine is suspended, too."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -42,8 +42,7 @@ def wall_offset_s() -> float:
 class SteadyClock:
     """Clocks whose wall time does not jump: the machine's wall clock is read once.
 
-    The distances between the records of a run stay true where a person or a time server sets the
-    wall clock meanwhile.
+    So the distances between the records of a run stay true if the wall clock is set meanwhile.
     """
 
     def __init__(

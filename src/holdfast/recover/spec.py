@@ -71,7 +71,7 @@ class RunSpec:
             self.min_nodes in (None, self.nnodes) or self.min_nodes <= smaller,
             "--min-nodes",
             self.min_nodes,
-            f"at most {smaller}, since fewer nodes must be a number that divides {self.nnodes}, the number of nodes",
+            f"at most {smaller}, since a smaller number of nodes must divide {self.nnodes}",
         )
         _require(
             self.restarts.max_restarts >= 0,

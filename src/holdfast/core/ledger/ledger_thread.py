@@ -1,8 +1,8 @@
-"""Use a ledger from an event loop, which must not wait for a server that does not answer.
+"""Use a ledger from an event loop, which must not wait for a silent server.
 
-One thread carries out all operations, in order. The loop leaves writes to the thread, and waits for
-reads, and for writes that must come first, for a limited time. While an operation is stuck, the
-loop does not wait at all; what is to be written is written once the ledger answers.
+One thread carries out all operations, in order. The loop leaves writes to the thread. For reads,
+and for writes before an action, the loop waits a limited time. While an operation is stuck, the loop
+does not wait at all. The thread keeps the writes until the ledger answers.
 """
 
 import queue
@@ -85,7 +85,7 @@ class LedgerThread:
         return began_s is not None and time.monotonic() - began_s > self._wait_s
 
     def take_errors(self) -> list[str]:
-        """Return the errors of operations for which nobody has waited."""
+        """Return the errors of the operations for which no caller has waited."""
         found = []
         while not self._errors.empty():
             error = self._errors.get()

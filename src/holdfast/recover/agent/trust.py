@@ -1,8 +1,8 @@
 """Find a rank whose messages cannot be true, or are too many.
 
-The ranks run the user's code. A rank that lies or floods is cut off: nothing more is taken from it,
-and its training goes on. Honest ranks can do none of what is found here: a script that makes
-thousands of steps a second floods nobody, since each of its messages has a new step.
+The ranks run the user's code. A rank that lies or floods is cut off: its further messages are
+dropped, and its training goes on. An honest rank passes all checks. Thousands of steps a second are
+no flood, since each message has a new step.
 """
 
 import math

@@ -21,7 +21,7 @@ class Adopted:
     moves: bool = False
     """True if that attempt was to save its state and end, for a launch on other nodes."""
     save_s: float | None = None
-    """Seconds of the longest save that the previous supervisor knew, for a move; None if unknown."""
+    """Seconds of the longest save in the record of the move; None without a save."""
 
 
 @dataclass(frozen=True)
