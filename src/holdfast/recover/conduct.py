@@ -21,7 +21,7 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.casework import Casework
 from holdfast.recover.follower import LogFollower
-from holdfast.recover.launches import Launches
+from holdfast.recover.launching.launches import Launches
 from holdfast.recover.leadership import HandedOver
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.losses import Losses

@@ -15,7 +15,7 @@ from holdfast.core.link import ENV_RUN
 
 _AGENT = "holdfast.recover.agent.agent"
 _SUPERVISOR = "holdfast.recover.supervisor_process"
-_GUARD = "holdfast.recover.guard"
+_GUARD = "holdfast.recover.launching.guard"
 _SHIM = "rank_shim"
 _WARM = "holdfast.recover.shim.trainer"
 _WRITER = "holdfast.checkpoint.writer"

@@ -8,10 +8,11 @@ import pytest
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Incident, Ledger, Verdict
 from holdfast.core.paths import RunPaths, ledger_url
-from holdfast.recover import launches, policy
+from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.connected_node import Node
 from holdfast.recover.detectors.hang import Frozen, HangLimits
+from holdfast.recover.launching import launches
 from holdfast.recover.localise.in_run import NodeTests, is_due
 from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
 from holdfast.recover.localise.session import Report

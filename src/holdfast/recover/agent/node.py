@@ -34,7 +34,7 @@ from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.time_limit import stop_in_time
 from holdfast.recover.connected_node import LEFT
-from holdfast.recover.launch import Job, Place, launch, stand_by
+from holdfast.recover.launching.launch import Job, Place, launch, stand_by
 from holdfast.recover.leadership import Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock

@@ -22,7 +22,7 @@ from holdfast.core.link import ENV_ACCUMULATION, ENV_ATTEMPT, ENV_CONNECT, ENV_F
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel
-from holdfast.recover.guard import STANDBY
+from holdfast.recover.launching.guard import STANDBY
 from holdfast.recover.shim import imports, rank_shim
 from holdfast.recover.shim.gpus import ENV_TURN_GPUS
 from holdfast.recover.spec import MIB, SHIM, RunSpec
@@ -208,7 +208,7 @@ async def _start_guard(
     guard = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "holdfast.recover.guard",
+        "holdfast.recover.launching.guard",
         *words,
         cwd=spec.cwd,
         env=variables,

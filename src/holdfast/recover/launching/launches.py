@@ -12,7 +12,7 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.connected_node import Node
-from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.launching.launch import attempt_environment, make_log_folder
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.nodes import Nodes
 from holdfast.recover.recorder import Recorder
