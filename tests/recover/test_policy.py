@@ -25,6 +25,7 @@ from holdfast.recover.policy import (
     Replay,
     Resolve,
     RestartLimits,
+    Saved,
     State,
     StateSaved,
     StopAsked,
@@ -563,6 +564,7 @@ EVENTS = st.one_of(
     st.builds(StopAsked, st.just("x")),
     st.builds(StateSaved),
     st.builds(CannotSave),
+    st.builds(Saved, st.floats(0, 1e6)),
     st.builds(NodeToLeave, node=st.just("n"), why=st.just("w")),
     st.builds(Tick),
 )

@@ -1,6 +1,7 @@
 """What is written down, when, and what happens when it cannot be."""
 
 import math
+import threading
 
 import pytest
 
@@ -337,3 +338,35 @@ def test_the_batches_that_broke_a_loss_are_known_to_the_next_supervisor(recorder
     recorder.attempt_began(1)
     recorder.ends(None, anomaly)
     assert recorder.ending() == (None, anomaly)
+
+
+def test_a_ledger_that_does_not_answer_holds_up_no_report_of_a_healthy_job(
+    recorder, ledger, monkeypatch, complaints
+):
+    answers = threading.Event()
+    for name in ("add_events", "add_checkpoint", "set_attempt"):
+        real = getattr(ledger, name)
+        monkeypatch.setattr(
+            ledger, name, lambda *args, real=real, **kw: answers.wait(60) and real(*args, **kw)
+        )
+    recorder.attempt_began(1)
+    recorder.start_thread()
+    recorder.event_soon("restored", {"step": 4})
+    recorder.flush()
+    recorder.first_step(4, 1.0)
+    saved = {"step": 5, "path": "/c/5", "size_bytes": 1, "stall_s": 0.1}
+    for _ in range(2):  # the second one is repeated to a new supervisor
+        recorder.checkpoint(saved)
+    assert recorder.checkpoint_step == 5
+    assert (ledger.events("r"), ledger.checkpoints("r")) == ([], [])
+    answers.set()
+    assert recorder.events("restored") == [("restored", 1, {"step": 4})]
+    assert recorder.start_step == 4
+    assert [one.step for one in ledger.checkpoints("r")] == [5]
+    assert complaints == []
+
+
+def test_an_event_that_waits_is_read_all_the_same(recorder):
+    recorder.start_thread()
+    recorder.event_soon("k", {"a": 1})
+    assert recorder.events("k") == [("k", 0, {"a": 1})]

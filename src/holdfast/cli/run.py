@@ -347,6 +347,8 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
 
     try:
         outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
+        if not outcome.led:
+            return outcome  # another node leads the run, which goes on
         if evaluation is not None:
             evaluation.finish()
         settle(paths, outcome, narrator.say)

@@ -6,8 +6,8 @@ In order, a module each:
 
 1. `spec`: the command and the options of its supervision; `runs`: begin, join, resume, stop, remove
    a run
-2. `agent`: one node's part of a run; `launch`: the job's processes there: `guard` → torchrun →
-   `shim`, one a rank → the user's command
+2. `agent`: one node's part of a run; `launching`: the start of the job's processes: `guard` →
+   torchrun → `shim`, one a rank → the user's command
 3. `attach`: the reports of the user's script, over `channel`, to its node's agent, and from there
    to `nodes`
 4. `attempt`: the facts of an attempt; `detectors`: the faults of an attempt (`stacks`: the stacks

@@ -155,6 +155,8 @@ def supervise(
         )
         try:
             outcome = asyncio.run(_until_the_end(node, leading))
+            if not node.is_leading():  # the run goes on, and another node leads
+                return replace(outcome, led=False)
             with contextlib.suppress(HoldfastError):
                 if ledger.run(run_id).state == "running":  # a supervisor that did not answer
                     end = {"state": outcome.state, "exit_code": outcome.exit_code}

@@ -67,6 +67,14 @@ class RunSpec:
             self.min_nodes,
             f"from 1 to {self.nnodes}, the number of nodes",
         )
+        divisors = [size for size in range(1, self.nnodes) if self.nnodes % size == 0]
+        smaller = max(divisors, default=1)
+        _require(
+            self.min_nodes in (None, self.nnodes) or self.min_nodes <= smaller,
+            "--min-nodes",
+            self.min_nodes,
+            f"at most {smaller}, since a smaller number of nodes must divide {self.nnodes}",
+        )
         _require(
             self.restarts.max_restarts >= 0,
             "--max-restarts",

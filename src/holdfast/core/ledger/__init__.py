@@ -3,11 +3,13 @@
 The ledger stores records (frozen dataclasses, `records`) and returns them in order.
 `schema` holds the tables, `migrations` the upgrades from earlier versions, `engine` the
 opening of the database, and `ledger` the operations.
+`ledger_thread` carries the operations out beside an event loop.
 Only the supervisor, `holdfast eval` and the command line write to the ledger. Ranks send events
 over the control channel instead.
 """
 
 from holdfast.core.ledger.ledger import Ledger
+from holdfast.core.ledger.ledger_thread import LedgerThread
 from holdfast.core.ledger.records import (
     Attempt,
     Checkpoint,
@@ -30,6 +32,7 @@ __all__ = [
     "Incident",
     "Lead",
     "Ledger",
+    "LedgerThread",
     "MeetingPlace",
     "NodeRecord",
     "Prior",

@@ -29,6 +29,7 @@ from holdfast.recover.agent.held_connection import send_connection
 from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
 from holdfast.recover.agent.sampling import Sampling
 from holdfast.recover.agent.stream import Stream, proof
+from holdfast.recover.agent.trust import Trust, why_not
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
 from holdfast.recover.signals.watch import Watch, sources_of_this_host
@@ -78,7 +79,14 @@ class Agent:
         self._launched: int | None = begin["launched"]
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
-        self._channel = ChannelServer(self._heard, token=str(begin["channel_token"]))
+        self._channel = ChannelServer(
+            self._heard,
+            token=str(begin["channel_token"]),
+            suspect=lambda peer: why_not(peer, self._shims, parent_of),
+        )
+        self._trust: dict[Peer, Trust] = {}
+        self._shims: dict[int, Peer] = {}
+        """The shims that are connected, by their processes."""
         self._stop: dict[str, Any] | None = begin["stop"]
         self._incarnation = f"{os.getpid()}-{time.monotonic_ns()}"
         self._supervisor: Stream | None = None
@@ -302,7 +310,7 @@ class Agent:
                 self._node.send(message)
             case "kill" if self._launched is None:
                 self._report_end()
-            case "kill" | "end":
+            case "kill" | "end" | "lead":
                 self._node.send(message)
             case "pass":
                 self._passed.append(message)
@@ -364,6 +372,16 @@ class Agent:
 
     def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
         kind, at_s = message["kind"], time.monotonic()
+        if kind == "gone":
+            self._trust.pop(peer, None)
+            self._shims.pop(peer.pid, None)
+        elif peer.role == "shim":
+            self._shims[peer.pid] = peer
+        elif kind != "cut_off":
+            why = self._trust.setdefault(peer, Trust()).judge(message, at_s, time.time())
+            if why:
+                self._channel.cut_off(peer, why)
+                return
         if kind == "exited":
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 at_s = min(at_s, float(message["at_monotonic_s"]))

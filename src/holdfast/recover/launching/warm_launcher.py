@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-COMMAND = (sys.executable, "-P", "-m", "holdfast.recover.agent.warm_launcher")
+COMMAND = (sys.executable, "-P", "-m", "holdfast.recover.launching.warm_launcher")
 _MODULE = (sys.executable, "-m", "torch.distributed.run")
 
 

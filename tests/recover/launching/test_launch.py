@@ -6,15 +6,15 @@ from pathlib import Path
 
 from holdfast.core.paths import RunPaths
 from holdfast.recover.agent.rendezvous import loopback_listener
-from holdfast.recover.agent.warm_launcher import launcher_arguments
 from holdfast.recover.channel import ChannelServer
-from holdfast.recover.launch import (
+from holdfast.recover.launching.launch import (
     ATTEMPTS_WITH_LOGS,
     Place,
     launch,
     make_log_folder,
     stand_by,
 )
+from holdfast.recover.launching.warm_launcher import launcher_arguments
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import RunSpec
 

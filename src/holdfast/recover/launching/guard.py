@@ -26,7 +26,7 @@ from holdfast.checkpoint import SNAPSHOT_SERVER_PROCESS_NAME, WRITER_MODULE
 from holdfast.core.child_process import await_release
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
-from holdfast.recover.agent.warm_launcher import (
+from holdfast.recover.launching.warm_launcher import (
     COMMAND,
     launcher_arguments,
     order_of,

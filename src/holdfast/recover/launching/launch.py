@@ -25,7 +25,7 @@ from holdfast.core.processes import kill_descendants
 from holdfast.profile import ENV_NODE
 from holdfast.recover import channel
 from holdfast.recover.agent.rendezvous import node_name
-from holdfast.recover.guard import STANDBY
+from holdfast.recover.launching.guard import STANDBY
 from holdfast.recover.shim import imports, rank_shim
 from holdfast.recover.shim.gpus import ENV_TURN_GPUS
 from holdfast.recover.spec import MIB, SHIM, RunSpec
@@ -213,7 +213,7 @@ async def _start_guard(
     guard = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "holdfast.recover.guard",
+        "holdfast.recover.launching.guard",
         *words,
         cwd=spec.cwd,
         env=variables,

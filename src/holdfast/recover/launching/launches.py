@@ -12,7 +12,7 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.connected_node import Node
-from holdfast.recover.launch import attempt_environment, make_log_folder
+from holdfast.recover.launching.launch import attempt_environment, make_log_folder
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.nodes import Nodes
 from holdfast.recover.recorder import Recorder
@@ -134,6 +134,8 @@ class Launches:
     ) -> tuple[list[Node], int] | policy.JobExited | policy.NodesMissing:
         while True:
             await self._nodes.end_launchers()
+            if self._nodes.stuck:
+                self._observe("nodes", {"text": self._stuck})
             self._tests.leave_out()
             missing = self._nodes.missing(self._nnodes)
             if missing and self._nnodes > 1:
@@ -161,8 +163,17 @@ class Launches:
             if out
             else ""
         )
+        stuck = f" {self._stuck}." if self._nodes.stuck else ""
         return policy.NodesMissing(
-            f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes.{cordoned}"
+            f"{missing} of {self._nnodes} nodes are missing, and none came within {NODES_S / 60:.0f} minutes."
+            f"{cordoned}{stuck}"
+        )
+
+    @property
+    def _stuck(self) -> str:
+        return (
+            f"Processes on {', '.join(self._nodes.stuck)} do not end by SIGKILL, so nothing is launched there until "
+            "they end: `ps -eo pid,stat,wchan,args` shows them in the state D"
         )
 
     async def _gather(self, given_up: asyncio.Event) -> int | None:
@@ -183,7 +194,7 @@ class Launches:
             if size is not None:
                 return size
             names = [node.name for node in self._nodes.connected]
-            if await self._requeue.look(names, self._nodes.cordoned):
+            if await self._requeue.look(names, self._nodes.cordoned, given_up):
                 return None
         return (
             self._nnodes
