@@ -60,7 +60,7 @@ class Size:
     wall_steps: int
 
 
-FULL = Size(sampler_s=60, samples=2000, hook_steps=3000, rounds=12, wall_steps=30)
+FULL = Size(sampler_s=30, samples=2000, hook_steps=2000, rounds=6, wall_steps=20)
 QUICK = Size(sampler_s=4, samples=100, hook_steps=200, rounds=2, wall_steps=5)
 
 
@@ -201,7 +201,7 @@ def hooks_s(size: Size) -> list[float]:
 
 def wall_rows(size: Size, quiet: Quiet) -> list[Row]:
     """The wall time of a step with and without a whole profile, in turn, with the noise beside."""
-    loop = Loop(width=1024, layers=8)
+    loop = Loop(width=512, layers=8)
     loop.steps(3)
     walls: dict[str, list[float]] = {"plain": [], "profiled": []}
     with tempfile.TemporaryDirectory(prefix="holdfast-profile-") as folder:

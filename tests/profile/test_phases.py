@@ -1,11 +1,13 @@
 """The phases of real training loops on this machine's CPU, by hooks that training never feels."""
 
 import copy
+import gc
 import itertools
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -305,3 +307,16 @@ def test_communication_is_what_follows_the_last_gradient(tmp_path: Path) -> None
     assert by_step[2] == by_step[3] == ["forward", "backward", "communication", "optimizer"]
     waits = [one.end_ns - one.start_ns for one in spans if one.phase == "communication"]
     assert min(waits) >= 0.8 * delay_s * 1e9
+
+
+def test_a_model_that_the_script_drops_is_freed(tmp_path: Path) -> None:
+    start(tmp_path)
+    model = nn.Linear(8, 1)
+    train(model, 3)
+    assert model._forward_hooks
+    dropped = weakref.ref(model)
+
+    del model
+    gc.collect()
+
+    assert dropped() is None

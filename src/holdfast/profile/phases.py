@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -370,8 +371,9 @@ class _Hooks:
 
     def __init__(self, recorder: PhaseRecorder, modules: Sequence["torch.nn.Module"]) -> None:
         self._recorder = recorder
-        self._given = list(modules)
-        self._roots: list[torch.nn.Module] = []
+        self._given = [weakref.ref(one) for one in modules]
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
+        """Weak, so that a model that the script drops gives its memory back."""
         self._removals: list[Callable[[], None]] = []
         self._of_modules: list[Callable[[], None]] = []
         self.is_installed = False
@@ -395,7 +397,7 @@ class _Hooks:
         ]
         self._time_data()
         if self._given:
-            self._hook(self._given)
+            self._hook([one for ref in self._given if (one := ref()) is not None])
 
     def remove(self) -> None:
         for removal in (*self._removals, *self._of_modules):
@@ -436,7 +438,9 @@ class _Hooks:
         if self._given or (self._roots and self.silent_steps < SILENT_STEPS):
             return
         wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        parts = [child for root in self._roots for child in root.children()]
+        parts = [
+            child for ref in self._roots if (root := ref()) is not None for child in root.children()
+        ]
         found = parts or _outermost_modules()
         roots = [root for root in found if any(id(one) in wanted for one in root.parameters())]
         if roots:
@@ -447,8 +451,8 @@ class _Hooks:
         for removal in self._of_modules:
             removal()
         self._of_modules.clear()
-        self._roots = list(roots)
-        for root in self._roots:
+        self._roots = [weakref.ref(root) for root in roots]
+        for root in roots:
             if root._compiled_call_impl is not None:
                 continue  # compiled in place: a hook would have the model compiled again
             self._of_modules += [
