@@ -7,11 +7,14 @@ log of any size takes bounded memory.
 | stage | module | from → to |
 |---|---|---|
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
-| | `logs.lines`, `logs.progress` | a raw line → clean text, its time, host and rank, the step it reports |
+| | `logs.prefixes` | a sample of lines → the prefix that the log's launcher puts before each |
+| | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host, rank and step |
 | | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
+| | `logs.programs` | scripts of tracebacks → which of them are the job's own |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
 | | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
 | 3 | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
+| | `explain.timing` | the times of a cause and an effect → what they add to the edge's cost |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |

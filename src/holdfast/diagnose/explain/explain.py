@@ -46,6 +46,8 @@ _HABITUAL: Final = 4.5
 """The job survived the same error several times before."""
 _IN_A_THREAD: Final = 1.0
 """The thread ended, and the program went on without it."""
+_REPORT: Final = 1.5
+"""The job's own words introduce or quote it: it may be about another program."""
 _BARE_EXCEPTION: Final = 0.4
 """A line that looks like an exception but ends no traceback may have been logged and handled."""
 _DOUBTED_RULE: Final = 1.0
@@ -247,7 +249,7 @@ def _worth_explaining(
 
 def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
     event = cluster.first
-    if event.rule.kind == "teardown" or event.demoted:
+    if event.rule.kind == "teardown" or event.demoted or event.of_generated_program:
         return False
     return not event.recovered or _is_last_word(event, first)
 
@@ -318,7 +320,8 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
     groups: dict[tuple[Hashable, ...], list[Event]] = {}
     for event in sorted(events, key=lambda one: (-one.rule.confidence, *_place(one))):
         text = "" if event.rule.kind in _REPEATED else mask_varying(event.text.strip())
-        key = (event.rule.id, text, event.recovered, event.demoted, event.caught)
+        whose = (event.of_generated_program, event.is_report)
+        key = (event.rule.id, text, event.recovered, event.demoted, event.caught, *whose)
         groups.setdefault(key, []).append(event)
     clocks = clocks_of(event for group in groups.values() for event in group)
     clusters = []
@@ -330,6 +333,7 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
             or event.demoted
             or event.caught == "the interpreter"
             or is_habitual(event.survived_before)
+            or event.of_generated_program
             for event in group
         )
         clusters.append(
@@ -371,6 +375,8 @@ def _alone(event: Event, first: FirstEnd) -> float:
         cost += _HABITUAL
     if event.caught == "a thread":
         cost += _IN_A_THREAD
+    if event.is_report:
+        cost += _REPORT
     if is_bare(event):
         cost += _BARE_EXCEPTION
     if first.rank is not None and rank is not None:

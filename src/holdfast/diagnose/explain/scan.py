@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+import re2
+
 from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.life import (
     STEPS_SURVIVED,
@@ -18,6 +20,7 @@ from holdfast.diagnose.explain.life import (
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
 from holdfast.diagnose.logs.lines import Line, clean_line, learn_prefixes
 from holdfast.diagnose.logs.prefixes import Prefixes
+from holdfast.diagnose.logs.programs import Programs, is_in_quotes
 from holdfast.diagnose.logs.progress import PROGRESS, reported
 from holdfast.diagnose.logs.records import plain_text, record_lines
 from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
@@ -84,6 +87,10 @@ class Event:
     """Lines of its log up to it, over all parts."""
     before: Before
     """How far its job was."""
+    script: str = ""
+    """The program whose traceback it ends."""
+    introduced: bool = False
+    """The traceback begins behind other words of its line."""
     survived_before: int = 0
     """How often the job went on after the same error."""
     time_s: float | None = None
@@ -103,6 +110,21 @@ class Event:
         if self.own_progress or self.log.steps.went_on(self.before):
             return True
         return self.log.steps.total < STEPS_SURVIVED and self.log.counters.went_on(self.before)
+
+    @property
+    def of_generated_program(self) -> bool:
+        """Whether it ends the traceback of a program that the job made, ran and outlived many like."""
+        return bool(self.script) and self.log.programs.is_generated(self.script)
+
+    @property
+    def is_report(self) -> bool:
+        """Whether the job's own words introduce it, or quote it: it may be about another program."""
+        if self.introduced:
+            return not self.log.programs.is_own_folder(self.script)
+        if self.whole_traceback or "\\n" not in self.text:
+            return False
+        said = re2.search(self.rule.pattern, self.text)
+        return said is not None and is_in_quotes(self.text, said.start())
 
     @property
     def own_progress(self) -> bool:
@@ -153,6 +175,7 @@ class _Log:
         self.steps = Steps()
         self.counters = Counters()
         self.habits = Habits()
+        self.programs = Programs()
         self.lines = 0
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
@@ -424,8 +447,16 @@ def _note(
         has_own_time=time_of_line(line.time, line.text) is not None,
         whole_traceback=raised is not None,
     )
+    if raised is not None:
+        event.script, event.introduced = raised.script, raised.introduced
+        log.programs.note(
+            raised.script,
+            introduced=raised.introduced,
+            progress=log.steps.total + log.counters.rises,
+        )
     if rule.kind in _ENDS:
         log.habits.note_end()
+        log.programs.note_end()
     elif rule.kind in _OF_PROGRAMS:
         where_raised = "" if raised is None else raised.deepest
         event.survived_before = log.habits.survived_before(

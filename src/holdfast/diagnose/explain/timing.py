@@ -1,4 +1,4 @@
-"""The part of time in an explanation: whether one event can have brought about another, by their clocks.
+"""Weigh by their times whether one event can have brought about another.
 
 Where a time is absent, or two clocks cannot be compared, every cost is 0.
 """
@@ -30,21 +30,21 @@ _INCOMPARABLE_S: Final = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When events that say the same were printed."""
+    """The time in which equal events were printed."""
 
     first_s: float
     """The first of them was not printed before."""
     printed_s: float | None
-    """When the first one whose own line has a time was printed."""
+    """The time of the first event with a time in its own line."""
     last_s: float
     clock: int
     """Spans of one number can be compared."""
     waited_s: float | None = None
-    """Of a timeout: how long it waited before it was printed."""
+    """For a timeout: the seconds of the wait before the line was printed."""
 
 
 def follows_cost(cause: Span | None, effect: Span | None) -> float:
-    """What time adds, in nats, to the cost that `cause` brought about `effect`."""
+    """Return the nats that time adds to the cost that `cause` brought about `effect`."""
     if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
         return 0.0
     late_s = cause.first_s - effect.printed_s
@@ -57,7 +57,7 @@ def follows_cost(cause: Span | None, effect: Span | None) -> float:
 
 
 def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
-    """Whether `cause` happened when the wait began that `effect` gave up; None where times do not say."""
+    """Return whether `cause` happened at the beginning of the wait of `effect`; None without comparable times."""
     if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
         return None
     if effect.waited_s is None or cause.waited_s is not None:
@@ -69,7 +69,7 @@ def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
 
 
 def clocks_of(events: Iterable[Event]) -> dict[int, int]:
-    """The number of the clock of each log, by the log's `id`; logs of one job whose clocks agree end together."""
+    """Return the number of the clock of each log by the log's `id`: logs whose clocks agree end together."""
     ends_s = {id(one.log): one.log.clock.last_s for one in events}
     clocks: dict[int, int] = {}
     clock, before_s = -1, -math.inf
@@ -80,7 +80,7 @@ def clocks_of(events: Iterable[Event]) -> dict[int, int]:
 
 
 def span_of(events: Iterable[Event], clocks: Mapping[int, int]) -> Span | None:
-    """When `events` were printed, by the clock that most of them share; None where none has a time."""
+    """Return the span of `events` by the clock that most of them share; None where no event has a time."""
     timed = [(one.time_s, one) for one in events if one.time_s is not None]
     if not timed:
         return None

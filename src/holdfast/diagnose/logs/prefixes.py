@@ -1,20 +1,20 @@
 """Learn the prefix that a launcher puts before most lines of one log, from the log itself.
 
 The prefixes of `dialects.yaml` are parted first. What they leave of a sample of lines is cut into tokens, in which a
-time and a word with digits stand for any other. A prefix is a run of tokens that begins almost every line, whatever
-follows it. Lines that differ in their numbers alone count once, so that ten thousand lines of progress make no prefix.
+time and a word with digits stand for any other. A prefix is a run of tokens that begins almost every line of any
+kind. Lines that differ in their numbers alone count once, so that ten thousand lines of progress make no prefix.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import re2
 
 from holdfast.diagnose.logs.times import TIME_PATTERN
 
-SAMPLE_LINES: Final = 512
+SAMPLE_LINES: Final = 384
 """Lines of a block from which prefixes are learnt."""
 _LEAST_SHAPES: Final = 8
 """Fewer lines of different shape show no prefix."""
@@ -25,27 +25,26 @@ _TOGETHER_SHARE: Final = 0.9
 _BRANCH_SHARE: Final = 0.05
 _STAY_SHARE: Final = 0.95
 """A prefix grows by a token only if almost all its lines have that token."""
-_TOKENS_LIMIT: Final = 40
-_HEAD_CHARACTERS: Final = 240
+_TOKENS_LIMIT: Final = 32
+_HEAD_CHARACTERS: Final = 160
 _TEMPLATES_LIMIT: Final = 16
 _VARIETY_LEAST: Final = 4
 """Different tokens that must follow a prefix."""
 _FOLLOWING_TOKENS: Final = 8
 _RANK_SLACK: Final = 8
 
-_TOKEN: Final = re.compile(
-    rf"(?P<time>{TIME_PATTERN})|(?P<word>\w+(?:[.-]+\w+)*)|(?P<space>[ \t]+)|."
-)
+_TOKEN: Final = re2.compile(rf"{TIME_PATTERN}|\w+(?:[.-]+\w+)*|[ \t]+|.")
+_EPOCH: Final = re2.compile(r"^1[5-9]\d{8}\.\d+$")
 _TIME, _ID, _SPACE = "<time>", "<id>", " "
 _FIELD_PATTERNS: Final = {_TIME: TIME_PATTERN, _ID: r"\w+(?:[.-]+\w+)*"}
-_VARYING = re.compile(r"(?:[\d.,:%]|[^\x00-\x7f])+")
-"""Numbers, and the blocks that progress bars are drawn with."""
-_SEVERITY = re.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
-_SOURCE = re.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
-_NAME = re.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
-_ADDRESS = re.compile(r"^\d{1,3}(?:\.\d{1,3}){3}$")
-_SHORT_RANK = re.compile(r"(?i)^r(?:k|ank)?[-_]?(\d{1,6})$")
-_RANK = re.compile(r"(?i)^(?:r(?:k|ank)?[-_]?)?\d{1,6}$")
+_VARYING: Final = b"0123456789.,:%"
+"""Characters of numbers. Progress bars are drawn with characters beyond ASCII."""
+_SEVERITY = re2.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
+_SOURCE = re2.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
+_NAME = re2.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
+_ADDRESS = re2.compile(r"^\d{1,3}(?:\.\d{1,3}){3}$")
+_SHORT_RANK = re2.compile(r"(?i)^r(?:k|ank)?[-_]?(\d{1,6})$")
+_RANK = re2.compile(r"(?i)^(?:r(?:k|ank)?[-_]?)?\d{1,6}$")
 _KEYS: Final = {
     "rank": "rank", "global_rank": "rank", "globalrank": "rank", "mpirank": "rank", "procid": "rank", "task": "rank",
     "local_rank": "local_rank", "localrank": "local_rank", "lrank": "local_rank",
@@ -55,7 +54,7 @@ _KEYS: Final = {
 _NAMED: Final = frozenset({"rank", "local_rank", "host", "time"})
 _QUOTES: Final = "\"'"
 _ESCAPES: Final = {"n": " ", "t": "\t", "r": " "}
-_ESCAPED = re.compile(r"\\(.)")
+_ESCAPED = re2.compile(r"\\(.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ class Prefix:
         self._groups = sorted(self._compiled.groupindex.items())
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """`text` behind the prefix and the fields of the prefix; None where `text` does not begin with it.
+        """Return `text` behind the prefix and the fields of the prefix; None where `text` has another beginning.
 
         `process` distinguishes the processes that share the log, by the fields that mean nothing else.
         """
@@ -133,11 +132,11 @@ class Prefixes:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Of each prefix learnt: its pattern, in RE2."""
+        """Return the pattern of each learnt prefix, in RE2."""
         return tuple(one.pattern for one in self._learnt)
 
     def due(self) -> bool:
-        """Whether the next block is to be learnt from: blocks 1, 2, 4, 8 and so on of a log are."""
+        """Count a block; return whether to learn from the block: from blocks 1, 2, 4, 8 and so on of a log."""
         self._blocks += 1
         if self._blocks < self._next:
             return False
@@ -155,7 +154,7 @@ class Prefixes:
         self._learnt = tuple(sorted(self._learnt, key=lambda one: one.order))
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """`text` behind the first prefix that fits and the fields of that prefix; None where none fits."""
+        """Return `text` behind the first prefix that fits, and the fields of that prefix; None where no prefix fits."""
         for prefix in self._learnt:
             if (parted := prefix.part(text)) is not None:
                 return parted
@@ -163,7 +162,7 @@ class Prefixes:
 
 
 def sample(block: bytes) -> list[bytes]:
-    """Up to `SAMPLE_LINES` lines of a block, spread over the block evenly."""
+    """Return up to `SAMPLE_LINES` lines of a block, spread over the block evenly."""
     lines = [line for line in block.split(b"\n") if line.strip()]
     if len(lines) <= SAMPLE_LINES:
         return lines
@@ -171,53 +170,51 @@ def sample(block: bytes) -> list[bytes]:
 
 
 def learnt(lines: Iterable[str]) -> list[Prefix]:
-    """The prefixes that almost all of `lines` begin with; none where there is no such prefix."""
-    sampled = [
-        (_VARYING.sub("0", line[:_HEAD_CHARACTERS]), _tokens(line))
-        for line in lines
-        if line.strip()
-    ]
-    shapes = list(dict(sampled).values())
+    """Return the prefixes with which almost all of `lines` begin."""
+    lines = [line[:_HEAD_CHARACTERS] for line in lines if line.strip()]
+    shapes = [_tokens(line) for line in {_shape(line): line for line in lines}.values()]
     if len(shapes) < _LEAST_SHAPES:
         return []
     found = _grown((), shapes, at_root=True)
-    if len(set().union(*(_following(one, shapes) for one in found))) < _VARIETY_LEAST:
+    followed_by = set().union(*(_following(one, shapes) for one in found))
+    if len(followed_by) < _VARIETY_LEAST:
         return []
+    has_fields = any(token in _FIELD_PATTERNS for tokens in found for token in tokens)
+    if not has_fields and not any(_is_indented(one, tokens) for one in shapes for tokens in found):
+        return []  # a program's name before its own messages; a launcher's stands before indented lines too
+    sampled = [_tokens(line) for line in lines]
     return [
         Prefix(
             tokens,
-            [one for _, one in sampled if one.tokens[: len(tokens)] == tokens],
+            [one for one in sampled if one.tokens[: len(tokens)] == tokens],
             one_of_several=len(found) > 1,
         )
         for tokens in found
     ]
 
 
+def _shape(line: str) -> bytes:
+    return line.encode("ascii", "ignore").translate(None, _VARYING)
+
+
 def _tokens(line: str) -> _Sampled:
-    kinds: list[str] = []
-    values: list[str] = []
-    for match in _TOKEN.finditer(line[:_HEAD_CHARACTERS]):
-        value = match[0]
-        if match["time"]:
-            kind = _TIME
-        elif match["space"]:
-            kind = _SPACE
-        elif match["word"]:
-            varies = not value.isalpha() and any(one.isdigit() or one == "-" for one in value)
-            kind = _ID if varies and not _SOURCE.search(value) else value
-        else:
-            kind = value
-        kinds.append(kind)
-        values.append(value)
-        if len(kinds) >= _TOKENS_LIMIT:
-            break
-    return _Sampled(tuple(kinds), tuple(values))
+    values = tuple(match[0] for match in islice(_TOKEN.finditer(line), _TOKENS_LIMIT))
+    return _Sampled(tuple(map(_kind_of_token, values)), values)
+
+
+def _kind_of_token(value: str) -> str:
+    if value[0] in " \t":
+        return _SPACE
+    if len(value) > 1 and (":" in value or _EPOCH.search(value)):
+        return _TIME
+    varies = any(one.isdigit() or one == "-" for one in value) and value != "-"
+    return _ID if varies and not _SOURCE.search(value) else value
 
 
 def _grown(
     prefix: tuple[str, ...], members: list[_Sampled], *, at_root: bool = False
 ) -> list[tuple[str, ...]]:
-    """The longest prefixes that begin with `prefix` and cover almost all of `members`."""
+    """Return the longest prefixes that begin with `prefix` and cover almost all of `members`."""
     at = len(prefix)
     by_token: dict[str, list[_Sampled]] = {}
     for one in members:
@@ -251,7 +248,7 @@ def _grown(
 
 
 def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
-    """Whether `prefix` is one that a launcher puts there: it ends at a mark or a blank."""
+    """Return whether a launcher may put `prefix` there: a prefix ends at a mark or a blank."""
     if (
         not prefix
         or len(members) < _VARIETY_LEAST
@@ -274,14 +271,25 @@ def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
     return len(_following(prefix, members)) > 1
 
 
+def _is_indented(line: _Sampled, prefix: tuple[str, ...]) -> bool:
+    at = len(prefix)
+    if line.tokens[:at] != prefix:
+        return False
+    return (
+        len(line.values[at - 1]) > 1
+        if prefix[-1] == _SPACE
+        else line.tokens[at : at + 1] == (_SPACE,)
+    )
+
+
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
-    """What follows `prefix`: room for a severity or the prefix of another program, and a word."""
+    """Return the tokens behind `prefix`: room for a severity or the prefix of another program, and a word."""
     at = len(prefix)
     return {one.tokens[at : at + _FOLLOWING_TOKENS] for one in members if one.tokens[:at] == prefix}
 
 
 def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
-    """The fields whose values come back: line counters and times do not."""
+    """Return the fields whose values come back. The values of line counters and times do not."""
     return [
         at
         for at, token in enumerate(tokens)
@@ -290,7 +298,7 @@ def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
 
 
 def _roles(tokens: Sequence[str], lines: Sequence[_Sampled]) -> dict[int, str]:
-    """The meaning of each field, by its place among the tokens: by the word before the field, or by its values."""
+    """Return the meaning of each field by its place: from the word before the field, or from the values."""
     roles = {at: "time" for at, token in enumerate(tokens) if token == _TIME}
     guesses: dict[int, str] = {}
     for at in _recurring(tokens, lines):
@@ -335,7 +343,7 @@ def _role_of(values: set[str]) -> str | None:
 
 
 def _unquoted(text: str, quote: str) -> str:
-    """`text` up to the mark that closes it, with its escapes undone."""
+    """Return `text` up to the closing mark, with the escapes undone."""
     end = len(text)
     at = 0
     while at < len(text):
@@ -347,4 +355,4 @@ def _unquoted(text: str, quote: str) -> str:
         else:
             at += 1
     said = _ESCAPED.sub(lambda match: _ESCAPES.get(match[1], match[1]), text[:end])
-    return said.rstrip()
+    return str(said).rstrip()

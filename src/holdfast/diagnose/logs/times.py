@@ -1,14 +1,13 @@
-"""Time stamps of log lines to seconds.
+"""Convert the time stamps of log lines to seconds.
 
-A stamp without a year, or without a date, takes what is missing from the stamp before it in its log. Seconds since
+A stamp without a year, or without a date, takes the missing part from the stamp before in the log. Seconds since
 boot are no wall clock's time and stay unread.
 """
 
 import calendar
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import re2
 
@@ -20,14 +19,14 @@ _DATED: Final = (
     rf"|(?:[A-Z][a-z]{{2}} )?[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}(?: \d{{4}})?"
 )
 TIME_PATTERN: Final = rf"{_DATED}|{_CLOCK}|1[5-9]\d{{8}}\.\d{{1,9}}"
-"""The forms of a time before a line, for `re` and RE2."""
+"""The forms of a time before a line, in RE2."""
 _HEAD_CHARACTERS: Final = 64
 """So far into a line its stamp may begin."""
-_WINDOW_BYTES: Final = 4096
+_WINDOWS_BYTES: Final = (512, 4096)
 _STAMP_IN_BYTES: Final = re2.compile(
     rf"(?m)^[^\n]{{0,{_HEAD_CHARACTERS}}}?(?:\b({_DATED})|\[?[IWEF](\d{{3,4}} {_CLOCK}))".encode()
 )
-_GLOG: Final = re.compile(rf"^\[?[IWEF](\d{{3,4}} {_CLOCK})")
+_GLOG: Final = re2.compile(rf"^\[?[IWEF](\d{{3,4}} {_CLOCK})")
 _DAY_S: Final = 86_400.0
 _YEAR_S: Final = 365.2425 * _DAY_S
 _NO_YEAR: Final = 1972
@@ -46,19 +45,19 @@ _MONTHS: Final = (
     "Nov",
     "Dec",
 )
-_ISO = re.compile(
+_ISO = re2.compile(
     r"^(?P<year>\d{4})[-/](?P<month>\d{2})[-/](?P<day>\d{2})[T _-](?P<clock>[\d:.,]+)"
     r"(?: ?(?P<zone>Z|UTC|[+-]\d{2}:?\d{2}))?"
 )
-_US = re.compile(
+_US = re2.compile(
     r"^(?P<month>\d{2})/(?P<day>\d{2})(?:/(?P<year>\d{4}|\d{2}))?[ T](?P<clock>[\d:.,]+)"
 )
-_NAMED = re.compile(
+_NAMED = re2.compile(
     r"^(?:[A-Z][a-z]{2} )?(?P<name>[A-Z][a-z]{2}) (?P<day>[ \d]\d) (?P<clock>[\d:.,]+)(?: (?P<year>\d{4}))?"
 )
-_SHORT = re.compile(r"^(?P<month>\d{1,2})(?P<day>\d{2}) (?P<clock>[\d:.,]+)")
-_DAYLESS = re.compile(rf"^{_CLOCK}$")
-_EPOCH = re.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
+_SHORT = re2.compile(r"^(?P<month>\d{1,2})(?P<day>\d{2}) (?P<clock>[\d:.,]+)")
+_DAYLESS = re2.compile(rf"^{_CLOCK}$")
+_EPOCH = re2.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
 
 _WAITED = re2.compile(
     r"(?i)(?:ran for|waited(?: for)?|timed? ?out(?: \(?ms\)?)?(?: after| of| for|=|:)?|timeout\(ms\)=)"
@@ -79,7 +78,7 @@ class Stamp:
 
 
 def parse_time(text: str, before: float | None = None) -> Stamp | None:
-    """The time that `text` states; None where `text` is no time of a wall clock.
+    """Return the time that `text` states; None where `text` is no time of a wall clock.
 
     `before`, in seconds, is the time of a line before: year and day come from there where `text` names none.
     """
@@ -92,27 +91,28 @@ def parse_time(text: str, before: float | None = None) -> Stamp | None:
     return None
 
 
-def time_of_line(told: str | None, text: str, before: float | None = None) -> Stamp | None:
-    """The time that a line states: in its prefix `told`, or as the libraries in C++ put it before `text`."""
-    if told is not None and (found := parse_time(told, before)) is not None:
+def time_of_line(stated: str | None, text: str, before: float | None = None) -> Stamp | None:
+    """Return the time of a line: from the prefix (`stated`), or from the stamp of a C++ library before `text`."""
+    if stated is not None and (found := parse_time(stated, before)) is not None:
         return found
     glog = _GLOG.search(text)
     return None if glog is None else parse_time(glog[1], before)
 
 
 def last_time(block: bytes, end: int, before: float | None = None) -> Stamp | None:
-    """The last stamp with a date that the lines of `block` shortly before `end` begin with."""
-    window = block[max(0, end - _WINDOW_BYTES) : end]
-    found = None
-    for found in _STAMP_IN_BYTES.finditer(window):  # noqa: B007  (the last one is wanted)
-        pass
-    if found is None:
-        return None
-    return parse_time((found[1] or found[2]).decode("ascii", "replace"), before)
+    """Return the last stamp with a date at the beginning of a line of `block`, up to 4 KiB before `end`."""
+    for size in _WINDOWS_BYTES:
+        found = None
+        for found in _STAMP_IN_BYTES.finditer(block, max(0, end - size), end):  # noqa: B007
+            pass
+        if found is not None:
+            stated = (found[1] or found[2]).decode("ascii", "replace")
+            return parse_time(stated, before)
+    return None
 
 
 def waited_s(text: str) -> float | None:
-    """The seconds that a line says it waited before it gave up; None where it says none."""
+    """Return for how many seconds a timeout had waited, as its line states; None where the line states no wait."""
     found = _WAITED.search(text)
     if found is None:
         return None
@@ -131,7 +131,7 @@ def _date_s(year: int, month: int, day: int) -> float:
     return float(calendar.timegm((year, month, day, 0, 0, 0)))
 
 
-def _iso(found: re.Match[str], _before: float | None) -> float:
+def _iso(found: Any, _before: float | None) -> float:
     zone_s = 0.0
     if (zone := found["zone"]) and zone[0] in "+-":
         sign = -1 if zone[0] == "-" else 1
@@ -150,31 +150,31 @@ def _with_year(year: str | None, month: int, day: int, clock: str, before: float
     return min(tries, key=lambda one: abs(one - before))
 
 
-def _us(found: re.Match[str], before: float | None) -> float:
+def _us(found: Any, before: float | None) -> float:
     return _with_year(found["year"], int(found["month"]), int(found["day"]), found["clock"], before)
 
 
-def _named(found: re.Match[str], before: float | None) -> float:
+def _named(found: Any, before: float | None) -> float:
     month = 1 + _MONTHS.index(found["name"])
     return _with_year(found["year"], month, int(found["day"]), found["clock"], before)
 
 
-def _short(found: re.Match[str], before: float | None) -> float:
+def _short(found: Any, before: float | None) -> float:
     return _with_year(None, int(found["month"]), int(found["day"]), found["clock"], before)
 
 
-def _dayless(found: re.Match[str], before: float | None) -> float:
+def _dayless(found: Any, before: float | None) -> float:
     clock_s = _clock_s(found[0])
     if before is None:
         return clock_s
     return clock_s + _DAY_S * round((before - clock_s) / _DAY_S)
 
 
-def _epoch(found: re.Match[str], _before: float | None) -> float:
+def _epoch(found: Any, _before: float | None) -> float:
     return float(found[0])
 
 
-_FORMS: Final[dict[str, re.Pattern[str]]] = {
+_FORMS: Final[dict[str, Any]] = {
     "iso": _ISO,
     "us": _US,
     "named": _NAMED,
@@ -182,7 +182,7 @@ _FORMS: Final[dict[str, re.Pattern[str]]] = {
     "dayless": _DAYLESS,
     "epoch": _EPOCH,
 }
-_READERS: Final[dict[str, Callable[[re.Match[str], float | None], float]]] = {
+_READERS: Final[dict[str, Callable[[Any, float | None], float]]] = {
     "iso": _iso,
     "us": _us,
     "named": _named,

@@ -37,6 +37,10 @@ _INTRODUCTION = re2.compile(
     r")"
 )
 """The line before a header; it names the catcher of the traceback."""
+_BARE_INTRODUCTION = re2.compile(
+    r"(?i)^(?:\W|\d|original|error|critical|fatal|exception)*$|^[a-z_][\w.]*\s{3,}$"
+)
+"""Before a header: nothing, a severity, or the name of the exception as notebooks print it."""
 _FRAME = re2.compile(r'^\s+File "(?P<path>[^"]*)", line [0-9]+(?:, in (?P<function>\S+)|,|\s*$)')
 """A frame of a traceback; those of faulthandler's dumps have no comma."""
 _BY_THE_INTERPRETER = re2.compile(
@@ -71,6 +75,10 @@ class Raised:
     """The printer of the traceback, by the line before its header and by its outermost frame."""
     deepest: str
     """The file of its deepest frame."""
+    script: str
+    """The file of the program that ran; the deepest frame's where none says so."""
+    introduced: bool
+    """It begins behind other words of its line, and no frame lies in a library: a report about a program."""
 
 
 class TracebackReader:
@@ -87,6 +95,8 @@ class TracebackReader:
         self._next_caught: Caught = "nobody"
         self._deepest = ""
         self._script_folder = ""
+        self._script = ""
+        self._introduced = False
         self._length = 0
         self._foreign = 0
 
@@ -102,6 +112,7 @@ class TracebackReader:
         if HEADER in text and (header := _HEADER.search(text)):
             self._begin("inner" if "Original " + HEADER in text else self._next_link, indent)
             self._rank = int(header["rank"]) if header["rank"] else None
+            self._introduced = _BARE_INTRODUCTION.search(text[: header.start()]) is None
             if _NOTEBOOK_HEADER.search(text):
                 self._deepest = "<notebook>"
             return None
@@ -125,7 +136,15 @@ class TracebackReader:
             self.is_open = False
             rank = line.rank if self._rank is None else self._rank
             said = replace(line, text=text.lstrip(), rank=rank)
-            return Raised(said, self._in_user_code(), self._link, self._caught, self._deepest)
+            return Raised(
+                line=said,
+                in_user_code=self._in_user_code(),
+                link=self._link,
+                caught=self._caught,
+                deepest=self._deepest,
+                script=self._script or self._deepest,
+                introduced=self._introduced,
+            )
         elif not self._look_for_link(text):
             self._foreign += 1
         if self._foreign > _FOREIGN_LIMIT or self._length > _LENGTH_LIMIT:
@@ -142,7 +161,8 @@ class TracebackReader:
         self._indent = indent
         self._link, self._next_link = link, "none"
         self._caught, self._next_caught = self._next_caught, "nobody"
-        self._deepest = self._script_folder = ""
+        self._deepest = self._script_folder = self._script = ""
+        self._introduced = False
         self._length = self._foreign = 0
 
     def _take_frame(self, frame: Any) -> None:
@@ -155,6 +175,10 @@ class TracebackReader:
                 self._caught = "a thread"
         if function == "<module>" and not self._script_folder:
             self._script_folder = path.rpartition("/")[0]
+        if _LIBRARY.search(path):
+            self._introduced = False
+        elif function == "<module>":
+            self._script = path
         self._deepest = path
 
     def _look_for_link(self, text: str) -> bool:
