@@ -9,11 +9,11 @@ log of any size takes bounded memory.
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
 | | `logs.prefixes` | a sample of lines → the prefix that the log's launcher puts before each |
 | | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host, rank and step |
-| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
+| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
 | | `logs.programs` | scripts of tracebacks → which of them are the job's own |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
-| | `explain.scan` | files → events, with the progress before and after each |
-| 3 | `explain.explain` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
+| | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
+| 3 | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
 | | `explain.timing` | the times of a cause and an effect → what they add to the edge's cost |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |

@@ -1,6 +1,6 @@
-"""The least-cost arborescence of a small graph: every node gets one parent, and every path begins at the root.
+"""Find the least-cost arborescence of a small graph: every node gets one parent, and every path begins at the root.
 
-The algorithm is that of Chu and Liu, and of Edmonds: each node takes its cheapest incoming edge; a cycle that appears
+The algorithm (Chu and Liu; Edmonds) is short: each node takes its cheapest incoming edge; a cycle that appears
 is merged into one node, and the choice is made again.
 """
 

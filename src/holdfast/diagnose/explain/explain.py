@@ -77,7 +77,7 @@ _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "sc
 OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
 """What a process tells of others."""
 _REPEATED: Final = OF_PEERS | {"exit", "teardown"}
-"""However many ranks say so, in however many words, it is one consequence."""
+"""Any number of such events, in any words, is one consequence."""
 _OF_A_PROGRAM: Final = frozenset(
     {
         *(reason for reason, category in CATEGORIES.items() if category == "Script"),
@@ -89,14 +89,14 @@ _OF_A_PROGRAM: Final = frozenset(
 _NO_WORD_OF_A_PEER: Final = 1.5
 """An error that a lost peer brought about, though its words are of something else."""
 _SURVIVED_LEFT: Final = 0.05
-"""That a survived line, or one that another line supersedes, had nothing to do with the end."""
+"""For a line that was survived or superseded: the cost of leaving the line out."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Cluster:
-    """Events that say the same, whatever their rank: one rule and, but for numbers, one text.
+    """Hold the events of any rank with one rule and, but for numbers, one text.
 
-    Of consequences the text may differ.
+    The texts of consequences may differ.
     """
 
     events: list[Event]

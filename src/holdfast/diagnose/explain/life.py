@@ -1,4 +1,4 @@
-"""Whether a job went on living after an error: its steps, any counter that rises, and errors it is used to.
+"""Tell whether a job lived on after an error: by its steps, by any counter that rises, and by errors that came before.
 
 | sign of life | when it counts |
 |---|---|
@@ -44,7 +44,7 @@ _NO_WORK = re2.compile(
 
 @dataclass
 class _Count:
-    """The steps of one job in one dialect."""
+    """Hold the steps of one job in one dialect."""
 
     last: int
     largest: int
@@ -56,7 +56,7 @@ class _Count:
 
 @dataclass
 class OwnSteps:
-    """The steps of one stream, by dialect: the last, and how often it rose."""
+    """Hold the steps of one stream, by dialect: the last, and how often it rose."""
 
     last: dict[int, int] = field(default_factory=dict)
     rises: dict[int, int] = field(default_factory=dict)
@@ -64,18 +64,18 @@ class OwnSteps:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """How far a job was when an error was printed."""
+    """Hold the progress of a job when an error was printed."""
 
     own: Mapping[int, int]
     """By dialect: how often the steps of the error's own stream had risen."""
     job: Mapping[int, tuple[int, int, int]]
     """By dialect: the job's largest step, its steps and its attempt."""
     rises_seen: int
-    """Of counters that are no steps."""
+    """Lines in which counters had been looked for."""
 
 
 class Steps:
-    """The steps that a log reports; each dialect counts for itself."""
+    """Count the steps that a log reports, each dialect for itself."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Count] = {}
@@ -142,13 +142,13 @@ def own_went_on(own: OwnSteps, before: Before) -> bool:
 
 @dataclass
 class _Numbers:
-    """The numbers beside the same words."""
+    """Follow the numbers beside the same words."""
 
     largest: int
     rises: int = 0
     falls: int = 0
     latest: deque[int] = field(default_factory=lambda: deque(maxlen=_RISES_SURVIVED))
-    """When it rose, as a count of lines."""
+    """The lines, counted, in which the number rose last."""
 
     def note(self, number: int, now: int) -> None:
         if number > self.largest:
@@ -168,7 +168,7 @@ class _Numbers:
 
 
 class Counters:
-    """The numbers that rise from line to line, whatever a program calls them."""
+    """Find the numbers that rise from line to line, under any name."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -250,15 +250,15 @@ def _parted(word: bytes) -> tuple[bytes, bytes]:
 
 
 class Habits:
-    """Errors that a job printed before and survived each time."""
+    """Count the errors that a job printed before and survived each time."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._ends = 0
-        """Lines that tell of an end: whatever was printed before one was not survived."""
+        """Lines about an end: no error before such a line was survived."""
 
     def note_end(self) -> None:
-        """Take in that a process, or the job, ended."""
+        """Take in the end of a process or of the job."""
         self._ends += 1
 
     def survived_before(self, rule_id: str, text: str, progress: int) -> int:

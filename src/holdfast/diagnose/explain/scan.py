@@ -51,7 +51,7 @@ _COUNTER_SHARE: Final = 4
 _ALWAYS_COUNTER_LINES: Final = 4096
 """Beyond these, one line in so many is looked at, and no more."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
-"""Whatever is printed before these was not survived, though it may come again in the next attempt."""
+"""An error before one of these was not survived, though the error may come again in the next attempt."""
 
 StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
 """A rank; where none is known the host with the local rank, or with its process."""
@@ -100,7 +100,7 @@ class Event:
     demoted: bool = False
     """A better line of the same chain of tracebacks states the root, or Python went on after it."""
     caught: Caught = "nobody"
-    """Who printed its traceback."""
+    """The printer of its traceback."""
 
     @property
     def recovered(self) -> bool:
@@ -457,7 +457,7 @@ def _note(
     if rule.kind in _ENDS:
         log.habits.note_end()
         log.programs.note_end()
-    else:
+    elif rule.kind in _OF_PROGRAMS:
         where_raised = "" if raised is None else raised.deepest
         event.survived_before = log.habits.survived_before(
             rule.id,

@@ -16,7 +16,7 @@ Link = Literal["none", "cause", "context", "inner"]
 traceback that PyTorch repeats inside the message of the one it raises in the parent process."""
 
 Caught = Literal["nobody", "a thread", "the interpreter"]
-"""Who printed a traceback. `a thread`: a thread or a task of an event loop ended, and the program went on.
+"""The printer of a traceback. `a thread`: a thread or a task of an event loop ended, and the program went on.
 `the interpreter`: a finalizer, an exit handler or a logging handler failed, and Python went on."""
 
 HEADER: Final = "Traceback (most recent call last)"
@@ -36,7 +36,7 @@ _INTRODUCTION = re2.compile(
     r"|Exception in callback\b|Unhandled exception in thread\b)"
     r")"
 )
-"""The line before a header, by which Python says who caught what follows."""
+"""The line before a header; it names the catcher of the traceback."""
 _BARE_INTRODUCTION = re2.compile(
     r"(?i)^(?:\W|\d|original|error|critical|fatal|exception)*$|^[a-z_][\w.]*\s{3,}$"
 )
@@ -72,7 +72,7 @@ class Raised:
     installed packages."""
     link: Link
     caught: Caught
-    """Who printed it, by the line before its header and by its outermost frame."""
+    """The printer of the traceback, by the line before its header and by its outermost frame."""
     deepest: str
     """The file of its deepest frame."""
     script: str
