@@ -129,6 +129,11 @@ def test_a_prefix_that_begins_later_is_learnt_from_a_later_block(tmp_path):
     assert diagnosed(lines, tmp_path, blocks=8).reason == "KeyError"
 
 
+def test_a_prefix_is_learnt_from_a_log_that_is_read_line_by_line(tmp_path):
+    lines = [f"<gang:{rank}@cab-1> {text}" for rank, text in interleaved(3)]
+    assert diagnosed(lines, tmp_path, blocks=len(lines)).reason == "KeyError"
+
+
 def test_the_rank_is_the_field_that_says_so():
     lines = [f"<gang:{rank}@cab-{rank // 2}> {text}" for rank, text in interleaved()]
     assert [line.rank for line in cleaned(lines)] == [rank for rank, _ in interleaved()]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import re2
 import yaml
 
-from holdfast.diagnose.logs.prefixes import Prefixes, sample
+from holdfast.diagnose.logs.prefixes import Prefixes
 
 TEXT_LIMIT: Final = 4096
 """Characters of a line that rules meet."""
@@ -127,13 +127,12 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
 
 
 def learn_prefixes(learnt: Prefixes, block: bytes) -> None:
-    """Learn the prefixes of a log from a block of its lines, if such a block is due."""
-    if not learnt.due():
-        return
+    """Learn the prefixes of a log from the next block of its lines."""
     rests = []
-    for raw in sample(block):
-        whole = _printable(raw[: 4 * CITED_LIMIT].partition(b"\r")[0])
+    for raw in learnt.sample(block):
+        whole = _printable(raw.partition(b"\r")[0])
         text, _ = dialects().part(whole)
         if not _BOX.search(text):
             rests.append((text, text != whole))
-    learnt.learn(rests)
+    if rests:
+        learnt.learn(rests)

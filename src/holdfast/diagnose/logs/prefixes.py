@@ -16,6 +16,7 @@ from holdfast.diagnose.logs.times import TIME_PATTERN
 
 SAMPLE_LINES: Final = 384
 """Lines of a block from which prefixes are learnt."""
+_SMALL_BLOCK_BYTES: Final = 64 << 10
 _LEAST_SHAPES: Final = 8
 """Fewer lines of different shape show no prefix."""
 _ALONE_SHARE: Final = 0.6
@@ -26,6 +27,7 @@ _BRANCH_SHARE: Final = 0.05
 _STAY_SHARE: Final = 0.95
 """A prefix grows by a token only if almost all its lines have that token."""
 _TOKENS_LIMIT: Final = 32
+_RAW_BYTES: Final = 1600
 _HEAD_CHARACTERS: Final = 160
 _TEMPLATES_LIMIT: Final = 16
 _VARIETY_LEAST: Final = 4
@@ -124,8 +126,9 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._learnt: tuple[Prefix, ...] = ()
-        self._blocks = 0
-        self._next = 1
+        self._kept: list[bytes] = []
+        self._lines = 0
+        self._next = _LEAST_SHAPES
 
     def __bool__(self) -> bool:
         return bool(self._learnt)
@@ -135,19 +138,26 @@ class Prefixes:
         """Return the pattern of each learnt prefix, in RE2."""
         return tuple(one.pattern for one in self._learnt)
 
-    def due(self) -> bool:
-        """Count a block; return whether to learn from the block: from blocks 1, 2, 4, 8 and so on of a log."""
-        self._blocks += 1
-        if self._blocks < self._next:
-            return False
-        self._next *= 2
-        return True
+    def sample(self, block: bytes) -> list[bytes]:
+        """Count the lines of a block; return lines to learn from, each time that the log has doubled, else nothing.
+
+        The lines of small blocks are kept for later ones: the log of a job that runs is read a few lines at a time.
+        """
+        self._lines += block.count(b"\n") + 1
+        is_due = self._lines >= self._next
+        if is_due or len(block) <= _SMALL_BLOCK_BYTES:
+            self._kept = (self._kept + _spread(block))[-SAMPLE_LINES:]
+        if not is_due:
+            return []
+        self._next = 2 * self._lines
+        return self._kept
 
     def learn(self, rests: Iterable[tuple[str, bool]]) -> None:
         """Learn from lines as the dialects leave them, each with whether a dialect had parted the line."""
         for group in (False, True):
             lines = [text for text, parted in rests if parted is group]
-            for prefix in learnt(lines):
+            # A launcher may speak without its prefix before it starts the job.
+            for prefix in learnt(lines) or learnt(lines[len(lines) // 2 :]):
                 if prefix.pattern not in self.patterns:
                     self._learnt = (*self._learnt, prefix)[-_TEMPLATES_LIMIT:]
         # The longest first: one prefix may begin another.
@@ -161,9 +171,9 @@ class Prefixes:
         return None
 
 
-def sample(block: bytes) -> list[bytes]:
+def _spread(block: bytes) -> list[bytes]:
     """Return up to `SAMPLE_LINES` lines of a block, spread over the block evenly."""
-    lines = [line for line in block.split(b"\n") if line.strip()]
+    lines = [line[:_RAW_BYTES] for line in block.split(b"\n") if line.strip()]
     if len(lines) <= SAMPLE_LINES:
         return lines
     return [lines[at * len(lines) // SAMPLE_LINES] for at in range(SAMPLE_LINES)]
