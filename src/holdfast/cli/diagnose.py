@@ -136,7 +136,7 @@ def command(
 
 
 def _print_object(fields: dict[str, Any]) -> None:
-    from holdfast.diagnose.explain.diagnosis import VERSION
+    from holdfast.diagnose import VERSION
 
     print_json("diagnosis", fields, version=VERSION)
 

@@ -15,8 +15,7 @@ from rich.text import Text
 from holdfast.cli.diagnosis_why import INTRODUCTION, in_words
 from holdfast.cli.output import PIPE_WIDTH, when
 from holdfast.core.words import clean
-from holdfast.diagnose import Advice, Cluster, Diagnosis, LogLine, Outcome, Role
-from holdfast.diagnose.explain.diagnosis import ENDS_IN_WORDS
+from holdfast.diagnose import ENDS_IN_WORDS, Advice, Cluster, Diagnosis, LogLine, Outcome, Role
 from holdfast.diagnose.study import Study
 
 ACTIONS: Final[Mapping[Advice, str]] = {

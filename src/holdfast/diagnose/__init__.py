@@ -47,6 +47,8 @@ from holdfast.diagnose.watch import LogWatcher
 
 __all__ = [
     "CATEGORIES",
+    "ENDS_IN_WORDS",
+    "VERSION",
     "Action",
     "Advice",
     "Alternative",
@@ -79,7 +81,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from holdfast.diagnose.explain.compress import Compressed, Kept, compress
-    from holdfast.diagnose.explain.diagnosis import Role
+    from holdfast.diagnose.explain.diagnosis import ENDS_IN_WORDS, VERSION, Role
     from holdfast.diagnose.explain.explain import Cluster, Explanation, Reckoning
     from holdfast.diagnose.logs.files import rank_by_name
     from holdfast.diagnose.memory import Known
@@ -89,6 +91,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CATEGORIES": "rules.taxonomy",
+    "ENDS_IN_WORDS": "explain.diagnosis",
+    "VERSION": "explain.diagnosis",
     "Action": "rules.taxonomy",
     "Advice": "rules.taxonomy",
     "Cluster": "explain.explain",
