@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.paths import RunPaths
 from holdfast.profile import Recording
-from holdfast.recover import launch
+from holdfast.recover.launching import launch
 from holdfast.recover.spec import RunSpec
 
 TRAIN = """
