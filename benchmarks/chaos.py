@@ -72,7 +72,9 @@ MTBF_S = 60.0
 STEP_S = 0.1
 SAVE_EVERY = 10
 STEPS_A_KILL = 15
-"""Steps for each instant: a checkpoint comes between two of them, which are two thirds of this number apart."""
+"""Steps from one instant to the next: a checkpoint comes between them."""
+MOST_STEPS_A_KILL = 45
+"""Steps of the script for each instant: also those that pass while an instant waits for a start."""
 LAST_STEPS = 20
 START_S = 3.0
 """Seconds within which a fault that is to meet a start comes."""
@@ -357,7 +359,8 @@ def instants(count: int, source: random.Random) -> Outcome:
         for number, kind in enumerate(chosen):
             meets_start = number % 4 == 1
             if not meets_start:
-                goal += STEPS_A_KILL
+                # From the newest step on: the last fault must be over before the ranks' pids are read.
+                goal = max(goal, run.steps.newest) + STEPS_A_KILL
                 if not run.wait(lambda g=goal: run.steps.newest >= g):  # type: ignore[misc]
                     return
                 done = run.steps.count
@@ -376,7 +379,7 @@ def instants(count: int, source: random.Random) -> Outcome:
                     say(f"ranks {pids} became {run.steps.pids()} through: {kind}")
             say(f"instant {number + 1} of {count}, step {run.steps.newest}: {kind}")
 
-    steps = STEPS_A_KILL * (count + 1) + LAST_STEPS
+    steps = MOST_STEPS_A_KILL * (count + 1) + LAST_STEPS
     return conduct("instants", steps, ("--step-s", "0.03"), strike, spares=0)
 
 
