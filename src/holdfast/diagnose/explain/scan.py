@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-import re2
-
 from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.life import (
     STEPS_SURVIVED,
@@ -197,7 +195,7 @@ class _Log:
         self.last: dict[str, deque[Event]] = {}
         self.steps_noted = 0
         self.weighed: dict[str, tuple[int, int, bool]] = {}
-        """By rule: the signs of life when its kept events were last weighed; without new ones none has recovered since."""
+        """By rule: the signs of life when its kept events were last weighed; no new ones, none recovered since."""
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams:

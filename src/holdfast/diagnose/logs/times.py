@@ -46,13 +46,9 @@ _MONTHS: Final = (
     "Dec",
 )
 # Groups have no names in these: the binding of RE2 looks a name up anew in each match, for longer than it matches.
-_ISO = re2.compile(
-    r"^(\d{4})[-/](\d{2})[-/](\d{2})[T _-]([\d:.,]+)(?: ?(Z|UTC|[+-]\d{2}:?\d{2}))?"
-)
+_ISO = re2.compile(r"^(\d{4})[-/](\d{2})[-/](\d{2})[T _-]([\d:.,]+)(?: ?(Z|UTC|[+-]\d{2}:?\d{2}))?")
 _US = re2.compile(r"^(\d{2})/(\d{2})(?:/(\d{4}|\d{2}))?[ T]([\d:.,]+)")
-_NAMED = re2.compile(
-    r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(?: (\d{4}))?"
-)
+_NAMED = re2.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(?: (\d{4}))?")
 _SHORT = re2.compile(r"^(\d{1,2})(\d{2}) ([\d:.,]+)")
 _DAYLESS = re2.compile(rf"^{_CLOCK}$")
 _EPOCH = re2.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
