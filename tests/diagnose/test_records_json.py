@@ -395,5 +395,8 @@ def test_ranks_that_log_json_in_turn_are_parted(tmp_path):
         for at in range(len(STACK.splitlines()))
         for rank, stack in stacks.items()
     ]
+    lines.append(
+        json.dumps({"rank": 2, "message": "ValueError: another"})
+    )  # not all ranks fail alike
     (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
     assert diagnose(tmp_path).scope == {"rank": [0, 1]}

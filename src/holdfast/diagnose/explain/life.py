@@ -198,9 +198,14 @@ class Counters:
         """Return how often the busiest of them rose."""
         return self._newest()[1]
 
+    @property
+    def newest_rise(self) -> int:
+        """Return the line in which the last four rises of one of them began, at the latest."""
+        return self._newest()[0]
+
     def went_on(self, before: Before) -> bool:
         """Return whether one of them rose four times after an error."""
-        return self._newest()[0] > before.rises_seen
+        return self.newest_rise > before.rises_seen
 
     def _newest(self) -> tuple[int, int]:
         """Return when the last four rises of one counter began, at the latest, and the most rises of any."""

@@ -5,8 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-import re2
-
 from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.life import (
     STEPS_SURVIVED,
@@ -124,7 +122,7 @@ class Event:
             return not self.log.programs.is_own_folder(self.script)
         if self.whole_traceback or "\\n" not in self.text:
             return False
-        said = re2.search(self.rule.pattern, self.text)
+        said = self.rule.regex.search(self.text)
         return said is not None and is_in_quotes(self.text, said.start())
 
     @property
@@ -195,6 +193,9 @@ class _Log:
         """The newest line of progress."""
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
+        self.steps_noted = 0
+        self.weighed: dict[str, tuple[int, int, bool]] = {}
+        """By rule: the signs of life when its kept events were last weighed; no new ones, none recovered since."""
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams:
@@ -212,9 +213,13 @@ class _Log:
                 None if enqueued is None else int(enqueued)
             )
         first = self.first.setdefault(event.rule.id, [])
-        if len(first) >= KEPT_PER_RULE:
-            survived = [one for one in first if one.recovered]
-            first[:] = survived[-1:] + [one for one in first if not one.recovered]
+        life = (self.steps_noted, self.counters.newest_rise, self.clock.went_back)
+        if len(first) >= KEPT_PER_RULE and self.weighed.get(event.rule.id) != life:
+            self.weighed[event.rule.id] = life
+            recovered = [one.recovered for one in first]
+            survived = [one for one, is_over in zip(first, recovered, strict=True) if is_over]
+            others = [one for one, is_over in zip(first, recovered, strict=True) if not is_over]
+            first[:] = survived[-1:] + others
         if len(first) < KEPT_PER_RULE:
             first.append(event)
         else:
@@ -354,7 +359,8 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         # else an error before the first step would never be seen to be survived
         noted.appendleft(_line_of(log, earliest, first))
     for low, line in noted:
-        _note_step(log, file, line, _time_of(log, line, low))
+        stamp = time_of_line(line.time, line.text, log.clock.last_s)
+        _note_step(log, file, line, _note_time(log, stamp, low))
     if noted:
         log.newest_at = noted[-1]
 
@@ -384,9 +390,8 @@ def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes
     return block[start:end].splitlines()[-most:]
 
 
-def _time_of(log: _Log, line: Line, line_start: int) -> float | None:
-    """The time of a line of the log's block: its own, or else that of the lines before it."""
-    stamp = time_of_line(line.time, line.text, log.clock.last_s)
+def _note_time(log: _Log, stamp: Stamp | None, line_start: int) -> float | None:
+    """Return the time of a line of the log's block: its own stamp, or else the last before it."""
     return log.clock.note(stamp or last_time(log.block, line_start, log.clock.last_s))
 
 
@@ -396,6 +401,7 @@ def _note_step(log: _Log, file: LogFile, line: Line, time_s: float | None) -> No
         return
     if time_s is not None:
         log.last_step_s = time_s if log.last_step_s is None else max(time_s, log.last_step_s)
+    log.steps_noted += 1
     key, stream = log.stream(_key(line, file))
     log.steps.note(*found, stream.steps, is_rank=isinstance(key, int))
 
@@ -450,8 +456,9 @@ def _note(
         _note_progress(log, file, log.line_start, log.line_end)
     rule, captures = found
     event = _event(log, file, line, stream, rule, captures)
-    event.time_s = _time_of(log, line, log.line_start)
-    event.has_own_time = time_of_line(line.time, line.text) is not None
+    stamp = time_of_line(line.time, line.text, log.clock.last_s)
+    event.time_s = _note_time(log, stamp, log.line_start)
+    event.has_own_time = stamp is not None
     event.whole_traceback = raised is not None
     if raised is not None:
         event.script, event.introduced = raised.script, raised.introduced

@@ -45,17 +45,11 @@ _MONTHS: Final = (
     "Nov",
     "Dec",
 )
-_ISO = re2.compile(
-    r"^(?P<year>\d{4})[-/](?P<month>\d{2})[-/](?P<day>\d{2})[T _-](?P<clock>[\d:.,]+)"
-    r"(?: ?(?P<zone>Z|UTC|[+-]\d{2}:?\d{2}))?"
-)
-_US = re2.compile(
-    r"^(?P<month>\d{2})/(?P<day>\d{2})(?:/(?P<year>\d{4}|\d{2}))?[ T](?P<clock>[\d:.,]+)"
-)
-_NAMED = re2.compile(
-    r"^(?:[A-Z][a-z]{2} )?(?P<name>[A-Z][a-z]{2}) (?P<day>[ \d]\d) (?P<clock>[\d:.,]+)(?: (?P<year>\d{4}))?"
-)
-_SHORT = re2.compile(r"^(?P<month>\d{1,2})(?P<day>\d{2}) (?P<clock>[\d:.,]+)")
+# Groups have no names in these: the binding of RE2 looks a name up anew in each match, for longer than it matches.
+_ISO = re2.compile(r"^(\d{4})[-/](\d{2})[-/](\d{2})[T _-]([\d:.,]+)(?: ?(Z|UTC|[+-]\d{2}:?\d{2}))?")
+_US = re2.compile(r"^(\d{2})/(\d{2})(?:/(\d{4}|\d{2}))?[ T]([\d:.,]+)")
+_NAMED = re2.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(?: (\d{4}))?")
+_SHORT = re2.compile(r"^(\d{1,2})(\d{2}) ([\d:.,]+)")
 _DAYLESS = re2.compile(rf"^{_CLOCK}$")
 _EPOCH = re2.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
 
@@ -132,12 +126,12 @@ def _date_s(year: int, month: int, day: int) -> float:
 
 
 def _iso(found: Any, _before: float | None) -> float:
+    year, month, day, clock, zone = found.groups()
     zone_s = 0.0
-    if (zone := found["zone"]) and zone[0] in "+-":
+    if zone and zone[0] in "+-":
         sign = -1 if zone[0] == "-" else 1
         zone_s = sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
-    date_s = _date_s(int(found["year"]), int(found["month"]), int(found["day"]))
-    return date_s + _clock_s(found["clock"]) - zone_s
+    return _date_s(int(year), int(month), int(day)) + _clock_s(clock) - zone_s
 
 
 def _with_year(year: str | None, month: int, day: int, clock: str, before: float | None) -> float:
@@ -151,16 +145,18 @@ def _with_year(year: str | None, month: int, day: int, clock: str, before: float
 
 
 def _us(found: Any, before: float | None) -> float:
-    return _with_year(found["year"], int(found["month"]), int(found["day"]), found["clock"], before)
+    month, day, year, clock = found.groups()
+    return _with_year(year, int(month), int(day), clock, before)
 
 
 def _named(found: Any, before: float | None) -> float:
-    month = 1 + _MONTHS.index(found["name"])
-    return _with_year(found["year"], month, int(found["day"]), found["clock"], before)
+    name, day, clock, year = found.groups()
+    return _with_year(year, 1 + _MONTHS.index(name), int(day), clock, before)
 
 
 def _short(found: Any, before: float | None) -> float:
-    return _with_year(None, int(found["month"]), int(found["day"]), found["clock"], before)
+    month, day, clock = found.groups()
+    return _with_year(None, int(month), int(day), clock, before)
 
 
 def _dayless(found: Any, before: float | None) -> float:
