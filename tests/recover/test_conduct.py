@@ -196,6 +196,15 @@ def test_the_run_stops_if_all_pods_end(leading_pod):
     assert asked == [("SIGTERM", HERE, 1)]
 
 
+def test_a_node_without_a_connection_for_a_moment_is_no_reason_to_stop_the_run(leading_pod):
+    one, own, other, asked = leading_pod
+    own.launched = None
+    one.stop_asked("SIGTERM", HERE, 1)
+    other.stream = None
+    one._conduct.hand_over_if_due()
+    assert (own.is_leaving, asked) == (True, [])
+
+
 def test_a_person_who_stops_the_leading_pod_stops_the_run(leading_pod):
     one, own, _, asked = leading_pod
     own.launched = None

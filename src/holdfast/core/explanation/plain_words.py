@@ -102,6 +102,12 @@ def event_note(event: Event, run_id: str) -> str | None:
             return "The run was lost with its node, and was resumed."
         case "supervisor_followed":
             return "The supervisor ended; the next one took over, and training went on."
+        case "handed_over":
+            return f"The node of the supervisor was to end. So node {data.get('node')} took the lead over, and training went on."
+        case "rank_cut_off":
+            return (
+                f"Rank {event.rank} was cut off: {data.get('why')}. Training went on, without a watch over this rank."
+            )
         case "stop_asked":
             return _stop_asked(str(data.get("by")))
         case "loss_accepted":
