@@ -1,6 +1,7 @@
 """What the conduct of a run leaves for the supervisor that follows."""
 
 import asyncio
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -141,6 +142,26 @@ def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_th
         return conduct.state.in_place
 
     assert not asyncio.run(play()), "no launcher is there"
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [math.nan, nested(400)])
+def test_an_event_that_the_database_refuses_costs_no_other_event(supervisor, value):
+    one, peer = (
+        supervisor(),
+        Peer(role="rank", attempt=0, rank=3, local_rank=3, world_size=4, pid=1),
+    )
+    for data in ({"good": 1}, {"odd": value}):
+        one.received(peer, {"kind": "event", "event": "k", "data": data}, 0.0, again=False)
+    one._recorder.event("after", {})
+    kinds = [kind for kind, _, _ in one._recorder.events("k", "malformed_message", "after")]
+    assert kinds == ["k", "malformed_message", "after"]
 
 
 class Sent:

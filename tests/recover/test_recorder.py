@@ -370,3 +370,10 @@ def test_an_event_that_waits_is_read_all_the_same(recorder):
     recorder.start_thread()
     recorder.event_soon("k", {"a": 1})
     assert recorder.events("k") == [("k", 0, {"a": 1})]
+
+
+def test_a_record_that_fails_at_the_end_is_reported(recorder, complaints):
+    recorder.start_thread()
+    recorder.event_soon("odd", {"value": object()})
+    recorder.close()
+    assert any("JSON" in one for one in complaints)

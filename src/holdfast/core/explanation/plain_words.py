@@ -105,9 +105,7 @@ def event_note(event: Event, run_id: str) -> str | None:
         case "handed_over":
             return f"The node of the supervisor was to end. So node {data.get('node')} took the lead over, and training went on."
         case "rank_cut_off":
-            return (
-                f"Rank {event.rank} was cut off: {data.get('why')}. Training went on, without a watch over this rank."
-            )
+            return f"Rank {event.rank} was cut off: {data.get('why')}. Training went on, without a watch over this rank."
         case "stop_asked":
             return _stop_asked(str(data.get("by")))
         case "loss_accepted":
