@@ -20,8 +20,8 @@ WAIT_S = 5.0
 """The longest wait of the loop for one operation."""
 MOST_WAITING = 10_000
 """The most operations that may wait; further ones are dropped."""
-CLOSE_S = 20.0
-"""Seconds at the end for the operations that wait."""
+CLOSE_S = 10.0
+"""Seconds at the end for the operations that wait. The event loop stands still meanwhile."""
 T = TypeVar("T")
 
 
