@@ -106,7 +106,7 @@ class Recorder:
         return self._ledger
 
     def close(self) -> None:
-        """Write the events that wait, and close the journal; complain about what is not written."""
+        """Write the events that wait, and close the journal; complain about missing records."""
         self.flush()
         self._thread.close()
         self._complain_of_earlier()
