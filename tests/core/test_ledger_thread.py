@@ -114,6 +114,41 @@ def test_of_too_many_operations_the_last_are_dropped_and_that_is_reported(
     assert answering.done == list(range(6 - len(dropped)))
 
 
+def test_the_end_waits_for_a_ledger_that_was_silent_and_reports_what_is_missing(answering):
+    slow = LedgerThread(answering, wait_s=0.0, close_s=60.0)
+    slow.start()
+    slow.later(lambda ledger: ledger.add_event(1))
+    while slow._began_s is None:
+        os.sched_yield()
+    assert slow.is_stuck
+    threading.Timer(0.05, answering.may.set).start()
+    slow.close()
+    assert (answering.done, slow.take_errors()) == ([1], [])
+    answering.may.clear()
+    silent = LedgerThread(answering, wait_s=0.0, close_s=0.0)
+    silent.start()
+    for number in (2, 3):
+        silent.later(lambda ledger, number=number: ledger.add_event(number))
+    while silent._began_s is None:
+        os.sched_yield()
+    silent.close()
+    (error,) = silent.take_errors()
+    assert "the last records of the run are missing (2 operations)" in error
+
+
+def test_without_a_further_thread_each_operation_is_carried_out_at_once(
+    answering, thread, monkeypatch
+):
+    def refused(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    thread.start()
+    answering.may.set()
+    thread.later(lambda ledger: ledger.add_event(1))
+    assert answering.done == [1]
+
+
 def test_a_real_ledger_has_everything_in_order(tmp_path):
     with Ledger.open(ledger_url(tmp_path)) as ledger:
         ledger.add_run(RUN)

@@ -1,6 +1,7 @@
 """What the conduct of a run leaves for the supervisor that follows."""
 
 import asyncio
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -143,6 +144,26 @@ def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_th
     assert not asyncio.run(play()), "no launcher is there"
 
 
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [math.nan, nested(400)])
+def test_an_event_that_the_database_refuses_costs_no_other_event(supervisor, value):
+    one, peer = (
+        supervisor(),
+        Peer(role="rank", attempt=0, rank=3, local_rank=3, world_size=4, pid=1),
+    )
+    for data in ({"good": 1}, {"odd": value}):
+        one.received(peer, {"kind": "event", "event": "k", "data": data}, 0.0, again=False)
+    one._recorder.event("after", {})
+    kinds = [kind for kind, _, _ in one._recorder.events("k", "malformed_message", "after")]
+    assert kinds == ["k", "malformed_message", "after"]
+
+
 class Sent:
     """The stream of a node."""
 
@@ -194,6 +215,15 @@ def test_the_run_stops_if_all_pods_end(leading_pod):
     other.is_leaving = True
     one._conduct.hand_over_if_due()
     assert asked == [("SIGTERM", HERE, 1)]
+
+
+def test_a_node_without_a_connection_for_a_moment_is_no_reason_to_stop_the_run(leading_pod):
+    one, own, other, asked = leading_pod
+    own.launched = None
+    one.stop_asked("SIGTERM", HERE, 1)
+    other.stream = None
+    one._conduct.hand_over_if_due()
+    assert (own.is_leaving, asked) == (True, [])
 
 
 def test_a_person_who_stops_the_leading_pod_stops_the_run(leading_pod):

@@ -357,6 +357,22 @@ def test_a_cut_of_the_control_connection_loses_no_node_whose_ranks_train_with_th
     with_nodes(scenario)
 
 
+def test_a_cut_loses_no_node_of_a_job_with_long_steps():
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        for number in range(1, 9):
+            step(other, number, number)
+            await let_pass(nodes, 60, *((one, other) if number < 4 else (other,)))
+            if number == 3:
+                without_power(nodes, "n1")
+        assert listener.lost == [], "the next but one step came after twelve seconds"
+        await let_pass(nodes, 3 * 60, other)
+        assert listener.lost == ["n1"], "a node without power is lost all the same"
+
+    with_nodes(scenario)
+
+
 def test_the_step_that_was_going_on_does_not_prove_that_a_node_without_power_lives():
     async def scenario(nodes, listener, agent):
         one, other = agent("n1"), agent("n2")

@@ -6,10 +6,11 @@ import threading
 import pytest
 
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.ledger import Event, Incident, Ledger, Run
+from holdfast.core.ledger import Event, Incident, Ledger, Run, ledger_thread
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepRecord, read_steps
 from holdfast.recover import policy
+from holdfast.recover.agent import child
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.recorder import Recorder
@@ -370,3 +371,14 @@ def test_an_event_that_waits_is_read_all_the_same(recorder):
     recorder.start_thread()
     recorder.event_soon("k", {"a": 1})
     assert recorder.events("k") == [("k", 0, {"a": 1})]
+
+
+def test_a_record_that_fails_at_the_end_is_reported(recorder, complaints):
+    recorder.start_thread()
+    recorder.event_soon("odd", {"value": object()})
+    recorder.close()
+    assert any("JSON" in one for one in complaints)
+
+
+def test_the_wait_for_the_last_records_is_not_taken_for_a_frozen_supervisor():
+    assert ledger_thread.CLOSE_S + ledger_thread.WAIT_S < child.PING_S * child.UNANSWERED

@@ -185,7 +185,8 @@ class Conduct:
         own = self._nodes.own
         if own is None or not own.is_leaving or self.state.phase is not policy.Phase.RUNNING:
             return
-        if all(one.is_leaving for one in self._nodes.connected):
+        # A node of the job whose agent has no connection for a moment trains on.
+        if all(one.is_leaving for one in (*self._nodes.connected, *self._nodes.launched)):
             self.stopping.ask("SIGTERM", HERE, 1)  # each pod ends: so ends the run
         elif own not in self._nodes.launched and self._nodes.launched:
             name = self._nodes.hand_over()

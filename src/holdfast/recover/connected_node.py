@@ -6,7 +6,8 @@ A node is lost in one of four cases. Each counts in ticks of the supervisor.
   end the connection.
 - The host has acknowledged no byte for some time, as without power. The kernel acknowledges, so
   that a frozen agent does not count. Ranks that wait for each other prove that the node lives: if
-  the ranks of other nodes make steps, the cable of the supervisor alone is cut.
+  the ranks of other nodes make steps, the cable of the supervisor alone is cut. A job of long steps
+  has time for that proof.
 - The agent is silent for longer than a frozen agent lives.
 - The launcher does not end by SIGKILL, as in a process that the kernel holds. Such a node is stuck,
   and serves again once the launcher has ended.
@@ -50,6 +51,26 @@ LEFT = {
 MORE_STEPS = 2
 """Steps of other nodes' ranks that prove the life of a node. Ranks may complete one step without a
 dead rank."""
+
+
+class Pace:
+    """The ticks that a step of the job takes."""
+
+    def __init__(self) -> None:
+        self._reached = (0, 0)
+        self._ticks = 0
+        """The ticks since the last step."""
+        self.step_ticks = 0.0
+        """The ticks of the last step; 0 before a second step."""
+
+    def tick(self, reached: tuple[int, int]) -> None:
+        """Count a tick; `reached` is the attempt and the highest step of the job."""
+        self._ticks += 1
+        if reached > self._reached:
+            (attempt, step), (before, step_before) = reached, self._reached
+            if attempt == before:
+                self.step_ticks = self._ticks / (step - step_before)
+            self._reached, self._ticks = reached, 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -149,17 +170,20 @@ class Node:
         elif self.launched is not None and reached >= (attempt, step + MORE_STEPS):
             self.others_reached, self.deaf_ticks = reached, 0
 
-    def is_lost(self, *, has_spare: bool, is_cut_off: bool) -> bool:
+    def is_lost(self, *, has_spare: bool, is_cut_off: bool, pace: Pace) -> bool:
         """Return True if the node is lost.
 
         Args:
             has_spare: True if a spare can take the node's place.
             is_cut_off: True if the supervisor itself may be cut off.
+            pace: the pace of the job's steps.
         """
         # A connection that was cut may end before the agent connects again.
         was_silent = self.silent_ticks > HEARD_TICKS
         limit = AWAY_TICKS_WITH_SPARE if has_spare and not was_silent else AWAY_TICKS
-        is_deaf = self.deaf_ticks > DEAF_TICKS and not is_cut_off
+        # The step that was going on, and the steps that prove the life of the node.
+        most_deaf_ticks = max(DEAF_TICKS, (1 + MORE_STEPS) * pace.step_ticks)
+        is_deaf = self.deaf_ticks > most_deaf_ticks and not is_cut_off
         return self.away_ticks > limit or is_deaf or self.silent_ticks > SILENT_TICKS
 
 

@@ -49,7 +49,7 @@ from holdfast.core.sockets import plain_address
 from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
 from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
-from holdfast.recover.connected_node import LEFT, Node, reached_by
+from holdfast.recover.connected_node import LEFT, Node, Pace, reached_by
 
 FAREWELL_S = 2.0
 ACK_S = 0.2
@@ -111,6 +111,7 @@ class Nodes:
         self._own_node = own_node
         self.generation = generation
         self._nodes: dict[str, Node] = {}
+        self._pace = Pace()
         self._launch: list[Node] = []
         """The nodes of the present launch, by their rank."""
         self._adopting: int | None = None
@@ -573,13 +574,14 @@ class Nodes:
         lost, were_stuck = [], self.stuck
         has_spare = bool(self.spares) and not self.is_testing
         reached = reached_by(self._launch)
+        self._pace.tick(reached)
         for node in self._nodes.values():
             node.tick(reached)
         others = [node for node in self._nodes.values() if node.node_id != self._own_node]
         # A supervisor that several nodes stop answering at once may itself be cut off.
         is_cut_off = len(others) > 1 and all(node.deaf_ticks for node in others)
         for node in others:
-            if node.is_lost(has_spare=has_spare, is_cut_off=is_cut_off):
+            if node.is_lost(has_spare=has_spare, is_cut_off=is_cut_off, pace=self._pace):
                 lost.append(node)
         for node in lost:
             del self._nodes[node.node_id]

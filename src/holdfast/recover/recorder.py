@@ -106,9 +106,10 @@ class Recorder:
         return self._ledger
 
     def close(self) -> None:
-        """Write the events that wait, and close the journal."""
+        """Write the events that wait, and close the journal; complain about missing records."""
         self.flush()
         self._thread.close()
+        self._complain_of_earlier()
         self._journal.close()
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
@@ -135,11 +136,14 @@ class Recorder:
     @_or_complain
     def flush(self) -> None:
         """Have the events that wait written, in one transaction; complain about earlier failures."""
-        for error in self._thread.take_errors():
-            self.complain(error)
+        self._complain_of_earlier()
         waiting, self._waiting = self._waiting, []
         if waiting:
             self._thread.later(lambda ledger: ledger.add_events(waiting))
+
+    def _complain_of_earlier(self) -> None:
+        for error in self._thread.take_errors():
+            self.complain(error)
 
     @property
     def run_id(self) -> str:

@@ -7,6 +7,7 @@ After the end of a supervisor the next one reads the ledger and takes over the p
 """
 
 import asyncio
+import json
 import math
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -47,6 +48,8 @@ RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 
 MOST_KIND = 64
 """The most characters of the kind of an event."""
+MOST_NESTED = 20
+"""The most levels of lists and objects in the data of an event."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """A function that receives each event, see `agent.node.Observer`."""
@@ -378,6 +381,10 @@ class Supervisor:
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
         if len(kind) > MOST_KIND or not kind.isprintable():
             raise ValueError("an event of a kind that cannot be recorded")
+        # One event that does not fit into the database would cost all events beside it.
+        if _nests_deeper(data, MOST_NESTED):
+            raise ValueError("an event that nests too deeply")
+        json.dumps(data, allow_nan=False)
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
             return  # every rank leaves out the same
         if kind == "restored" and self._view.start_step is None:
@@ -443,3 +450,8 @@ class Supervisor:
         view = self._view
         pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
         view.looked(await self._nodes.look(pids), self._now_s)
+
+
+def _nests_deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _nests_deeper(one, levels - 1) for one in inner)

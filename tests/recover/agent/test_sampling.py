@@ -60,13 +60,16 @@ def test_a_killed_sampler_is_started_again_and_goes_on_in_the_same_file(
     assert [path.name for path in tmp_path.iterdir()] == ["samples-n1.jsonl"]
 
 
+@pytest.mark.parametrize("error", [None, OSError("no process"), RuntimeError("no thread")])
 def test_a_sampler_that_fails_at_once_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     starts = []
 
     async def fails(_: Path) -> int:
         starts.append(1)
+        if error is not None:
+            raise error
         return 1
 
     monkeypatch.setattr(sampling, "RESTART_WAIT_S", 0.0)

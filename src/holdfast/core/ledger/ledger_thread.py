@@ -5,6 +5,7 @@ and for writes before an action, the loop waits a limited time. While an operati
 does not wait at all. The thread keeps the writes until the ledger answers.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -19,23 +20,25 @@ WAIT_S = 5.0
 """The longest wait of the loop for one operation."""
 MOST_WAITING = 10_000
 """The most operations that may wait; further ones are dropped."""
-CLOSE_S = 20.0
-"""Seconds at the end for the operations that wait."""
+CLOSE_S = 10.0
+"""Seconds at the end for the operations that wait. The event loop stands still meanwhile."""
 T = TypeVar("T")
 
 
 class LedgerThread:
     """The thread of one ledger. The methods may be called from any thread."""
 
-    def __init__(self, ledger: Ledger, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, ledger: Ledger, *, wait_s: float = WAIT_S, close_s: float = CLOSE_S) -> None:
         """Carry out each operation in the caller's thread, until `start`.
 
         Args:
             ledger: the ledger.
             wait_s: the longest wait for one operation, in seconds.
+            close_s: the longest wait at the end for all operations, in seconds.
         """
         self._plain = ledger
         self._wait_s = wait_s
+        self._close_s = close_s
         self._work: queue.Queue[tuple[Callable[[Ledger], Any], _Answer] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._began_s: float | None = None
@@ -45,9 +48,11 @@ class LedgerThread:
         """The same ledger; the thread carries out its operations."""
 
     def start(self) -> None:
-        """Carry out the operations in a thread from now on."""
-        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
-        self._thread.start()
+        """Carry out the operations in a thread from now on, if a thread can be started."""
+        thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
 
     def call(self, use: Callable[[Ledger], T]) -> T:
         """Return the result of an operation, which comes after all earlier ones.
@@ -95,10 +100,22 @@ class LedgerThread:
         return found
 
     def close(self) -> None:
-        """End the thread after the operations that wait, as far as they end in time."""
+        """End the thread after the operations that wait, as far as they end in time.
+
+        `take_errors` has the number of the others.
+        """
         if self._thread is not None:
             self._work.put(None)
-            self._thread.join(0.0 if self.is_stuck else CLOSE_S)
+            self._thread.join(self._close_s)
+            if self._thread.is_alive():
+                # The mark of the end waits in the place of the present operation.
+                count = self._work.qsize()
+                self._errors.put(
+                    LedgerError(
+                        f"The ledger has not answered for {self._close_s:g} s: the last records of the run are "
+                        f"missing ({count} operations). See that the ledger's server runs."
+                    )
+                )
             self._thread = None
 
     def _put(self, use: Callable[[Ledger], Any], *, is_awaited: bool) -> "_Answer":

@@ -54,7 +54,7 @@ class Sampling:
             began_s = time.monotonic()
             try:
                 returncode = await self._run(self._folder)
-            except OSError:  # no process can be started just now
+            except (OSError, RuntimeError):  # no process, or no thread for its end, can be started
                 returncode = 1
             # A sampler that a signal ended has not failed by itself, so the next one may well live.
             ran_s = math.inf if returncode < 0 else time.monotonic() - began_s

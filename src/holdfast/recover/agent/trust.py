@@ -56,7 +56,7 @@ class Trust:
     def _judge_step(self, message: Mapping[str, Any], wall_s: float) -> tuple[bool, str]:
         step = whole_number(message.get("step"))
         if step is None or not 0 <= step <= MOST_STEP:
-            return False, f"it reports the impossible step {str(message.get('step'))[:40]}"
+            return False, f"it reports the impossible step {repr(message.get('step'))[:40]}"
         before, self._step = self._step, step
         self._steps += 1
         increase = 1 if before is None else step - before
