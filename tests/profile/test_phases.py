@@ -15,11 +15,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader
 
 from holdfast.core.phases import note_phase, phase
 from holdfast.profile import Recording, Span, phases
-from holdfast.profile.phases import SPANS_A_STEP, end_step, recorder, start_phases, stop_phases
+from holdfast.profile.phases import (
+    MOST_SEARCHES,
+    SPANS_A_STEP,
+    end_step,
+    recorder,
+    start_phases,
+    stop_phases,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -206,6 +214,67 @@ def test_a_hook_that_fails_stops_the_recorder_and_no_training(
 
     assert caplog.text.count("records no more phases") == 1
     assert "broken clock" in caplog.text
+
+
+def test_hooks_that_cannot_be_installed_stop_the_recorder_and_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(_hooks: object) -> None:
+        raise ImportError("another PyTorch")
+
+    monkeypatch.setattr(phases._Hooks, "_time_data", fails)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        start(tmp_path)
+        train(nn.Linear(8, 1), 3, reports=True)
+
+    assert caplog.text.count("records no more phases") == 1
+
+
+def test_a_program_that_is_compiled_whole_holds_no_hook(tmp_path: Path) -> None:
+    model = nn.Linear(8, 1)
+    start(tmp_path, modules=[model])
+    frames = CompileCounter()
+    compiled = torch.compile(lambda batch: model(batch), fullgraph=True, backend=frames)
+
+    compiled(torch.ones(4, 8)).sum().backward()
+
+    assert frames.frame_count == 1
+    one = recorder()
+    assert one is not None
+    assert not one.has_failed
+
+
+def test_no_hook_acts_while_a_cuda_graph_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(8, 1)
+    start(tmp_path, modules=[model])
+    one = recorder()
+    assert one is not None
+
+    def refused(*_: object) -> None:
+        pytest.fail("a query of an event makes the capture fail")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(one, "mark", refused)
+    monkeypatch.setattr(one, "step", refused)
+    train(model, 2, reports=True)
+
+
+def test_an_optimizer_of_unknown_parameters_causes_few_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searches: list[int] = []
+    monkeypatch.setattr(phases, "_outermost_modules", lambda: searches.append(1) or [])
+    start(tmp_path)
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(20):
+        weight.sum().backward()
+        optimizer.step()
+
+    assert len(searches) == MOST_SEARCHES
 
 
 def test_a_disk_that_hangs_costs_spans_alone(

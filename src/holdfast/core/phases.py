@@ -4,6 +4,7 @@
 nothing without a sink.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Final, Protocol
 
 ENV_PROFILE: Final = "HOLDFAST_PROFILE"
 """The folder of the profile that a rank records; unset: the rank records none."""
+ENV_NODE: Final = "HOLDFAST_PROFILE_NODE"
+"""The name of the node, as its sampler writes it."""
 
 
 class PhaseSink(Protocol):
@@ -44,3 +47,10 @@ def phase(name: str) -> Iterator[None]:
         yield
     finally:
         note_phase(name, start_ns)
+
+
+def own_node() -> str:
+    """Return the name of this node: `$HOLDFAST_PROFILE_NODE` of its sampler, else the host's name."""
+    import socket
+
+    return os.environ.get(ENV_NODE) or socket.gethostname()

@@ -6,6 +6,7 @@ PyTorch's own profiler on request. `iterations` finds steps where nothing is ins
 `report`, the second face, adds up a recording; `formulas` has the theory and `synthetic` jobs that did not run.
 """
 
+from holdfast.core.phases import ENV_NODE, own_node
 from holdfast.profile.captures import (
     Captured,
     captured,
@@ -16,9 +17,7 @@ from holdfast.profile.iterations import from_lines, iterations_of, step_of, typi
 from holdfast.profile.local import LEAST_INTERVAL_S, LocalSampler, new_folder, record
 from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
 from holdfast.profile.phases import (
-    ENV_NODE,
     end_step,
-    own_node,
     start_evaluation,
     start_from_environment,
     stop_phases,

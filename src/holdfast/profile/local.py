@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.core.child_process import RestartLimit, end_within
 from holdfast.core.paths import holdfast_home
-from holdfast.core.phases import ENV_PROFILE
+from holdfast.core.phases import ENV_PROFILE, own_node
 from holdfast.core.processes import module_command
-from holdfast.profile.phases import own_node, recorder, start_phases, stop_phases
+from holdfast.profile.phases import recorder, start_phases, stop_phases
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,6 @@ END_S: Final = 30.0
 """Seconds for the sampler's last sample."""
 RESTARTS: Final = 1000
 QUICK_END_S: Final = 30.0
-"""Seconds for the sampler's last sample."""
 QUICK_ENDS: Final = 5
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
-from holdfast.core.phases import ENV_PROFILE, set_phase_sink
+from holdfast.core.phases import ENV_PROFILE, own_node, set_phase_sink
 from holdfast.profile.captures import Captures
 from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
 from holdfast.profile.recording import RecordingWriter
@@ -42,6 +42,8 @@ WAITING_STEPS: Final = 4096
 MOST_ROOTS: Final = 16
 SILENT_STEPS: Final = 3
 """Steps without a forward of a module, after which its parts are hooked in its place (LightningModule)."""
+MOST_SEARCHES: Final = 8
+"""The most searches for modules: each takes up to a second, and an optimizer may hold copies of the parameters."""
 JOINED_NS: Final = 1_000_000
 """In a process without steps, spans of one phase that are no further apart become one span …"""
 LONGEST_JOINED_NS: Final = 1_000_000_000
@@ -272,8 +274,7 @@ def start_phases(
     open_writer = functools.partial(RecordingWriter, folder, node=node, rank=rank, attempt=attempt)
     _recorder = PhaseRecorder(folder, open_writer, Captures(folder, rank))
     _hooks = _Hooks(_recorder, modules)
-    if "torch" in sys.modules:
-        _hooks.install()
+    _install_hooks()
     set_phase_sink(_recorder)
     atexit.register(stop_phases)
     return _recorder
@@ -302,24 +303,17 @@ def start_evaluation(node: int) -> None:
         atexit.register(stop_phases)
 
 
-def own_node() -> str:
-    """Return the name of this node: `$HOLDFAST_PROFILE_NODE` of its sampler, else the host's name."""
-    import socket
-
-    return os.environ.get(ENV_NODE) or socket.gethostname()
-
-
-ENV_NODE: Final = "HOLDFAST_PROFILE_NODE"
-"""The name of the node, as its sampler writes it."""
-
-
 def end_step(step: int) -> None:
     """End a step that the script reports. Do nothing where nothing is recorded."""
     if _recorder is None or _hooks is None or _recorder.has_failed:
         return
-    if not _hooks.is_installed and "torch" in sys.modules:
-        _hooks.install()
+    _install_hooks()
     _guarded(_recorder.step)(step)
+
+
+def _install_hooks() -> None:
+    if _hooks is not None and not _hooks.is_installed and "torch" in sys.modules:
+        _guarded_in_any_thread(_hooks.install)()
 
 
 def stop_phases() -> None:
@@ -343,7 +337,7 @@ def _guarded_in_any_thread(hook: Callable[_P, None]) -> Callable[_P, None]:
     @functools.wraps(hook)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
         one = _recorder
-        if one is None or one.has_failed:
+        if one is None or one.has_failed or _is_traced():
             return
         try:
             hook(*args, **kwargs)
@@ -360,10 +354,26 @@ def _guarded(hook: Callable[_P, None]) -> Callable[_P, None]:
 
     @functools.wraps(hook)
     def in_training_thread(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        if _recorder is not None and threading.get_ident() == _recorder.thread_id:
-            guarded(*args, **kwargs)
+        if _is_traced() or _recorder is None or threading.get_ident() != _recorder.thread_id:
+            return
+        guarded(*args, **kwargs)
 
     return in_training_thread
+
+
+def _is_traced() -> bool:
+    """Return True while PyTorch compiles a program or captures a CUDA graph.
+
+    A hook would become part of either. A compilation of a full graph refuses the hook's calls, and a query of an event
+    makes a capture fail.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return bool(
+        torch.compiler.is_compiling()
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    )
 
 
 class _Hooks:
@@ -379,6 +389,7 @@ class _Hooks:
         self.is_installed = False
         self.silent_steps = 0
         """Steps since the last forward of a hooked module."""
+        self._searches = 0
         self.depth = 0
         self.forward: Mark | None = None
         self.backward: Mark | None = None
@@ -435,8 +446,10 @@ class _Hooks:
 
     def find_modules(self, optimizer: "torch.optim.Optimizer") -> None:
         """Hook the outermost modules whose parameters the optimizer steps; later their parts, if they stay silent."""
-        if self._given or (self._roots and self.silent_steps < SILENT_STEPS):
+        is_silent = not self._roots or self.silent_steps >= SILENT_STEPS
+        if self._given or not is_silent or self._searches >= MOST_SEARCHES:
             return
+        self._searches += 1
         wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
         parts = [
             child for ref in self._roots if (root := ref()) is not None for child in root.children()
@@ -569,10 +582,7 @@ def _is_distributed() -> bool:
 
 
 def _mark() -> Mark:
-    """Return this moment. While a CUDA graph is captured, an event would become part of the graph."""
     assert _recorder is not None
-    if _recorder.device is not None and sys.modules["torch"].cuda.is_current_stream_capturing():
-        return Mark(time.monotonic_ns())
     return _recorder.mark()
 
 

@@ -201,7 +201,9 @@ def connect_quietly() -> None:
 def _record_phases() -> None:
     if multiprocessing.parent_process() is None:
         rank, attempt = os.environ.get("RANK", "0"), os.environ.get(ENV_ATTEMPT, "0")
-        start_from_environment(int(rank), int(attempt))
+        # A rank without a number, or a process without a free thread, trains without a profile.
+        with contextlib.suppress(ValueError, RuntimeError):
+            start_from_environment(int(rank), int(attempt))
 
 
 def _connect(*, is_attached: bool) -> "_Link | None":
