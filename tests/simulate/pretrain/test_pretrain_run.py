@@ -26,6 +26,7 @@ from holdfast.simulate.pretrain import (
 from holdfast.simulate.pretrain import run as simulated
 from holdfast.simulate.pretrain.causes import DAY_S, cause, known_causes, table3, weights
 from holdfast.simulate.pretrain.fleet import Fleet, Heat
+from holdfast.simulate.pretrain.formulas import daly_interval_s
 from holdfast.simulate.pretrain.scenario import Hardware, People, Scenario, holdfast, manual, study
 from holdfast.simulate.pretrain.streams import draws
 
@@ -281,6 +282,14 @@ def test_best_interval_and_spares_answer_what_they_are_asked():
     assert less.band(lambda each: each.part("nodes_missing")).mean > 0.001
 
 
+def test_chance_does_not_choose_an_interval_where_hardly_anything_fails():
+    """Without a failure the longest interval has the greatest ETTR."""
+    one = failing("software", per_day=0.001, stall_s=1.0)
+    best_s, tried = best_interval(one, 4)
+    assert tried[max(tried)] == max(tried.values())
+    assert best_s == pytest.approx(daly_interval_s(1.0, one.mean_time_to_failure_s()))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -295,7 +304,8 @@ def test_best_interval_and_spares_answer_what_they_are_asked():
         ({"technicians": 0}, "technicians is 0. Give a number above 0"),
         ({"repair_s": -1.0}, "repair_s is -1"),
         ({"long_repairs": 2.0}, "from 0 to 1"),
-        ({"gpus": 10**9}, "1,000,000 at most"),
+        ({"gpus": 10**9}, "gpus is 1,000,000,000. Give 1,000,000 at most"),
+        ({"spares": 10**9}, "spares is 1,000,000,000. Give"),
         ({"tiers": ()}, "No tier"),
         ({"awake": (9.0, 3.0)}, "two hours"),
         ({"slow_speed": 0.0}, "slow_speed"),

@@ -200,15 +200,35 @@ class Scenario:
         return replace(self, **changes)
 
 
-MOST_GPUS: Final = 1_000_000
-"""More GPUs than any cluster has: each node costs memory."""
+MOST: Final = 1_000_000
+"""GPUs, and spare nodes: more than any cluster has, since each node costs memory."""
 _ABOVE_0: Final = frozenset(
-    ("gpus", "gpus_per_node", "days", "step_s", "work_s", "interval_s", "again_s", "technicians")
-    + ("lemon_factor", "heat_factor")
+    [
+        "gpus",
+        "gpus_per_node",
+        "days",
+        "step_s",
+        "work_s",
+        "interval_s",
+        "again_s",
+        "technicians",
+        "lemon_factor",
+        "heat_factor",
+    ]
 )
 _PARTS_OF_1: Final = frozenset(
-    ("hangs", "bad_data", "recognised", "damaged", "lemons", "finds_node", "blames_other", "in_vain")
-    + ("long_repairs", "person_finds_node")
+    [
+        "hangs",
+        "bad_data",
+        "recognised",
+        "damaged",
+        "lemons",
+        "finds_node",
+        "blames_other",
+        "in_vain",
+        "long_repairs",
+        "person_finds_node",
+    ]
 )
 
 
@@ -224,8 +244,9 @@ def _check(one: Scenario) -> None:
                 raise BadUse(f"{name} is {value}. Give a part, from 0 to 1.")
             if not (math.isfinite(value) and value >= 0):
                 raise BadUse(f"{name} is {value}. Give a number of 0 or more.")
-    if one.gpus > MOST_GPUS:
-        raise BadUse(f"gpus is {one.gpus:,}. Give {MOST_GPUS:,} at most.")
+    for name, value in (("gpus", one.gpus), ("spares", one.hardware.spares)):
+        if value > MOST:
+            raise BadUse(f"{name} is {value:,}. Give {MOST:,} at most.")
     if one.saves.damaged == 1.0:
         raise BadUse("damaged is 1, so no save can be restored. Give a part below 1.")
     if not any(tier.outlives == ALL for tier in one.saves.tiers):
