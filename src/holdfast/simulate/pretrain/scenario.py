@@ -203,7 +203,7 @@ class Scenario:
 MOST: Final = 1_000_000
 """GPUs, and spare nodes: more than any cluster has, since each node costs memory."""
 _ABOVE_0: Final = frozenset(
-    [
+    {
         "gpus",
         "gpus_per_node",
         "days",
@@ -214,10 +214,10 @@ _ABOVE_0: Final = frozenset(
         "technicians",
         "lemon_factor",
         "heat_factor",
-    ]
+    }
 )
 _PARTS_OF_1: Final = frozenset(
-    [
+    {
         "hangs",
         "bad_data",
         "recognised",
@@ -228,7 +228,7 @@ _PARTS_OF_1: Final = frozenset(
         "in_vain",
         "long_repairs",
         "person_finds_node",
-    ]
+    }
 )
 
 
