@@ -59,6 +59,19 @@ def test_a_bar_drawn_again_after_an_error_is_no_progress(tmp_path):
         assert set(survived(tmp_path, [*before, *KEY, bar, bar]).values()) == {False}
 
 
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_steps_that_a_closed_bar_shows_late_are_no_progress(tmp_path, prefix):
+    """The bar was last drawn five steps before the error, which closes the bar."""
+
+    def drawn(step):
+        return f"{prefix} 12%|#2        | {step}/620 [01:07<50:20,  4.98s/it]"
+
+    error = [f"{prefix}{line}" for line in KEY]
+    lines = [drawn(36), *error, drawn(41), drawn(41)]
+    assert survived(tmp_path, lines) == {4: False}
+    assert survived(tmp_path, [*lines, drawn(42)]) == {4: True}
+
+
 def test_two_counts_in_different_dialects_are_no_restart(tmp_path):
     """A bar at 100 after step 5000 does not take the job back to step 100."""
     own = OwnSteps()
