@@ -40,6 +40,44 @@ def survived(tmp_path, lines):
     return {one.line: one.recovered for one in events if one.rule.kind != ENDING}
 
 
+# --- a second error --------------------------------------------------------------------------------------------------
+
+STARTING = [
+    "2026-03-01 10:00:05,000 INFO mapped the shard alpha",
+    "building the vocabulary",
+    "rank topology computed",
+    "tokenizer ready",
+] * 6
+"""Lines of a start: neither steps nor counters."""
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_a_process_that_raises_again_much_later_outlived_the_first_error(job, prefix):
+    lines = [f"{prefix}{line}" for line in [*CAUGHT, *STARTING, *KEY]]
+    found = job(*lines, "srun: error: gn07: task 0: Exited with exit code 1")
+    assert (found.reason, found.root_line.line) == ("KeyError", len(lines))
+    assert found.confidence > 0.7
+
+
+def outlived(tmp_path, lines):
+    """Return whether the process outlived the first error of the log."""
+    (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in lines))
+    events = scan(find_files([tmp_path / "job.log"]).files, packaged_rules())
+    return min(events, key=lambda one: one.line).outlived
+
+
+def test_an_error_is_outlived_only_by_its_own_process_and_by_its_last_error(tmp_path):
+    chained = "During handling of the above exception, another exception occurred:"
+    assert outlived(tmp_path, [*CAUGHT, *STARTING, *KEY])
+    assert not outlived(tmp_path, [*CAUGHT, *KEY])
+    assert not outlived(tmp_path, [*CAUGHT, "", chained, "", *KEY])
+    assert not outlived(tmp_path, [*CAUGHT, *STARTING])
+    # what went on after the second error may be another process
+    assert not outlived(tmp_path, [*CAUGHT, *STARTING, *KEY, *STARTING])
+    # another rank may have raised the second error
+    assert not outlived(tmp_path, [*CAUGHT, *steps(1, 0), *STARTING, *KEY])
+
+
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 

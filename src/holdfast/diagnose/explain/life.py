@@ -4,6 +4,7 @@
 |---|---|
 | steps in a trainer's dialect (`Steps`) | the error's own rank reports a larger step, or the job three |
 | a number that only rises, beside the same words (`Counters`) | the log has no steps, and it rose four times |
+| another error of the same process (`Event.outlived`) | much was logged in between, and little after it |
 | the same error again (`Habits`) | the job made progress after it at least three times before |
 """
 
