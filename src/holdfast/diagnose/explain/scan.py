@@ -146,13 +146,18 @@ class Event:
         last, log = self.stream.newest, self.log
         if last is None or last is self or self.rule.kind not in _OF_A_CALL:
             return False
-        if log.ranks and self.stream is log.streams.get(None):
+        if log.ranks and not self.is_of_named_process:
             return False  # another rank may have raised the other error
         between = (last.log_line - last.frame_lines) - (self.log_line - self.frame_lines)
         after = (log.lines - log.frame_lines) - (last.log_line - last.frame_lines)
         return (
             after // max(1, len(log.ranks)) < _OUTLIVED_LINES <= between // max(1, len(log.ranks))
         )
+
+    @property
+    def is_of_named_process(self) -> bool:
+        """Whether its line or its file names the process, by rank or otherwise."""
+        return self.stream is not self.log.streams.get(None)
 
     @property
     def lines_below(self) -> int:
