@@ -40,6 +40,45 @@ def survived(tmp_path, lines):
     return {one.line: one.recovered for one in events if one.rule.kind != ENDING}
 
 
+# --- a second error --------------------------------------------------------------------------------------------------
+
+STARTING = [
+    "2026-03-01 10:00:05,000 INFO mapped the shard alpha",
+    "building the vocabulary",
+    "rank topology computed",
+    "tokenizer ready",
+] * 6
+"""Lines of a start: neither steps nor counters."""
+
+
+@pytest.mark.parametrize(("prefix", "is_sure"), [("", False), ("[rank0]: ", True)])
+def test_a_process_that_raises_again_much_later_outlived_the_first_error(job, prefix, is_sure):
+    """Where no line names its process, two processes may have raised the two errors."""
+    lines = [f"{prefix}{line}" for line in [*CAUGHT, *STARTING, *KEY]]
+    found = job(*lines, "srun: error: gn07: task 0: Exited with exit code 1")
+    assert (found.reason, found.root_line.line) == ("KeyError", len(lines))
+    assert (found.confidence > 0.8) is is_sure
+
+
+def outlived(tmp_path, lines):
+    """Return whether the process outlived the first error of the log."""
+    (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in lines))
+    events = scan(find_files([tmp_path / "job.log"]).files, packaged_rules())
+    return min(events, key=lambda one: one.line).outlived
+
+
+def test_an_error_is_outlived_only_by_its_own_process_and_by_its_last_error(tmp_path):
+    chained = "During handling of the above exception, another exception occurred:"
+    assert outlived(tmp_path, [*CAUGHT, *STARTING, *KEY])
+    assert not outlived(tmp_path, [*CAUGHT, *KEY])
+    assert not outlived(tmp_path, [*CAUGHT, "", chained, "", *KEY])
+    assert not outlived(tmp_path, [*CAUGHT, *STARTING])
+    # what went on after the second error may be another process
+    assert not outlived(tmp_path, [*CAUGHT, *STARTING, *KEY, *STARTING])
+    # another rank may have raised the second error
+    assert not outlived(tmp_path, [*CAUGHT, *steps(1, 0), *STARTING, *KEY])
+
+
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 
@@ -57,6 +96,19 @@ def test_a_bar_drawn_again_after_an_error_is_no_progress(tmp_path):
     bar = " 12%|#2        | 41/620 [01:07<50:20,  4.98s/it]"
     for before in ([], [bar]):
         assert set(survived(tmp_path, [*before, *KEY, bar, bar]).values()) == {False}
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+def test_steps_that_a_closed_bar_shows_late_are_no_progress(tmp_path, prefix):
+    """The bar was last drawn five steps before the error, which closes the bar."""
+
+    def drawn(step):
+        return f"{prefix} 12%|#2        | {step}/620 [01:07<50:20,  4.98s/it]"
+
+    error = [f"{prefix}{line}" for line in KEY]
+    lines = [drawn(36), *error, drawn(41), drawn(41)]
+    assert survived(tmp_path, lines) == {4: False}
+    assert survived(tmp_path, [*lines, drawn(42)]) == {4: True}
 
 
 def test_two_counts_in_different_dialects_are_no_restart(tmp_path):

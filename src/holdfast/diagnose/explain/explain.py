@@ -45,6 +45,10 @@ _SUPERSEDED: Final = 5.0
 """Another line of the same chain of tracebacks states the root, or Python went on after it."""
 _HABITUAL: Final = 4.5
 """The job survived the same error several times before."""
+_OUTLIVED: Final = 1.5
+"""The process reported much after it, and then raised another error."""
+_OUTLIVED_BY_SOMEBODY: Final = 0.3
+"""The log names no processes: another one may have raised the other error."""
 _IN_A_THREAD: Final = 1.0
 """The thread ended, and the program went on without it."""
 _REPORT: Final = 1.5
@@ -396,6 +400,8 @@ def _alone(event: Event, first: FirstEnd) -> float:
         cost += _HABITUAL
     if event.caught == "a thread":
         cost += _IN_A_THREAD
+    if event.outlived:
+        cost += _OUTLIVED if event.is_of_named_process else _OUTLIVED_BY_SOMEBODY
     if event.is_report:
         cost += _REPORT
     if is_bare(event):

@@ -4,6 +4,7 @@
 |---|---|
 | steps in a trainer's dialect (`Steps`) | the error's own rank reports a larger step, or the job three |
 | a number that only rises, beside the same words (`Counters`) | the log has no steps, and it rose four times |
+| another error of the same process (`Event.outlived`) | much was logged in between, and little after it |
 | the same error again (`Habits`) | the job made progress after it at least three times before |
 """
 
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import re2
+
+from holdfast.diagnose.logs.progress import BARS
 
 STEPS_SURVIVED: Final = 3
 """Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
@@ -50,6 +53,8 @@ class _Count:
     largest: int
     steps: int = 0
     """Steps of the job that were reported, each print for at most `STEPS_SURVIVED`."""
+    rises: int = 0
+    """Lines that reported a larger step than the line before."""
     attempt: int = 0
     steps_before_attempt: int = 0
 
@@ -68,8 +73,8 @@ class Before:
 
     own: Mapping[int, int]
     """By dialect: how often the steps of the error's own stream had risen."""
-    job: Mapping[int, tuple[int, int, int]]
-    """By dialect: the job's largest step, its steps and its attempt."""
+    job: Mapping[int, tuple[int, int, int, int]]
+    """By dialect: the job's largest step, its steps, its rises and its attempt."""
     rises_seen: int
     """Lines in which counters had been looked for."""
 
@@ -109,26 +114,33 @@ class Steps:
                 count.steps_before_attempt, count.largest = count.steps, step
         elif step > count.last:
             count.steps += min(step - count.last, STEPS_SURVIVED)
+            count.rises += 1
             count.last = step
 
-    def so_far(self) -> dict[int, tuple[int, int, int]]:
-        """Return by dialect the largest step, the steps and the attempt."""
+    def so_far(self) -> dict[int, tuple[int, int, int, int]]:
+        """Return by dialect the largest step, the steps, the rises and the attempt."""
         return {
-            dialect: (one.largest, one.steps, one.attempt) for dialect, one in self._counts.items()
+            dialect: (one.largest, one.steps, one.rises, one.attempt)
+            for dialect, one in self._counts.items()
         }
 
     def went_on(self, before: Before) -> bool:
         """Return whether the job reported three steps beyond those before an error."""
         return any(
-            self._went_on(count, before.job.get(dialect)) for dialect, count in self._counts.items()
+            self._went_on(dialect, count, before.job.get(dialect))
+            for dialect, count in self._counts.items()
         )
 
-    def _went_on(self, count: _Count, before: tuple[int, int, int] | None) -> bool:
+    def _went_on(
+        self, dialect: int, count: _Count, before: tuple[int, int, int, int] | None
+    ) -> bool:
         if before is None:
             return count.steps >= STEPS_SURVIVED
-        largest, steps, attempt = before
+        largest, steps, rises, attempt = before
         if count.attempt > attempt:  # the job was started again since
             return count.steps - count.steps_before_attempt >= STEPS_SURVIVED
+        if count.rises - rises <= _drawn_on_leaving(dialect):
+            return False
         return min(count.steps - steps, count.largest - largest) >= STEPS_SURVIVED
 
 
@@ -137,7 +149,18 @@ def own_went_on(own: OwnSteps, before: Before) -> bool:
 
     The first step that a stream prints is no progress: a bar that was drawn long before may be drawn again.
     """
-    return any(rises > before.own.get(dialect, 0) for dialect, rises in own.rises.items())
+    return any(
+        rises - before.own.get(dialect, 0) > _drawn_on_leaving(dialect)
+        for dialect, rises in own.rises.items()
+    )
+
+
+def _drawn_on_leaving(dialect: int) -> int:
+    """Return how many rises after an error may be steps that were made before the error.
+
+    A bar that was not drawn at every step shows the last steps when the error closes the bar.
+    """
+    return 1 if dialect in BARS else 0
 
 
 @dataclass

@@ -35,6 +35,10 @@ _PROGRESS_LINES: Final = 16
 _SHAPES_LIMIT: Final = 65_536
 _OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
 """Kinds that say something of the program alone: what an exit handler raises of these began nothing."""
+_OF_A_CALL: Final = _OF_PROGRAMS | {"service", "disk", "device_memory"}
+"""Kinds of error that a program can catch, report and go on after."""
+_OUTLIVED_LINES: Final = 20
+"""Lines between two errors of a process from which on the first did not bring the second about at once."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
 """Lines of others after which a traceback that does not go on counts as torn."""
@@ -64,6 +68,8 @@ class Stream:
     tracebacks: TracebackReader = field(default_factory=TracebackReader)
     chain: "Event | None" = None
     """The root so far of the newest chain of tracebacks."""
+    newest: "Event | None" = None
+    """The newest error that ended a traceback."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,6 +90,8 @@ class Event:
     log: "_Log"
     log_line: int
     """Lines of its log up to it, over all parts."""
+    frame_lines: int
+    """Lines of tracebacks among these."""
     before: Before
     """How far its job was."""
     script: str = ""
@@ -131,6 +139,25 @@ class Event:
         return self.rank is not None and own_went_on(self.stream.steps, self.before)
 
     @property
+    def outlived(self) -> bool:
+        """Whether its process said much after it, then raised another error, and little after that one."""
+        last, log = self.stream.newest, self.log
+        if last is None or last is self or self.rule.kind not in _OF_A_CALL:
+            return False
+        if log.ranks and not self.is_of_named_process:
+            return False  # another rank may have raised the other error
+        between = (last.log_line - last.frame_lines) - (self.log_line - self.frame_lines)
+        after = (log.lines - log.frame_lines) - (last.log_line - last.frame_lines)
+        return (
+            after // max(1, len(log.ranks)) < _OUTLIVED_LINES <= between // max(1, len(log.ranks))
+        )
+
+    @property
+    def is_of_named_process(self) -> bool:
+        """Whether its line or its file names the process, by rank or otherwise."""
+        return self.stream is not self.log.streams.get(None)
+
+    @property
     def lines_below(self) -> int:
         """Lines of its log after it, for each rank that the log knows."""
         return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
@@ -176,6 +203,8 @@ class _Log:
         self.habits = Habits()
         self.programs = Programs()
         self.lines = 0
+        self.frame_lines = 0
+        """Lines of tracebacks among these."""
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
         """Of all streams together: launchers may prefix the lines of one traceback differently."""
@@ -423,9 +452,13 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
     mixed = log.tracebacks.feed(line)
     _note_open(log, key, stream)
     if stream.tracebacks.is_open and raised is None and (line.text[:1] in " \t" or not line.text):
+        log.frame_lines += 1
         return True  # a frame or its source text, which may quote anything
     if raised is not None:
-        _link(stream, raised, _note(log, file, raised.line, stream, raised))
+        event = _note(log, file, raised.line, stream, raised)
+        _link(stream, raised, event)
+        if event is not None and event.caught == "nobody" and event.rule.kind in _OF_A_CALL:
+            stream.newest = event
         return True
     event = _note(log, file, line, stream)
     if event is not None and mixed is not None:
@@ -502,6 +535,7 @@ def _event(
         stream=stream,
         log=log,
         log_line=log.lines,
+        frame_lines=log.frame_lines,
         before=Before(
             own=dict(stream.steps.rises), job=log.steps.so_far(), rises_seen=log.counters.now
         ),

@@ -35,6 +35,8 @@ def _somewhere(pattern: str) -> str:
 _DIALECTS: Final = _given()
 _PATTERNS: Final = [re2.compile(one["pattern"], _options()) for one in _DIALECTS]
 _FIRST_EPOCHS: Final = [one.get("first_epoch", 0) for one in _DIALECTS]
+BARS: Final = frozenset(number for number, one in enumerate(_DIALECTS) if one.get("is_bar", False))
+"""Numbers of the dialects whose last line a program prints once more on leaving."""
 
 PROGRESS: Final = re2.compile(
     "|".join(
