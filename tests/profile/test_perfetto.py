@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.profile.incidents import IncidentMark
 from holdfast.profile.perfetto import nested_lanes, perfetto_trace, write_perfetto
-from holdfast.profile.recording import IncidentMark, MemoryUse, Recording, Series, Span
+from holdfast.profile.recording import MemoryUse, Recording, Series, Span
 
 protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
 

@@ -234,7 +234,7 @@ def test_a_program_that_is_compiled_whole_holds_no_hook(tmp_path: Path) -> None:
     model = nn.Linear(8, 1)
     start(tmp_path, modules=[model])
     frames = CompileCounter()
-    compiled = torch.compile(lambda batch: model(batch), fullgraph=True, backend=frames)
+    compiled = torch.compile(lambda batch: model(batch) + 1, fullgraph=True, backend=frames)
 
     compiled(torch.ones(4, 8)).sum().backward()
 

@@ -121,6 +121,7 @@ def test_a_damaged_line_costs_that_line_alone(tmp_path: Path) -> None:
         writer.sample(1, {SM: 1})
         with writer.path.open("ab") as file:
             file.write(b'\x00\x00\n[1]\n{"kind":"sample"}\n{"kind":"series","id":3}\n')
+            file.write(b'{"kind":"sample","t_monotonic_ns":1,"values":{"0":"x"}}\n')
         writer.sample(2, {SM: 2})
 
     assert list(Recording.read(tmp_path).series[0].values) == [1, 2]

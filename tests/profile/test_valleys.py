@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.profile.recording import IncidentMark, MemoryUse, Recording, Series, Span
+from holdfast.profile.incidents import IncidentMark
+from holdfast.profile.recording import MemoryUse, Recording, Series, Span
 from holdfast.profile.valleys import find_valleys, flattened, idle_times, phases_of_rank
 
 SECOND = 1_000_000_000

@@ -13,6 +13,7 @@ from holdfast.profile.captures import (
     outlier_rank,
     request_capture,
 )
+from holdfast.profile.incidents import IncidentMark, incidents_of
 from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
 from holdfast.profile.local import LEAST_INTERVAL_S, LocalSampler, new_folder, record
 from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
@@ -25,14 +26,12 @@ from holdfast.profile.phases import (
 )
 from holdfast.profile.recording import (
     ClockReading,
-    IncidentMark,
     MemoryUse,
     Recording,
     RecordingWriter,
     Series,
     SeriesId,
     Span,
-    incidents_of,
 )
 
 __all__ = [

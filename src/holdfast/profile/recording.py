@@ -33,14 +33,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 from urllib.parse import quote, unquote
 
 from holdfast.core.errors import BadUse, NotFound
+from holdfast.profile.incidents import IncidentMark
 from holdfast.profile.metrics import METRICS, PHASES
-
-if TYPE_CHECKING:
-    from holdfast.core.ledger import Ledger
 
 VERSION: Final = 1
 FOLDER: Final = "profile"
@@ -150,27 +148,6 @@ class ClockReading:
     unix_ns: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IncidentMark:
-    """An incident of the run's ledger.
-
-    Attributes:
-        kind: exit, hang or anomaly.
-        reason: the diagnosed reason; empty if there is none.
-        start_ns: Unix nanoseconds of the fault.
-        end_ns: Unix nanoseconds at which training went on; None if it did not.
-        rank: the rank that failed first; None if unknown.
-    """
-
-    incident_id: int
-    kind: str
-    reason: str
-    start_ns: int
-    end_ns: int | None
-    rank: int | None
-    step: int | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """All that was recorded of one run.
@@ -199,7 +176,7 @@ class Recording:
 
         Args:
             folder: the folder of the recording, `RUN/profile`.
-            incidents: of the run, see `incidents_of`.
+            incidents: of the run, see `incidents.incidents_of`.
 
         Raises:
             NotFound: the folder holds no recording.
@@ -247,22 +224,6 @@ class Recording:
     def of(self, metric: str) -> list[Series]:
         """Return all series of one metric."""
         return [one for one in self.series if one.metric == metric]
-
-
-def incidents_of(ledger: "Ledger", run_id: str) -> list[IncidentMark]:
-    """Return the incidents of a run, as the ledger holds them."""
-    return [
-        IncidentMark(
-            incident_id=one.incident_id or 0,
-            kind=one.kind,
-            reason=str(one.diagnosis.get("reason") or ""),
-            start_ns=round(one.fault_at_s * 1e9),
-            end_ns=None if one.resumed_at_s is None else round(one.resumed_at_s * 1e9),
-            rank=one.rank,
-            step=one.step,
-        )
-        for one in ledger.incidents(run_id)
-    ]
 
 
 class RecordingWriter:
@@ -423,7 +384,8 @@ class RecordingWriter:
         size_bytes = self._append(lines)
         self._ids.update(new or {})
         if size_bytes >= self._part_bytes:
-            self._begin_part()
+            with contextlib.suppress(OSError):  # the lines are written; the next call tries again
+                self._begin_part()
 
     def _append(self, lines: list[dict[str, Any]]) -> int:
         """Write lines; return the size of the file. One write: a reader sees whole lines."""
@@ -439,13 +401,12 @@ class RecordingWriter:
         return start_bytes + len(text)
 
     def _begin_part(self) -> None:
+        self.close()  # the next call opens what then has the name
         parts = sorted(_parts_of(self.path))
         number = parts[-1] + 1 if parts else 1
         self.path.rename(f"{self.path}.{number}")
         for old in parts[: max(0, len(parts) + 1 - self._kept_parts)]:
             Path(f"{self.path}.{old}").unlink(missing_ok=True)
-        self.close()
-        self._open()
 
 
 class _Reader:
@@ -467,8 +428,12 @@ class _Reader:
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             for line in _lines(file):
                 # A damaged line is left out; each line stands for itself.
-                with contextlib.suppress(KeyError, TypeError, AttributeError, ArithmeticError):
+                try:
                     self._take(file, line)
+                except BadUse:
+                    raise
+                except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+                    continue
 
     def _take(self, file: Path, line: dict[str, Any]) -> None:
         offset_ns = self._offsets_ns.get(self._node, 0)
@@ -496,19 +461,20 @@ class _Reader:
                 self._ids[str(line["id"])] = SeriesId(
                     metric=str(line["metric"]),
                     source=str(line["source"]),
-                    device=line["device"],
-                    rank=line["rank"],
+                    device=None if line["device"] is None else int(line["device"]),
+                    rank=None if line["rank"] is None else int(line["rank"]),
                     interval_s=float(line["interval_s"]),
                 )
             case "sample":
                 at_ns = int(line["t_monotonic_ns"]) + offset_ns
-                for number, value in line["values"].items():
-                    if number in self._ids:
+                for name, value in line["values"].items():
+                    if name in self._ids:
                         times, values = self.points.setdefault(
-                            (self._node, self._ids[number]), (array("q"), array("d"))
+                            (self._node, self._ids[name]), (array("q"), array("d"))
                         )
+                        number = float(value)
                         times.append(at_ns)
-                        values.append(float(value))
+                        values.append(number)
             case "source":
                 known = self.unavailable.setdefault(self._node, {})
                 known.pop(str(line["name"]), None)
@@ -526,7 +492,7 @@ class _Reader:
                         phase=str(phase),
                         start_ns=base_ns + int(start_ns),
                         end_ns=base_ns + int(end_ns),
-                        step=line["step"],
+                        step=None if line["step"] is None else int(line["step"]),
                         rank=self._rank,
                         node=self._node,
                     )
@@ -537,7 +503,7 @@ class _Reader:
                 self.memory.append(
                     MemoryUse(
                         at_ns=int(line["t_monotonic_ns"]) + offset_ns,
-                        step=line["step"],
+                        step=None if line["step"] is None else int(line["step"]),
                         rank=self._rank,
                         node=self._node,
                         allocated_bytes=int(line["allocated_bytes"]),

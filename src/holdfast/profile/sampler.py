@@ -158,7 +158,13 @@ class Gpus:
             while chunk := os.read(self._process.stdout.fileno(), 1 << 16):
                 self._rest += chunk
         *lines, self._rest = self._rest.split(b"\n")
-        return [json.loads(line) for line in lines]
+        found = []
+        for line in lines:
+            # A driver's library may print lines of its own.
+            with contextlib.suppress(ValueError):
+                if isinstance(answer := json.loads(line), dict):
+                    found.append(answer)
+        return found
 
 
 class Sampler:

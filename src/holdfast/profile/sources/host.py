@@ -52,6 +52,8 @@ class Host:
             )
         except OSError as error:
             raise CannotRead(f"{error.filename}: {error.strerror}") from error
+        except (ValueError, LookupError) as error:  # of a kernel or a container with other forms
+            raise CannotRead(f"/proc has an unknown form: {error!r}") from error
 
     def close(self) -> None:
         """See `Source.close`."""
