@@ -43,7 +43,7 @@ class Console:
         return self.client.post(f"/act/{what}", data={**form, **more}, headers=headers)
 
 
-class open_console:
+class open_console:  # noqa: N801 - used as a function
     """A console in a `with` block, signed in unless told otherwise."""
 
     def __init__(self, home, *, url=None, signed_in=True, **address):

@@ -48,7 +48,8 @@ def test_an_action_is_carried_out_once_and_recorded_with_who(console, what, targ
 
 def test_the_page_of_an_action_states_its_consequence(console):
     page = console.get("/act/stop?target=going").text
-    assert "Every rank saves its state" in page and "attempt 1" in page
+    assert "Every rank saves its state" in page
+    assert "attempt 1" in page
     assert "The newest usable checkpoint is of step 20." in page
     assert "Rank 1 is frozen." in console.get("/act/approve?target=going").text
 
@@ -60,8 +61,10 @@ def test_a_stale_form_does_nothing(console, what):
     if what == "approve":
         propose(console.ledger, "going", 2, number=8)
     sent = console.act(what, form)
-    assert sent.status_code == 409 and "moved on" in sent.text
-    assert console.orders == [] and recorded(console) == []
+    assert sent.status_code == 409
+    assert "moved on" in sent.text
+    assert console.orders == []
+    assert recorded(console) == []
 
 
 def test_a_new_supervisor_makes_a_form_stale(console):
@@ -82,7 +85,8 @@ def test_a_cordon_that_somebody_else_made_meanwhile_is_seen(console):
 def test_a_refused_action_says_why_and_is_recorded(console):
     console.refusal = BadUse("Run going is not going.")
     sent = console.act("stop", console.form("stop", "going"))
-    assert sent.status_code == 409 and "Run going is not going." in sent.text
+    assert sent.status_code == 409
+    assert "Run going is not going." in sent.text
     assert recorded(console)[0]["outcome"] == "refused: Run going is not going."
 
 

@@ -51,11 +51,13 @@ PAGES = ["/", "/runs", "/runs/demo-1", "/runs/going", "/runs/demo-1/logs", "/inc
 def test_every_page_is_whole_without_a_script_and_has_its_facts_as_json(console, path):
     page = console.get(path)
     assert page.status_code == 200
-    assert page.text.count("<h1>") == 1 and "<main" in page.text
+    assert page.text.count("<h1>") == 1
+    assert "<main" in page.text
     assert not re.search(r"<script(?![^>]* src=\"/static/)", page.text), "no inline script"
     assert "style=" not in page.text, "no inline style: the policy would drop it"
     told = console.get("/now.json" if path == "/" else f"{path}.json").json()
-    assert told["version"] == 1 and told["schema"].startswith("holdfast.console.")
+    assert told["version"] == 1
+    assert told["schema"].startswith("holdfast.console.")
     tag = page.headers["etag"]
     assert len(tag) == 34
 
@@ -63,11 +65,13 @@ def test_every_page_is_whole_without_a_script_and_has_its_facts_as_json(console,
 def test_now_says_what_needs_somebody(console):
     told = console.get("/now.json").json()
     assert [one["run_id"] for one in told["active"]] == ["going"]
-    assert told["active"][0]["step"] == 30 and told["active"][0]["loss"] > 0
+    assert told["active"][0]["step"] == 30
+    assert told["active"][0]["loss"] > 0
     assert [one["text"][:16] for one in told["proposals"]] == ["Rank 1 is frozen"]
     assert told["cordoned"][0]["name"] == "node-9"
     page = console.get("/").text
-    assert "Waits for an approval" in page and "/act/approve?target=going" in page
+    assert "Waits for an approval" in page
+    assert "/act/approve?target=going" in page
     assert "Xid 79 &lt;b&gt;twice&lt;/b&gt;" in page
 
 
@@ -75,14 +79,16 @@ def test_a_run_shows_its_curve_with_marks_its_incidents_and_its_checkpoints(cons
     told = console.get("/runs/demo-1.json").json()
     kinds = {one["kind"] for one in told["marks"]}
     assert {"restart", "rollback"} <= kinds
-    assert told["is_whole"] and 0 < told["figures"]["ettr"] < 1
+    assert told["is_whole"]
+    assert 0 < told["figures"]["ettr"] < 1
     assert [one["number"] for one in told["attempts"]] == [1, 2, 3]
     assert told["checkpoints"][0]["verify"].startswith(
         "holdfast checkpoint verify /home/ada/tryout/"
     )
     text = console.get("/runs/demo-1").text
     assert text.count('class="curve') == 3
-    assert "killed" in text and "holdfast run --resume demo-1" in text
+    assert "killed" in text
+    assert "holdfast run --resume demo-1" in text
 
 
 def test_an_incident_cites_its_lines_in_their_surroundings(home, console):
@@ -101,12 +107,14 @@ def test_logs_are_read_in_bounded_parts_and_searched(home, console):
         home, "demo-1", 2, 3, "".join(f"step {number} of rank three\n" for number in range(9000))
     )
     told = console.get("/runs/demo-1/logs.json?attempt=2&rank=3").json()
-    assert told["lines"][-1] == "step 8999 of rank three" and told["start"] > 0
+    assert told["lines"][-1] == "step 8999 of rank three"
+    assert told["start"] > 0
     older = console.get(f"/runs/demo-1/logs.json?attempt=2&rank=3&end={told['start']}").json()
     number = int(told["lines"][0].split()[1])
     assert older["lines"][-1] == f"step {number - 1} of rank three"
     found = console.get("/runs/demo-1/logs.json?attempt=2&rank=3&q=STEP 77").json()
-    assert len(found["hits"]) == 100 and found["next"]
+    assert len(found["hits"]) == 100
+    assert found["next"]
     more = console.get(
         f"/runs/demo-1/logs.json?attempt=2&rank=3&q=STEP 77&from={found['next']}"
     ).json()
@@ -133,14 +141,8 @@ def test_an_error_is_one_clear_page(console, path, status):
 def test_an_error_of_a_json_page_is_json(console):
     told = console.get("/runs/none.json")
     assert told.status_code == 404
-    assert told.json()["ok"] is False and "none" in told.json()["error"]
-
-
-def test_a_page_whose_query_takes_too_long_says_so(console, monkeypatch):
-    monkeypatch.setattr("holdfast.ui.console.pages.LIMIT_S", -1.0)
-    answer = console.get("/runs")
-    # A tiny query may end before SQLite looks at the clock; a long one is ended.
-    assert answer.status_code in (200, 503)
+    assert told.json()["ok"] is False
+    assert "none" in told.json()["error"]
 
 
 def test_sqlite_ends_a_query_at_its_limit(tmp_path):
@@ -206,4 +208,4 @@ def test_the_same_on_postgresql_with_its_own_time_limit(tmp_path):
 
 def test_the_json_of_a_run_has_no_number_that_json_lacks(home, console):
     text = console.get("/runs/demo-1/loss.json").text
-    json.loads(text, parse_constant=lambda name: pytest.fail(name))
+    json.loads(text, parse_constant=pytest.fail)

@@ -129,4 +129,6 @@ def test_there_is_a_limit_to_the_streams(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.ui.console.pages.STREAMS_LIMIT", 0)
     with open_console(tmp_path) as console:
         answer = console.get("/stream")
-    assert answer.status_code == 503 and answer.headers["retry-after"] == "30" and STREAMS_LIMIT > 0
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "30"
+    assert STREAMS_LIMIT > 0

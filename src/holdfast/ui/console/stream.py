@@ -97,8 +97,8 @@ class Hub:
         """
         self.streams += 1
         try:
-            yield f"retry: {RETRY_MS}\n: open\n\n".encode()
             sent = self._count
+            yield f"retry: {RETRY_MS}\n: open\n\n".encode()
             position = changes.position_of(last_id)
             if position is not None:
                 missed = await asyncio.to_thread(self._since, position)
