@@ -81,12 +81,12 @@ def test_a_run_shows_its_curve_with_marks_its_incidents_and_its_checkpoints(cons
     assert {"restart", "rollback"} <= kinds
     assert told["is_whole"]
     assert 0 < told["figures"]["ettr"] < 1
-    assert [one["number"] for one in told["attempts"]] == [1, 2, 3]
+    assert [one["number"] for one in told["attempts"]] == [1, 2, 3, 4]
     assert told["checkpoints"][0]["verify"].startswith(
         "holdfast checkpoint verify /home/ada/tryout/"
     )
     text = console.get("/runs/demo-1").text
-    assert text.count('class="curve') == 3
+    assert text.count('class="curve') == 4
     assert "killed" in text
     assert "holdfast run --resume demo-1" in text
 

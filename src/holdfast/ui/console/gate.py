@@ -16,7 +16,7 @@ from holdfast.ui.console.sessions import COOKIE, Sessions
 
 BODY_LIMIT_BYTES = 16 * 1024
 URL_LIMIT_BYTES = 2048
-OPEN_PATHS = frozenset({"/enter", "/static/console.css", "/static/console.js"})
+OPEN_PATHS = frozenset({"/enter", "/static/console.css", "/static/console.js", "/static/icon.svg"})
 """The paths for people who are not signed in yet."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

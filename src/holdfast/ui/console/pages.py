@@ -273,6 +273,7 @@ def _static_files() -> list[tuple[str, bytes, str]]:
         ("console.js", script, kind),
         ("chart.js", (_HERE / "static" / "chart.js").read_bytes(), kind),
         ("uplot.js", UPLOT_SCRIPT.read_bytes(), kind),
+        ("icon.svg", (_HERE / "static" / "icon.svg").read_bytes(), "image/svg+xml"),
     ]
 
 
