@@ -438,6 +438,15 @@ def test_the_command_line_is_what_was_agreed():
                 "export": ["--output", "--to"],
             }.items()
         },
+        "ui": [
+            "--allow-host",
+            "--host",
+            "--json",
+            "--ledger",
+            "--open-reading",
+            "--port",
+            "--proxy",
+        ],
         "trace twin": [
             "--gpus",
             "--jobs",

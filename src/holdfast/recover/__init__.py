@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         join,
         remove_run,
         state_of,
+        state_on_this_host,
         stop_run,
         supervise,
     )
@@ -88,6 +89,7 @@ __all__ = [
     "remove_run",
     "settle_jobs",
     "state_of",
+    "state_on_this_host",
     "stop_queued",
     "stop_run",
     "submit_run",
@@ -118,6 +120,7 @@ _HOMES = {
     "meeting_of": "agent.rendezvous",
     "remove_run": "runs",
     "state_of": "runs",
+    "state_on_this_host": "runs",
     "stop_run": "runs",
     "supervise": "runs",
     "Following": "slurm.following",

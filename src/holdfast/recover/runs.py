@@ -98,9 +98,14 @@ def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path
 
 def state_of(run: Run, home: Path) -> str:
     """Return the run's state; "lost" for a running state in the ledger without a living process."""
-    if run.state == "running" and not is_alive(RunPaths(home, run.run_id).lock):
+    return state_on_this_host(run.run_id, run.state, home)
+
+
+def state_on_this_host(run_id: str, state: str, home: Path) -> str:
+    """Return the state of a run of this host, as `state_of` does, from the run's id and its state in the ledger."""
+    if state == "running" and not is_alive(RunPaths(home, run_id).lock):
         return "lost"
-    return run.state
+    return state
 
 
 def supervise(

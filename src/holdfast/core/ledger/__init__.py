@@ -4,13 +4,15 @@ The ledger stores records (frozen dataclasses, `records`) and returns them in or
 `schema` holds the tables, `migrations` the upgrades from earlier versions, `engine` the
 opening of the database, and `ledger` the operations.
 `ledger_thread` carries the operations out beside an event loop.
-Only the supervisor, `holdfast eval` and the command line write to the ledger. Ranks send events
+Only the supervisor, `holdfast eval`, the command line and the console write to the ledger. Ranks send events
 over the control channel instead.
 """
 
 from holdfast.core.ledger.ledger import Ledger
 from holdfast.core.ledger.ledger_thread import LedgerThread
+from holdfast.core.ledger.reading import TooSlow
 from holdfast.core.ledger.records import (
+    ActionRecord,
     Attempt,
     Checkpoint,
     EvaluationRecord,
@@ -25,6 +27,7 @@ from holdfast.core.ledger.records import (
 )
 
 __all__ = [
+    "ActionRecord",
     "Attempt",
     "Checkpoint",
     "EvaluationRecord",
@@ -37,5 +40,6 @@ __all__ = [
     "NodeRecord",
     "Prior",
     "Run",
+    "TooSlow",
     "Verdict",
 ]
