@@ -61,9 +61,15 @@ def test_installed_packages_do_not_come_before_the_standard_library(monkeypatch)
 
 
 def fork(tmp_path):
-    """A process with a child, both started; the child has read a megabyte."""
+    """Start a process with a child, which has read a megabyte and computed for some ticks of the kernel's clock."""
     ready = tmp_path / "ready"
-    child = f"open('/dev/zero', 'rb', buffering=0).read(1 << 20); open({str(ready)!r}, 'w').close(); input()"
+    child = f"""
+import time
+open('/dev/zero', 'rb', buffering=0).read(1 << 20)
+while time.process_time() < 0.05: pass
+open({str(ready)!r}, 'w').close()
+input()
+"""
     text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     started = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE)
     while not ready.exists():
