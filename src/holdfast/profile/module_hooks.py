@@ -120,7 +120,7 @@ def _keep_out_of_scripts() -> Callable[[], None]:
 @contextlib.contextmanager
 def _taken_off(root: "nn.Module") -> Iterator[None]:
     """Take the hooks off a module and its parts during the block; each keeps its place in the order."""
-    tables = [
+    tables: list[tuple[Any, OrderedDict[int, Any]]] = [
         (table, OrderedDict(table))
         for module in root.modules()
         for name in TABLES
