@@ -87,7 +87,7 @@ def _without_hooks(state: dict[str, Any]) -> dict[str, Any]:
     hooked = {
         name: OrderedDict(item for item in table.items() if not isinstance(item[1], ModuleHook))
         for name in TABLES
-        if _has_hook(table := state.get(name))
+        if _has_hook(table := state.get(name, {}))
     }
     return state | hooked if hooked else state
 
@@ -124,7 +124,7 @@ def _taken_off(root: "nn.Module") -> Iterator[None]:
         (table, OrderedDict(table))
         for module in root.modules()
         for name in TABLES
-        if _has_hook(table := getattr(module, name, None))
+        if _has_hook(table := vars(module).get(name, {}))
     ]
     for table, _ in tables:
         for number in [key for key, hook in table.items() if isinstance(hook, ModuleHook)]:
