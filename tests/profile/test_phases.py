@@ -5,8 +5,11 @@ import gc
 import itertools
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +30,7 @@ from holdfast.profile.phases import (
     recorder,
     start_phases,
     stop_phases,
+    timed_data,
 )
 
 
@@ -266,7 +270,7 @@ def test_an_optimizer_of_unknown_parameters_causes_few_searches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[int] = []
-    monkeypatch.setattr(phases, "_outermost_modules", lambda: searches.append(1) or [])
+    monkeypatch.setattr(phases, "outermost_modules", lambda: searches.append(1) or [])
     start(tmp_path)
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -314,17 +318,70 @@ def test_a_copy_of_a_hooked_model_holds_no_recorder(tmp_path: Path) -> None:
     twin(torch.ones(4, 8)).sum().backward()  # its hooks find nothing to record
 
 
+LOAD = """
+import sys
+sys.modules["holdfast"] = None  # an import of it raises
+import torch
+for path in sys.argv[1:]:
+    model = torch.load(path, weights_only=False)
+    print(tuple(model(torch.ones(4, 8)).shape), len(model._forward_hooks))
+"""
+
+
+def test_a_hooked_model_that_is_saved_whole_loads_without_holdfast(tmp_path: Path) -> None:
+    model, traced = nn.Linear(8, 1), torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 1)))
+    start(tmp_path, modules=[model, traced])
+    train(model, 1)
+    torch.save(model, tmp_path / "model.pt")
+    torch.save(traced, tmp_path / "traced.pt")
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, tmp_path / "model.pt", tmp_path / "traced.pt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert loaded.stdout.splitlines() == ["(4, 1) 0", "(4, 1) 0"], loaded.stderr
+    assert len(model._forward_hooks) == 1
+    assert not copy.deepcopy(model)._forward_hooks
+
+
+def test_a_hooked_model_can_be_scripted_and_stays_hooked(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 1))
+    start(tmp_path, modules=[model])
+    before = list(model._forward_pre_hooks.items())
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript's own
+        scripted = torch.jit.script(model)
+
+    assert torch.equal(scripted(torch.ones(4, 8)), model(torch.ones(4, 8)))
+    assert list(model._forward_pre_hooks.items()) == before
+    assert [one.phase for one in spans_of(tmp_path)] == ["forward"]
+
+
 def test_everything_is_as_before_once_the_recording_ends(tmp_path: Path) -> None:
     from torch.optim import optimizer
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     before = _BaseDataLoaderIter.__next__, dict(optimizer._global_optimizer_pre_hooks)
+    ways_out = nn.Module.__reduce_ex__, torch.jit._recursive.create_script_module
     start(tmp_path)
     assert _BaseDataLoaderIter.__next__ is not before[0]
 
     stop_phases()
 
     assert (_BaseDataLoaderIter.__next__, dict(optimizer._global_optimizer_pre_hooks)) == before
+    assert (nn.Module.__reduce_ex__, torch.jit._recursive.create_script_module) == ways_out
+
+
+def test_batches_of_any_iterable_are_data(tmp_path: Path) -> None:
+    start(tmp_path)
+
+    assert list(timed_data(iter("ab"))) == ["a", "b"]
+
+    assert [one.phase for one in spans_of(tmp_path)] == ["data", "data"]
 
 
 def test_a_forked_child_records_nothing(tmp_path: Path) -> None:

@@ -144,6 +144,47 @@ def test_the_files_stay_bounded_and_each_part_can_be_read_alone(tmp_path: Path) 
     assert 20 < len(values) < 100
 
 
+def test_a_reader_takes_the_newest_parts_and_begins_at_one_moment_in_all_files(
+    tmp_path: Path,
+) -> None:
+    clocks = Clocks()
+    step_ns = 1_000_000
+    with (
+        RecordingWriter(tmp_path, node="n", clocks=clocks, part_bytes=1000) as counters,
+        RecordingWriter(tmp_path, node="n", rank=0, clocks=clocks, part_bytes=1500) as phases,
+        RecordingWriter(tmp_path, node="n", rank=1, clocks=clocks) as memory,
+    ):
+        for number in range(1, 101):
+            clocks.monotonic_ns += step_ns
+            clocks.unix_ns += step_ns
+            now_ns = clocks.monotonic_ns
+            counters.sample(now_ns, {SM: number})
+            phases.spans(number, [("forward", now_ns, now_ns + 1)])
+            memory.memory(now_ns, number, allocated_bytes=1, reserved_bytes=1, peak_bytes=1)
+    everything = Recording.read(tmp_path)
+    size_bytes = sum(file.stat().st_size for file in tmp_path.iterdir())
+    whole = (tmp_path / "spans-rank1.jsonl").stat().st_size
+
+    # The file of rank 1 has one part, which began first: the limit leaves that part out, and older ones.
+    some = Recording.read(tmp_path, most_bytes=(size_bytes - whole) // 2)
+
+    assert everything.left_out_bytes == 0
+    assert len(everything.series[0].values) == len(everything.spans) == 100
+    assert some.left_out_bytes >= whole
+    assert some.memory == ()
+    firsts = some.series[0].times_ns[0], some.spans[0].start_ns
+    assert abs(firsts[0] - firsts[1]) <= step_ns
+    assert (some.series[0].values[-1], some.spans[-1].step) == (100, 100)
+    assert 10 < len(some.spans) < 90
+
+
+def test_a_limit_below_one_part_still_reads_the_newest_one(tmp_path: Path) -> None:
+    with RecordingWriter(tmp_path, node="n", clocks=Clocks()) as writer:
+        writer.sample(1, {SM: 1})
+
+    assert len(Recording.read(tmp_path, most_bytes=1).series) == 1
+
+
 def test_a_killed_writer_loses_no_line_that_was_written(tmp_path: Path) -> None:
     script = """
 import sys

@@ -29,6 +29,24 @@ class Nvml(FakeNvml):
 
 serve({{"nvml": lambda: Nvidia(Nvml([FakeGpu(values={{"nvmlDeviceGetPowerUsage": 250000}})]), with_gpm=False)}})
 """
+ENDS = """
+from holdfast.profile.recording import SeriesId
+from holdfast.profile.sources.reader import serve
+from holdfast.profile.sources.source import SourceEnded
+
+class Source:
+    def __init__(self, name, values):
+        self.name, self.values = name, values
+    def read(self, now_ns):
+        if not self.values:
+            raise SourceEnded("the service is gone")
+        return {SeriesId("gpu_power", self.name, device=0): self.values.pop()}
+    def close(self):
+        pass
+
+opened = iter([Source("dcgm", [1.0]), Source("dcgm", [])])  # the second one never gives a value
+serve({"dcgm": lambda: next(opened), "nvml": lambda: Source("nvml", [2.0] * 10_000)})
+"""
 NONE = """
 from holdfast.profile.sources.reader import serve
 from holdfast.profile.sources.source import CannotRead
@@ -125,6 +143,24 @@ def test_a_reader_that_ends_is_started_again() -> None:
 
     assert gpus.missing[GPU] == "the reader ended with code 7"
     gpus.close()
+
+
+def test_a_source_that_ends_makes_the_reader_probe_again() -> None:
+    gpus = Gpus([sys.executable, "-c", ENDS])
+    found: dict[SeriesId, float] = {}
+
+    def is_done() -> bool:
+        answer = gpus.poll(0.0)
+        found.update(answer[1] if answer is not None else {})
+        return any(key.source == "nvml" for key in found)
+
+    try:
+        until(gpus, is_done)
+    finally:
+        gpus.close()
+
+    assert sorted(key.source for key in found) == ["dcgm", "nvml"]
+    assert gpus.missing == {"dcgm": "the service is gone"}
 
 
 def test_a_full_disk_costs_the_sample_alone(

@@ -14,7 +14,7 @@ from holdfast.profile.sources.dcgm import FIELDS, Dcgmi, Exporter, parse_page
 from holdfast.profile.sources.host import Host
 from holdfast.profile.sources.nvidia import GPM_METRICS, Nvidia
 from holdfast.profile.sources.probe import gpu_sources, has_gpu, probe
-from holdfast.profile.sources.source import CannotRead, Source
+from holdfast.profile.sources.source import CannotRead, Source, SourceEnded
 from holdfast.testing.dcgm import exporter_page, fake_dcgmi
 from holdfast.testing.nvml import FakeGpu, FakeNvml
 
@@ -198,15 +198,54 @@ def test_dcgmi_is_read_by_the_fields_numbers(tmp_path: Path) -> None:
     assert by_metric(found, 1) == {"gpu_sm_active": pytest.approx(73.1), "gpu_power": 412.5}
 
 
-def test_a_dcgmi_that_fails_is_quoted(tmp_path: Path) -> None:
-    command = fake_dcgmi(tmp_path / "dcgmi", [], then="sh -c 'echo Error: no host engine; exit 3'")
-    source = Dcgmi(command=str(command))
+def write_program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_dcgmi_without_a_host_engine_is_quoted_and_the_next_source_is_tried(
+    tmp_path: Path,
+) -> None:
+    command = write_program(
+        tmp_path / "dcgmi", "echo Error: unable to connect to the host engine; exit 3"
+    )
+    nvml = FakeNvml([FakeGpu()])
+
+    source, missing = probe(
+        {
+            "dcgm": lambda: Dcgmi(command=command, answer_s=60),
+            "nvml": lambda: Nvidia(nvml, with_gpm=False),
+        }
+    )
+
+    assert source is not None
+    assert source.name == "nvml"
+    assert missing == {
+        "dcgm": "dcgmi ended with code 3: Error: unable to connect to the host engine"
+    }
+
+
+def test_a_dcgmi_that_prints_other_lines_only_is_waited_for_in_bounds(tmp_path: Path) -> None:
+    command = write_program(tmp_path / "dcgmi", "echo Waiting for the host engine; exec sleep 600")
+
+    with pytest.raises(CannotRead, match="prints no table within"):
+        Dcgmi(command=command, answer_s=0.5)
+
+
+def test_a_dcgmi_that_ends_later_gives_its_rows_first(tmp_path: Path) -> None:
+    row = ["412.5"] * len(FIELDS)
+    command = fake_dcgmi(tmp_path / "dcgmi", [row], then="sh -c 'echo Error: lost; exit 3'")
+    source = Dcgmi(command=str(command), answer_s=60)
+    found: dict[SeriesId, float] = {}
     try:
-        with pytest.raises(CannotRead, match="code 3: Error: no host engine"):  # noqa: PT012
+        with pytest.raises(SourceEnded, match="code 3: Error: lost"):  # noqa: PT012
             while True:
-                source.read(0)
+                found |= source.read(0)
     finally:
         source.close()
+
+    assert by_metric(found)["gpu_power"] == 412.5
 
 
 def test_a_missing_dcgmi_is_named(tmp_path: Path) -> None:

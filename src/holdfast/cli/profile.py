@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 PIDS_EVERY_S: Final = 10.0
 LOOK_S: Final = 0.5
-LOG_MIB: Final = 64
 
 
 class _Profile(click.Group):

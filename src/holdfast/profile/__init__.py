@@ -15,7 +15,14 @@ from holdfast.profile.captures import (
 )
 from holdfast.profile.incidents import IncidentMark, incidents_of
 from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
-from holdfast.profile.local import LEAST_INTERVAL_S, LocalSampler, new_folder, record
+from holdfast.profile.local import (
+    LEAST_INTERVAL_S,
+    LocalSampler,
+    new_folder,
+    record,
+    sampler_command,
+    sampler_limit,
+)
 from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
 from holdfast.profile.phases import (
     end_step,
@@ -61,6 +68,8 @@ __all__ = [
     "own_node",
     "record",
     "request_capture",
+    "sampler_command",
+    "sampler_limit",
     "start_evaluation",
     "start_from_environment",
     "step_of",

@@ -20,15 +20,24 @@ from holdfast.profile.phases import recorder, start_phases, stop_phases
 if TYPE_CHECKING:
     import torch
 
-MODULE: Final = "holdfast.profile.sampler"
 INTERVAL_S: Final = 1.0
 LEAST_INTERVAL_S: Final = 0.1
 """GPM and DCGM measure over at least so long."""
 END_S: Final = 30.0
 """Seconds for the sampler's last sample."""
-RESTARTS: Final = 1000
-QUICK_END_S: Final = 30.0
-QUICK_ENDS: Final = 5
+
+
+def sampler_command(
+    folder: Path, node: str, interval_s: float = INTERVAL_S
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that samples this node into a folder, and its environment."""
+    command, environment = module_command("holdfast.profile.sampler")
+    return [*command, str(folder), node, str(interval_s)], environment
+
+
+def sampler_limit() -> RestartLimit:
+    """Return how often a sampler that ends is started again."""
+    return RestartLimit(restarts=1000, quick_end_s=30.0, quick_ends=5)
 
 
 class LocalSampler:
@@ -40,11 +49,8 @@ class LocalSampler:
         Raises:
             OSError: no process can be started.
         """
-        command, self._environment = module_command(MODULE)
-        self._command = [*command, str(folder), node, str(interval_s)]
-        self._limit = RestartLimit(
-            restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS
-        )
+        self._command, self._environment = sampler_command(folder, node, interval_s)
+        self._limit = sampler_limit()
         self._pids: dict[int, int] = {}
         self._process = self._start()
 

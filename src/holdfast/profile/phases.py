@@ -12,7 +12,6 @@ like do after it: the communication that backward did not hide.
 import atexit
 import contextlib
 import functools
-import gc
 import logging
 import os
 import sys
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 from holdfast.core.phases import ENV_PROFILE, own_node, set_phase_sink
 from holdfast.profile.captures import Captures
 from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
+from holdfast.profile.module_hooks import ModuleHook, keep_hooks_out, outermost_modules
 from holdfast.profile.recording import RecordingWriter
 
 if TYPE_CHECKING:
@@ -405,6 +405,7 @@ class _Hooks:
         self._removals += [
             register_optimizer_step_pre_hook(_optimizer_begins).remove,
             register_optimizer_step_post_hook(_optimizer_ends).remove,
+            keep_hooks_out(),
         ]
         self._time_data()
         if self._given:
@@ -454,7 +455,7 @@ class _Hooks:
         parts = [
             child for ref in self._roots if (root := ref()) is not None for child in root.children()
         ]
-        found = parts or _outermost_modules()
+        found = parts or outermost_modules()
         roots = [root for root in found if any(id(one) in wanted for one in root.parameters())]
         if roots:
             self._hook(roots[:MOST_ROOTS])
@@ -469,17 +470,9 @@ class _Hooks:
             if root._compiled_call_impl is not None:
                 continue  # compiled in place: a hook would have the model compiled again
             self._of_modules += [
-                root.register_forward_pre_hook(_forward_begins, prepend=True).remove,
-                root.register_forward_hook(_forward_ends).remove,
+                root.register_forward_pre_hook(ModuleHook(_forward_begins), prepend=True).remove,
+                root.register_forward_hook(ModuleHook(_forward_ends)).remove,
             ]
-
-
-def _outermost_modules() -> "list[torch.nn.Module]":
-    """Return the modules of this process that are part of no other module."""
-    torch = sys.modules["torch"]
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    inner = {id(child) for one in modules for child in one.children()}
-    return [one for one in modules if id(one) not in inner]
 
 
 # Functions of the module, not methods: a copy of a hooked model then holds no recorder.

@@ -27,6 +27,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from urllib.parse import quote, unquote
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.profile.incidents import IncidentMark
 from holdfast.profile.metrics import METRICS, PHASES
+from holdfast.profile.parts import MOST_BYTES, newest
 
 VERSION: Final = 1
 FOLDER: Final = "profile"
@@ -160,6 +162,7 @@ class Recording:
         incidents: sorted by start.
         unavailable: for each node, the sources that cannot be read, and why.
         dropped_spans: the spans that were left out because a disk was too slow.
+        left_out_bytes: the size of older parts that were not read.
     """
 
     series: tuple[Series, ...] = ()
@@ -169,14 +172,22 @@ class Recording:
     incidents: tuple[IncidentMark, ...] = ()
     unavailable: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dropped_spans: int = 0
+    left_out_bytes: int = 0
 
     @classmethod
-    def read(cls, folder: Path, incidents: Iterable[IncidentMark] = ()) -> Self:
-        """Read all files of a folder, which may still be written.
+    def read(
+        cls,
+        folder: Path,
+        incidents: Iterable[IncidentMark] = (),
+        *,
+        most_bytes: int = MOST_BYTES,
+    ) -> Self:
+        """Read the files of a folder, which may still be written.
 
         Args:
             folder: the folder of the recording, `RUN/profile`.
             incidents: of the run, see `incidents.incidents_of`.
+            most_bytes: the most bytes of files that are read, from the newest part on.
 
         Raises:
             NotFound: the folder holds no recording.
@@ -188,8 +199,9 @@ class Recording:
                 f"{folder} holds no profile. `holdfast run` records one by default, and `holdfast profile -- COMMAND` "
                 "records one of any command."
             )
-        reader = _Reader()
-        for file in files:
+        chosen = newest(files, most_bytes)
+        reader = _Reader(chosen.from_ns)
+        for file in chosen.paths:
             reader.read(file)
         return cls(
             series=tuple(
@@ -214,6 +226,7 @@ class Recording:
             incidents=tuple(sorted(incidents, key=lambda one: one.start_ns)),
             unavailable={node: dict(sources) for node, sources in reader.unavailable.items()},
             dropped_spans=reader.dropped_spans,
+            left_out_bytes=chosen.left_out_bytes,
         )
 
     @property
@@ -412,7 +425,8 @@ class RecordingWriter:
 class _Reader:
     """Collects the records of all files."""
 
-    def __init__(self) -> None:
+    def __init__(self, from_ns: int) -> None:
+        self._from_ns = from_ns
         self.points: dict[tuple[str, SeriesId], tuple[array[int], array[float]]] = {}
         self.spans: list[Span] = []
         self.memory: list[MemoryUse] = []
@@ -468,7 +482,7 @@ class _Reader:
             case "sample":
                 at_ns = int(line["t_monotonic_ns"]) + offset_ns
                 for name, value in line["values"].items():
-                    if name in self._ids:
+                    if name in self._ids and at_ns >= self._from_ns:
                         times, values = self.points.setdefault(
                             (self._node, self._ids[name]), (array("q"), array("d"))
                         )
@@ -489,7 +503,7 @@ class _Reader:
                 base_ns = int(line["base_ns"]) + offset_ns
                 self.spans.extend(
                     Span(
-                        phase=str(phase),
+                        phase=sys.intern(phase),
                         start_ns=base_ns + int(start_ns),
                         end_ns=base_ns + int(end_ns),
                         step=None if line["step"] is None else int(line["step"]),
@@ -497,9 +511,9 @@ class _Reader:
                         node=self._node,
                     )
                     for phase, start_ns, end_ns in line["spans"]
-                    if phase in PHASES
+                    if phase in PHASES and base_ns + int(end_ns) >= self._from_ns
                 )
-            case "memory":
+            case "memory" if int(line["t_monotonic_ns"]) + offset_ns >= self._from_ns:
                 self.memory.append(
                     MemoryUse(
                         at_ns=int(line["t_monotonic_ns"]) + offset_ns,

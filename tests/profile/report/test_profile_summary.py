@@ -173,6 +173,14 @@ def test_phases_that_a_slow_disk_left_out_are_counted():
     assert any(one.startswith("3 phases left out") for one in summary.missing)
 
 
+def test_parts_that_were_too_many_to_read_are_named():
+    summary = summarize(recording(spans=steps(2), left_out_bytes=7_500_000), name="r")
+    assert any("left out, 7.5 MB" in one for one in summary.missing)
+    assert not any(
+        "left out" in one for one in summarize(recording(spans=steps(2)), name="r").missing
+    )
+
+
 def test_two_runs_side_by_side_show_the_change_and_each_cause():
     slow = summarize(
         recording(spans=steps(3), series=(series("gpu_sm_active", [80, 0, 0, 80, 80, 80]),)),

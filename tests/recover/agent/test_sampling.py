@@ -1,6 +1,7 @@
 """The agent keeps the sampler going, whatever ends it."""
 
 import asyncio
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import NotFound
-from holdfast.profile import Recording
+from holdfast.profile import Recording, sampler_command, sampler_limit
 from holdfast.recover.agent import sampling
-from holdfast.recover.agent.sampling import QUICK_ENDS, Sampling
+from holdfast.recover.agent.sampling import Sampling
 
 BOUND_S = 120.0
 
@@ -32,7 +33,10 @@ def recorded(folder: Path) -> int:
 def test_a_killed_sampler_is_started_again_and_goes_on_in_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(
+        sampling, "sampler_command", functools.partial(sampler_command, interval_s=0.02)
+    )
+    monkeypatch.setattr(sampling, "FEED_EVERY_S", 0.02)
     monkeypatch.setattr(sampling, "RESTART_WAIT_S", 0.0)
 
     async def scenario() -> None:
@@ -65,6 +69,7 @@ def test_a_sampler_that_fails_at_once_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
     starts = []
+    most = sampler_limit().quick_ends  # the same limit as of a sampler beside a script
 
     async def fails(_: Path) -> int:
         starts.append(1)
@@ -79,10 +84,10 @@ def test_a_sampler_that_fails_at_once_is_given_up(
         monkeypatch.setattr(one, "_run", fails)
         one.begin(tmp_path)
         keeping = asyncio.create_task(one.keep())
-        await until(lambda: len(starts) == QUICK_ENDS)
+        await until(lambda: len(starts) == most)
         for _ in range(100):
             await asyncio.sleep(0)
-        assert len(starts) == QUICK_ENDS
+        assert len(starts) == most
         assert not keeping.done()
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -271,6 +271,11 @@ def _missing(recording: Recording, valleys: Valleys) -> list[str]:
         missing.append(
             f"{words.plainly(recording.dropped_spans, 'phase')} left out: the disk was too slow."
         )
+    if recording.left_out_bytes:
+        missing.append(
+            f"The oldest parts of the recording are left out, {recording.left_out_bytes / 1e6:.1f} MB:"
+            " a report holds in memory what it reads."
+        )
     return missing
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import select
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from typing import Final
 
 from holdfast.profile.metrics import DCGM, EXPORTER
 from holdfast.profile.recording import SeriesId
-from holdfast.profile.sources.source import CannotRead, plausible
+from holdfast.profile.sources.source import CannotRead, SourceEnded, plausible
 
 MIB: Final = 1024 * 1024
 FIELDS: Final = {
@@ -61,6 +62,8 @@ EXPORTER_URL: Final = "http://localhost:9400/metrics"
 EXPORTER_INTERVAL_S: Final = 30.0
 """The exporter's own default; a value between two of its updates is the same value again."""
 ANSWER_S: Final = 5.0
+LAST_WAIT_S: Final = 1.0
+"""Seconds from the end of a command's output until its own end."""
 MOST_BYTES: Final = 16 * MIB
 _LINE: Final = re.compile(rb"^(DCGM_\w+)\{([^}]*)\}\s+(\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -71,11 +74,20 @@ class Dcgmi:
 
     name = DCGM
 
-    def __init__(self, *, interval_s: float = 1.0, command: str = "dcgmi") -> None:
-        """Start the command.
+    def __init__(
+        self, *, interval_s: float = 1.0, command: str = "dcgmi", answer_s: float = ANSWER_S
+    ) -> None:
+        """Start the command, and wait for the header of its table.
+
+        Without a host engine the command prints an error in place of the header.
+
+        Args:
+            interval_s: seconds between two lines of a GPU.
+            command: the program.
+            answer_s: seconds for which the header is waited for.
 
         Raises:
-            CannotRead: the command is missing, or ends at once.
+            CannotRead: the command is missing, or prints no header.
         """
         self._interval_s = interval_s
         fields = ",".join(map(str, FIELDS))
@@ -90,25 +102,33 @@ class Dcgmi:
         self._fd = self._process.stdout.fileno()
         os.set_blocking(self._fd, False)
         self._rest = b""
+        self._has_header = self._is_at_end = False
         self._said = ""
-        # The first line tells whether DCGM answers.
-        if not select.select([self._fd], [], [], ANSWER_S)[0]:
+        self._newest: dict[int, list[str]] = {}
+        """For each GPU, the words of the newest line that no `read` has returned."""
+        try:
+            self._wait_for_header(command, answer_s)
+        except CannotRead:
             self.close()
-            raise CannotRead(f"{command} prints nothing within {ANSWER_S:g} s")
+            raise
+
+    def _wait_for_header(self, command: str, answer_s: float) -> None:
+        deadline_s = time.monotonic() + answer_s
+        while not self._has_header:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([self._fd], [], [], left_s)[0]:
+                said = f": {self._said[:200]}" if self._said else ""
+                raise CannotRead(f"{command} prints no table within {answer_s:g} s{said}")
+            self._take_lines()
+            if self._is_at_end and not self._has_header:
+                raise CannotRead(self._ending())
 
     def read(self, now_ns: int) -> dict[SeriesId, float]:  # noqa: ARG002 - the command has its own clock
         """See `Source.read`; empty between two lines of the command."""
-        newest: dict[int, list[str]] = {}
-        for line in self._lines():
-            words = line.split()
-            if words[:1] == ["GPU"] and len(words) == 2 + len(FIELDS) and words[1].isdigit():
-                newest[int(words[1])] = words[2:]
-            elif words and not line.startswith(("#", "ID")):
-                self._said = line
-        if not newest and self._process.poll() is not None:
-            raise CannotRead(
-                f"dcgmi ended with code {self._process.returncode}: {self._said[:200]}"
-            )
+        self._take_lines()
+        newest, self._newest = self._newest, {}
+        if not newest and self._is_at_end:
+            raise SourceEnded(self._ending())
         return plausible(
             (self._id(metric, device), factor * number)
             for device, words in newest.items()
@@ -126,6 +146,17 @@ class Dcgmi:
     def _id(self, metric: str, device: int) -> SeriesId:
         return SeriesId(metric, DCGM, device=device, interval_s=self._interval_s)
 
+    def _take_lines(self) -> None:
+        """Take what the command has printed, without waiting."""
+        for line in self._lines():
+            words = line.split()
+            if line.startswith("#"):
+                self._has_header = True
+            elif words[:1] == ["GPU"] and len(words) == 2 + len(FIELDS) and words[1].isdigit():
+                self._newest[int(words[1])] = words[2:]
+            elif words and not line.startswith("ID"):
+                self._said = line
+
     def _lines(self) -> Iterator[str]:
         while True:
             try:
@@ -133,9 +164,18 @@ class Dcgmi:
             except BlockingIOError:
                 return
             if not chunk:
+                self._is_at_end = True
                 return
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
+
+    def _ending(self) -> str:
+        # A command that closed its output and lives on is ended: nothing follows.
+        try:
+            returncode = self._process.wait(LAST_WAIT_S)
+        except subprocess.TimeoutExpired:
+            return f"dcgmi closed its output: {self._said[:200]}"
+        return f"dcgmi ended with code {returncode}: {self._said[:200]}"
 
 
 class Exporter:

@@ -1,7 +1,8 @@
 """Read the GPUs in a process of its own, because a call of a driver may never return.
 
 `reader INTERVAL_S` opens the first source that answers and prints JSON lines: `{"source": …, "missing": …}` once, then
-for each byte of its standard input one line with the values. The sampler waits for each answer with a deadline, goes on
+for each byte of its standard input one line with the values. A source that ends makes the reader open the next one,
+and print the first line again. The sampler waits for each answer with a deadline, goes on
 without it, and replaces a reader that stays silent. The process ends with its standard input, or with its parent.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 from holdfast.core.processes import die_with_parent
 from holdfast.profile.recording import SeriesId
 from holdfast.profile.sources.probe import Open, gpu_sources, probe
-from holdfast.profile.sources.source import CannotRead
+from holdfast.profile.sources.source import CannotRead, SourceEnded
 
 
 def main() -> None:
@@ -27,12 +28,25 @@ def serve(sources: dict[str, Open]) -> None:
     """Answer each byte of the standard input with a line of values; end with the standard input."""
     source, missing = probe(sources)
     _say({"source": None if source is None else source.name, "missing": missing})
+    has_given = False
     while source is not None and os.read(0, 1):
         try:
             values = source.read(now_ns := time.monotonic_ns())
+        except SourceEnded as error:
+            ended = source.name
+            source.close()
+            if not has_given:  # opened again, the source would end again
+                sources = {name: one for name, one in sources.items() if name != ended}
+            source, missing = probe(sources)
+            if source is None or source.name != ended:
+                missing = {ended: str(error), **missing}
+            _say({"source": None if source is None else source.name, "missing": missing})
+            has_given = False
+            continue
         except CannotRead as error:
             _say({"error": str(error)})
             continue
+        has_given = has_given or bool(values)
         rows = [
             [key.metric, key.source, key.device, key.interval_s, value]
             for key, value in values.items()

@@ -27,6 +27,10 @@ class CannotRead(Exception):
     """A source gives no values; the message states the reason."""
 
 
+class SourceEnded(CannotRead):
+    """A source gives no values any more; another source may."""
+
+
 class Source(Protocol):
     """Measures some metrics of one node."""
 
@@ -40,6 +44,7 @@ class Source(Protocol):
 
         Raises:
             CannotRead: the source gives no values.
+            SourceEnded: the source gives no values any more.
         """
         ...
 

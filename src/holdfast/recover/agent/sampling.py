@@ -13,14 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from holdfast.core.child_process import RestartLimit, end_soon
-from holdfast.core.processes import module_command
+from holdfast.core.child_process import end_soon
+from holdfast.profile import sampler_command, sampler_limit
 
-MODULE: Final = "holdfast.profile.sampler"
-INTERVAL_S: Final = 1.0
-RESTARTS: Final = 1000
-QUICK_END_S: Final = 5.0
-QUICK_ENDS: Final = 5
+FEED_EVERY_S: Final = 1.0
 RESTART_WAIT_S: Final = 1.0
 
 
@@ -49,7 +45,7 @@ class Sampling:
         """Run the sampler, again each time it ends, until this is cancelled."""
         await self._is_wanted.wait()
         assert self._folder is not None
-        limit = RestartLimit(restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS)
+        limit = sampler_limit()
         while True:
             began_s = time.monotonic()
             try:
@@ -63,9 +59,9 @@ class Sampling:
             await asyncio.sleep(RESTART_WAIT_S)
 
     async def _run(self, folder: Path) -> int:
-        command, environment = module_command(MODULE)
+        command, environment = sampler_command(folder, self._node)
         process = await asyncio.create_subprocess_exec(
-            *(*command, str(folder), self._node, str(INTERVAL_S)),
+            *command,
             env=environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
@@ -90,4 +86,4 @@ class Sampling:
                     process.stdin.write(json.dumps({"ranks": ranks}).encode() + b"\n")
                     await process.stdin.drain()
                     said = ranks
-                await asyncio.sleep(INTERVAL_S)
+                await asyncio.sleep(FEED_EVERY_S)
