@@ -33,6 +33,7 @@ import psutil
 from common.jobs import DoesNotWork, say
 from common.machine import OthersLoad
 from common.table import Must, Row, parse_arguments, report
+from holdfast.core.clock import wall_offset_s
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 from holdfast.recover.agent.outbox import SUM_S, Outbox
@@ -481,7 +482,8 @@ async def supervised(home: Path, *, nodes: int, steady_s: float, rounds: int) ->
     node = await Stream.of_socket(ours)
     begin = {"kind": "begin", "run_id": "r", "home": str(home), "ledger": url, "token": TOKEN}
     begin |= {"node_id": "n000", "after": None, "is_lost": False, "adopts": False}
-    node.send({**begin, "stop": None, "notify": []})
+    begin |= {"stop": None, "notify": [], "wall_offset_s": wall_offset_s()}
+    node.send(begin)
     observed: list[str] = []
     reading = asyncio.create_task(_read_all(node, observed))
     try:

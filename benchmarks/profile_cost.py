@@ -4,15 +4,11 @@ The peer is the same loop without a profile, in turn in one process: A/B/A/B. CP
 shared machine says little: it is told with its noise.
 """
 
-import sys
-
-# Else the standard library's `import profile`, which PyTorch needs, would find this file.
-sys.path.append(sys.path.pop(0))
-
 import gzip
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -339,7 +335,7 @@ def main() -> int:
         with OthersLoad() as others:
             rows = rows_of(size, quiet)
     except DoesNotWork as error:
-        say(f"profile.py: {error}")
+        say(f"profile_cost.py: {error}")
         return 1
     devices = (
         "no GPU was there: the time of a driver is in no row; emulated GPUs give the time of reading, checking and "
