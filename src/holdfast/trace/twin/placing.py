@@ -1,7 +1,7 @@
-"""Stage 6: a start for every batch, such that jobs never hold more GPUs than there are.
+"""Stage 7: a start for every batch, such that jobs never hold more GPUs than there are.
 
 A job's run is fixed by its bins, so only its moment can give way. Batches are placed by falling GPU time on a grid of
-five minutes, each at a moment drawn from the rate of arrivals, another one where GPUs would not suffice. A job counts
+five minutes, each at its own moment, or the nearest one at which GPUs suffice. A job counts
 in every bucket that it touches, so the true use is never above what is counted.
 """
 
@@ -13,7 +13,8 @@ import numpy as np
 from holdfast.trace.twin.arrivals import BUCKET_S
 from holdfast.trace.twin.model import Floats, Ints
 
-_TRIES: Final = 12
+_TRIES: Final = 6
+_NEAR_S: Final = 300.0
 _LONG_JOBS: Final = 0.8
 """Part of the cluster that the jobs with the most GPU time share; what comes after them gets more and more."""
 
@@ -31,7 +32,7 @@ class Demand:
 def placed(
     demand: Demand,
     *,
-    rate: Floats,
+    wanted_s: Floats,
     latest_s: Floats,
     fixed: dict[int, int],
     capacity_gpus: int | None,
@@ -42,7 +43,7 @@ def placed(
 
     Args:
         demand: the jobs; batches are numbered from 0 without gaps.
-        rate: share of arrivals by bucket.
+        wanted_s: by batch, when it would come.
         latest_s: by batch, the last moment that it may start.
         fixed: batches whose moment is given.
         capacity_gpus: the bound; None: no bound.
@@ -50,16 +51,7 @@ def placed(
         rng: the draw.
     """
     count = len(latest_s)
-    curve = np.concatenate([[0.0], np.cumsum(rate)])
-    curve /= curve[-1]
-
-    def moments(batches: Ints, tries: int) -> Ints:
-        latest = np.interp(latest_s[batches] / BUCKET_S, np.arange(len(curve)), curve)
-        drawn = rng.random((tries, len(batches))) * latest
-        found = np.interp(drawn, curve, np.arange(len(curve))) * BUCKET_S
-        return np.asarray(np.minimum(found, latest_s[batches]), dtype=np.int64)
-
-    starts: Ints = np.asarray(moments(np.arange(count), 1)[0])
+    starts: Ints = np.clip(wanted_s, 0, latest_s).astype(np.int64)
     for batch, start in fixed.items():
         starts[batch] = start
     if capacity_gpus is None or not len(demand.batches):
@@ -78,7 +70,10 @@ def placed(
     # weeks, and people keep their quota free.
     placed_part = (np.cumsum(held[rank]) - held[rank]) / max(float(held.sum()), 1.0)
     usual = np.floor(capacity_gpus * (_LONG_JOBS + (1 - _LONG_JOBS) * placed_part))
-    tries = moments(np.arange(count), _TRIES)
+    # A few moments near the wanted one, then the nearest that there is.
+    away_s = rng.normal(size=(_TRIES, count)) * _NEAR_S * 2.0 ** np.arange(_TRIES)[:, None]
+    away_s[0] = 0.0
+    tries = np.clip(starts + away_s, 0, latest_s).astype(np.int64)
     for batch, most in zip(rank, usual.tolist(), strict=True):
         jobs = slice(edges[batch], edges[batch + 1])
         own = gpus[jobs], begins[jobs], ends[jobs]
@@ -90,7 +85,12 @@ def placed(
                 break
         else:
             start = grid.search(
-                int(latest_s[batch]), *own, most=most, after=may_exceed_window, rng=rng
+                int(starts[batch]),
+                int(latest_s[batch]),
+                *own,
+                most=most,
+                after=may_exceed_window,
+                rng=rng,
             )
         grid.hold(start, *own)
         starts[batch] = start
@@ -130,6 +130,7 @@ class _Grid:
 
     def search(
         self,
+        wanted: int,
         latest: int,
         gpus: Ints,
         begins: Ints,
@@ -151,7 +152,8 @@ class _Grid:
             blocked = np.concatenate([[0], np.cumsum(self.held + peak > bound)])
             free = np.flatnonzero(blocked[begin + length] == blocked[begin])
             if len(free):
-                return int(min(rng.choice(free) * BUCKET_S, latest))
+                nearest = int(np.argmin(np.abs(free - wanted // BUCKET_S)))
+                return int(min(free[nearest] * BUCKET_S, latest))
         if after:
             used = np.flatnonzero(self.held)
             start = int(used[-1] + 1) * BUCKET_S
