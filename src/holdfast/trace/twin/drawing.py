@@ -338,14 +338,14 @@ def _normal_ranks(values: Floats, groups: Ints) -> Floats:
 
 
 def _below(queues: Ints, score: Floats, ceiling: Ints) -> Ints:
-    """The queueing times of jobs, none above its ceiling: the longest first, each to the highest score that it fits.
+    """Return the queueing times of jobs, none above its ceiling: the longest goes to the highest score that it fits.
 
-    That succeeds whenever any assignment does; a job that no time is left for waits as long as it lasts.
+    That succeeds whenever any assignment does. A time that no job is long enough for is cut to the longest job left.
     """
     by_ceiling = np.argsort(-ceiling, kind="stable").tolist()
     ceilings, scores = ceiling.tolist(), score.tolist()
     fitting: list[tuple[float, int]] = []
-    dealt, taken, left = np.full(len(queues), -1), 0, 0
+    dealt, taken = np.empty_like(queues), 0
     for queue in np.sort(queues)[::-1].tolist():
         while taken < len(by_ceiling) and ceilings[by_ceiling[taken]] >= queue:
             heapq.heappush(fitting, (-scores[by_ceiling[taken]], by_ceiling[taken]))
@@ -353,7 +353,6 @@ def _below(queues: Ints, score: Floats, ceiling: Ints) -> Ints:
         if fitting:
             dealt[heapq.heappop(fitting)[1]] = queue
         else:
-            left += 1
-    if left:
-        dealt = np.where(dealt < 0, ceiling, dealt)
+            dealt[by_ceiling[taken]] = ceilings[by_ceiling[taken]]
+            taken += 1
     return dealt

@@ -281,8 +281,8 @@ def order_statistics(
 ) -> tuple[float, float, float, float]:
     """Return four statistics of jobs in the order of submission.
 
-    The statistics are: the part of jobs with as many GPUs as the job before, the correlation of log GPUs with that of the job
-    before, the same of log duration, and the squared coefficient of variation of the gaps between submissions.
+    The statistics are: the part of jobs with as many GPUs as the job before, the correlation of log GPUs with those of
+    the job before, the same of log duration, and the squared coefficient of variation of the gaps between submissions.
     """
     gaps = np.diff(moments)
     return (
