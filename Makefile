@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # folders, the longest first (tests/conftest.py): by their number of tests, the long end-to-end runs would all come last.
 PARALLEL := --numprocesses $(shell echo $$(($$(nproc) * 5 / 2))) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test coverage test-slow test-gpu lint collect format examples bench bench-quick picture ci clean
+.PHONY: demo test coverage test-slow test-gpu lint collect format examples bench bench-quick picture profile-cases ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
@@ -65,6 +65,12 @@ bench-quick: $(QUICK)
 
 quick-%: $(VENV)/.dev
 	$(BIN)/python benchmarks/$*.py --quick
+
+# The synthetic 123B job in two layouts, and an evaluation: recordings and pages.
+profile-cases: $(VENV)/.dev
+	$(BIN)/python -m holdfast.profile.synthetic profile-cases
+	$(BIN)/holdfast profile report profile-cases/3d --compare profile-cases/zero
+	$(BIN)/holdfast profile report profile-cases/evaluation
 
 picture: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python docs/images/make_pictures.py

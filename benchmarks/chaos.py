@@ -47,7 +47,7 @@ from common.jobs import (
     wait_until,
 )
 from common.machine import OthersLoad
-from common.nodes import Nodes, Postgres, can_mount, work_folder
+from common.nodes import Nodes, Postgres, can_mount, small_disk, work_folder
 from common.table import Must, Row, parse_arguments, print_table, report
 from holdfast.core.accounting import RunSummary, summarize
 from holdfast.core.ledger import Ledger
@@ -72,7 +72,9 @@ MTBF_S = 60.0
 STEP_S = 0.1
 SAVE_EVERY = 10
 STEPS_A_KILL = 15
-"""Steps for each instant: a checkpoint comes between two of them, which are two thirds of this number apart."""
+"""Steps from one instant to the next: a checkpoint comes between them."""
+MOST_STEPS_A_KILL = 45
+"""Steps of the script for each instant: also those that pass while an instant waits for a start."""
 LAST_STEPS = 20
 START_S = 3.0
 """Seconds within which a fault that is to meet a start comes."""
@@ -272,7 +274,12 @@ def conduct(
     is_storm = part == "storm"
     shared = {one.name for one in Path("/dev/shm").iterdir()}
     with ExitStack() as stack:
-        folder = stack.enter_context(work_folder(on_tmpfs=is_storm and can_mount()))
+        folder = stack.enter_context(work_folder())
+        # The checkpoints fill a disk of their own: the script's own files are not what a full disk is to hit.
+        disk = folder / "disk"
+        disk.mkdir()
+        if is_storm and can_mount():
+            stack.enter_context(small_disk(disk))
         hosts = None
         if is_storm and Hosts.missing() is None:
             hosts = stack.enter_context(Hosts.made([f"n{n}" for n in range(1, 3 + spares)]))
@@ -286,11 +293,12 @@ def conduct(
             run_id="r",
             seed=steps,
             orders=folder / "orders",
-            checkpoints=folder / "checkpoints",
+            checkpoints=disk / "checkpoints",
             hosts=hosts,
         )
         stack.callback(injector.close)
         words = (SCRIPT, str(steps), "--save-every", str(SAVE_EVERY), *options)
+        words = (*words, "--checkpoints", "disk/checkpoints")
         nodes = Nodes(
             folder,
             (sys.executable, *words),
@@ -351,7 +359,8 @@ def instants(count: int, source: random.Random) -> Outcome:
         for number, kind in enumerate(chosen):
             meets_start = number % 4 == 1
             if not meets_start:
-                goal += STEPS_A_KILL
+                # From the newest step on: the last fault must be over before the ranks' pids are read.
+                goal = max(goal, run.steps.newest) + STEPS_A_KILL
                 if not run.wait(lambda g=goal: run.steps.newest >= g):  # type: ignore[misc]
                     return
                 done = run.steps.count
@@ -370,7 +379,7 @@ def instants(count: int, source: random.Random) -> Outcome:
                     say(f"ranks {pids} became {run.steps.pids()} through: {kind}")
             say(f"instant {number + 1} of {count}, step {run.steps.newest}: {kind}")
 
-    steps = STEPS_A_KILL * (count + 1) + LAST_STEPS
+    steps = MOST_STEPS_A_KILL * (count + 1) + LAST_STEPS
     return conduct("instants", steps, ("--step-s", "0.03"), strike, spares=0)
 
 

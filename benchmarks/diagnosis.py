@@ -16,8 +16,8 @@ from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
 from common.parts import run_parts
 from common.table import Row, parse_arguments, report
-from diagnosing import accuracy, compression, learning, nvrx, speed
-from diagnosing.cases import Case, dev_cases, laboratory, of_kind
+from diagnosing import accuracy, agents, compression, learning, makes, nvrx, speed
+from diagnosing.cases import Case, dev_cases, laboratory, of_kind, other_cases
 from diagnosing.systems import our_answers, peers_answers
 
 ROUNDS = 3
@@ -25,6 +25,8 @@ QUICK_KINDS = ("recorded", "noisy", "root_removed")
 ASKED_OF_FEW = ("dev", "compression")
 """Parts whose musts are also asked of a quick run; the others' are about hundreds of logs, or gigabytes."""
 DEV = Path(__file__).parents[2] / "shared" / "data" / "diagnosis_dev"
+PUBLIC = DEV.parents[1] / "cases" / "diagnosis"
+"""Failures out of public threads."""
 OPTIONS = """Besides: --dev DIR, labelled cases; --lab DIR, the laboratory's recordings (made there if it has none;
 without it anew each time, or a few with --quick); --nvrx DIR, the source of NVIDIA's resiliency extension;
 --calibrate, print the steps for holdfast.diagnose.explain.answer, measured on half of the laboratory, and end;
@@ -58,9 +60,12 @@ class Bench:
             self.lab = of_kind(cases, *QUICK_KINDS) if options.quick else cases
         return self.lab
 
-    def judge(self, cases: list[Case], *, peers: bool = True) -> accuracy.Judged:
+    def judge(
+        self, cases: list[Case], *, peers: bool = True, baselines_only: bool = False
+    ) -> accuracy.Judged:
         """All answers about `cases`; ours that are wrong are written down."""
-        theirs = peers_answers(cases, self.options.nvrx) if peers else {}
+        checkout = None if baselines_only else self.options.nvrx
+        theirs = peers_answers(cases, checkout) if peers else {}
         judged = accuracy.Judged(cases=cases, ours=our_answers(cases), peers=theirs)
         if self.options.misses is not None:
             with self.options.misses.open("a") as file:
@@ -71,6 +76,15 @@ class Bench:
 def _dev(bench: Bench) -> Iterator[Row]:
     if cases := bench.dev_cases():
         yield from accuracy.dev_rows(bench.judge(cases))
+
+
+def _makes(bench: Bench) -> Iterator[Row]:
+    options = bench.options
+    recorded = of_kind(bench.lab_cases(), "recorded") if options.lab or not options.quick else []
+    work = bench.folder / "foreign"
+    work.mkdir()
+    for name, cases in makes.makes(bench.dev_cases(), options.dev, recorded, work).items():
+        yield from makes.make_rows(name, bench.judge(cases, baselines_only=True))
 
 
 def _laboratory(bench: Bench) -> Iterator[Row]:
@@ -95,15 +109,28 @@ def _speed(bench: Bench) -> Iterator[Row]:
     )
 
 
+def _agents(bench: Bench) -> Iterator[Row]:
+    options, dev = bench.options, bench.options.dev
+    cases = [
+        *bench.dev_cases(),
+        *other_cases(dev / "labels_noisy2.jsonl", dev / "noisy2", "noisy2"),
+        *other_cases(PUBLIC / "labels.jsonl", PUBLIC, "public"),
+    ]
+    cases = cases or [case for case in bench.lab_cases() if case.path.is_file()]
+    yield from agents.rows(cases, quick=options.quick, seed=options.seed)
+
+
 def _learning(bench: Bench) -> Iterator[Row]:
     yield from learning.rows(bench.lab_cases(), quick=bench.options.quick)
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "dev": _dev,
+    "makes": _makes,
     "laboratory": _laboratory,
     "compression": _compression,
     "learning": _learning,
+    "agents": _agents,
     "speed": _speed,
 }
 

@@ -299,7 +299,7 @@ def _kind(words: str) -> str | None:
         ("holdfast.cli.main", "holdfast run"),
         ("holdfast.recover.supervisor_process", "supervisor"),
         ("holdfast.recover.agent.agent", "agent"),
-        ("holdfast.recover.guard", "guard"),
+        ("holdfast.recover.launching.guard", "guard"),
         ("torch.distributed.run", "torchrun"),
         ("holdfast.recover.shim.rank_shim", "shims"),
     ):

@@ -85,26 +85,36 @@ class Nodes:
 
 
 @contextmanager
-def work_folder(*, on_tmpfs: bool = False) -> Iterator[Path]:
-    """Make a folder for a run; `on_tmpfs` gives it a small file system of its own, which needs root."""
+def work_folder() -> Iterator[Path]:
+    """Make a folder for a run, and delete it in the end."""
     name = tempfile.mkdtemp(prefix="holdfast-nodes-")
-    if on_tmpfs:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MIB}m", "tmpfs", name], check=True
-        )
     try:
         yield Path(name)
     finally:
-        if on_tmpfs:
-            subprocess.run(["umount", "--lazy", name], check=False)
         shutil.rmtree(name, ignore_errors=True)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Mount a small file system of its own at `folder`, which needs root."""
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MIB}m", "tmpfs", str(folder)], check=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
 def can_mount() -> bool:
     """Return whether a file system can be mounted here."""
     if os.geteuid() != 0 or sys.platform != "linux":
         return False
-    with contextlib.suppress(OSError, subprocess.CalledProcessError), work_folder(on_tmpfs=True):
+    with (
+        contextlib.suppress(OSError, subprocess.CalledProcessError),
+        work_folder() as folder,
+        small_disk(folder),
+    ):
         return True
     return False
 

@@ -57,6 +57,24 @@ def dev_cases(folder: Path) -> list[Case]:
     return found
 
 
+def other_cases(labels: Path, logs: Path, kind: str) -> list[Case]:
+    """Labelled logs of one folder, such as another make of noise or public threads; none where there are no labels."""
+    if not labels.exists():
+        return []
+    return [
+        _case(
+            label,
+            id=f"{label['id']}/{kind}",
+            path=logs / f"{label['id']}.log",
+            kind=kind,
+            root_lines=frozenset(label["root_lines"]),
+            faulty=label["faulty"] or {},
+            cascade_first=label.get("cascade_before", False),
+        )
+        for label in _label_lines(labels)
+    ]
+
+
 def lab_cases(recorded: Path, variants: Path) -> list[Case]:
     """The laboratory's logs as recorded, a log a rank where torchrun told ranks apart, and their variants."""
     found = []
@@ -114,11 +132,11 @@ def _case(label: Mapping[str, Any], **known: Any) -> Case:
 
 
 def _labels(folder: Path) -> list[dict[str, Any]]:
-    return [
-        json.loads(line)
-        for line in (folder / "labels.jsonl").read_text().splitlines()
-        if line.strip()
-    ]
+    return _label_lines(folder / "labels.jsonl")
+
+
+def _label_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
 def _named(label: Mapping[str, Any], log: Path) -> Mapping[str, Any]:

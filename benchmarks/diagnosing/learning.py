@@ -179,10 +179,10 @@ def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
         )
         for case in confirmed
     ]
-    return Known.of(learn(incidents, rules, good=_good_runs()), incidents, base=rules.topics)
+    return Known.of(learn(incidents, rules, good=good_runs()), incidents, base=rules.topics)
 
 
-def _good_runs() -> list[str]:
+def good_runs() -> list[str]:
     """Lines of runs that ended well, one of each trainer."""
     from failure_lab import noise
     from failure_lab.routines import NOISE

@@ -24,6 +24,11 @@ def ours(path: Path, rules: Any = None, known: Any = None) -> Answer:
         said = conclude(scan(find_files([path]).files, rules))
     else:
         said = diagnose(path) if known is None else diagnose(path, known=known)
+    return answer_of(said)
+
+
+def answer_of(said: Any) -> Answer:
+    """A `Diagnosis` in the terms in which answers are judged."""
     return Answer(
         reason=said.reason,
         root_lines=tuple(line.line for line in said.root_lines),

@@ -1,4 +1,4 @@
-"""Makes the pictures in README.md: runs the demonstration, draws twins, and photographs their pages.
+"""Makes the pictures of README.md and docs/ from real pages, and photographs the pages.
 
 Needs Chromium (Debian: apt-get install chromium).
 """
@@ -44,11 +44,21 @@ def characterization(folder: Path) -> Path:
     return out / "index.html"
 
 
+def profile(folder: Path) -> Path:
+    """The page of a synthetic 123B job in two layouts."""
+    subprocess.run([sys.executable, "-m", "holdfast.profile.synthetic", folder], check=True)
+    report = ["profile", "report", str(folder / "3d"), "--compare", str(folder / "zero")]
+    subprocess.run([*HOLDFAST, *report], check=True)
+    return folder / "3d" / "profile.html"
+
+
 PICTURES = {
     # Down to the time line; the incidents, with their cited lines, and the proof come below.
     "report.png": (demonstration, 1260),
     # The answer, what was read, what the checks found, and the first findings.
     "trace.png": (characterization, 1260),
+    # The answer, the two layouts side by side, and the activity of each stage.
+    "profile.png": (profile, 1500),
 }
 """Picture, its page, and how far down it goes."""
 

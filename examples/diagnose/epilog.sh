@@ -1,5 +1,5 @@
 #!/bin/sh
-# EpilogSlurmctld in slurm.conf: why each failed job failed, in its accounting record:
+# EpilogSlurmctld in slurm.conf: how each failed job ended and why, in its accounting record:
 #
 #   sacct --format JobID,State,AdminComment%100
 #
@@ -16,6 +16,7 @@ comment=$(timeout 600 holdfast diagnose --json "$output" 2>/dev/null | python3 -
 import json, sys
 found = json.load(sys.stdin)
 who = " ".join(f"{name} {value}" for name, value in found["scope"].items())
-print(f"""{found["reason"]} {found["confidence"]:.2f} {found["action"]} {who}"""[:200])
+why = "" if found["outcome"] == "completed" else f"""{found["reason"]} {found["confidence"]:.2f} """
+print(f"""{found["outcome"]} {why}{found["action"]} {who}"""[:200].rstrip())
 ') || exit 0
 scontrol update JobId="$job" AdminComment="$comment"

@@ -4,7 +4,7 @@
 #SBATCH --ntasks-per-node=8
 #
 # Runs a command on all nodes. If it fails: asks why, and submits itself again only where that helps, without the
-# node at fault. Stops after HOLDFAST_ATTEMPTS attempts, and at once where somebody must mend the job first.
+# node at fault; not where the work was done and only its teardown failed. Stops after HOLDFAST_ATTEMPTS attempts, and at once where somebody must mend the job first.
 #
 #   sbatch resubmit.sh python train.py
 
@@ -29,7 +29,9 @@ answer=$(python3 -c '
 import json, sys
 found = json.load(open(sys.argv[1]))
 nodes = found["scope"].get("node", [])
-print(found["action"] if found["restart_helps"] else "stop", *([nodes] if isinstance(nodes, str) else nodes))
+# The command failed. Logs that do not say so (outcome running, unknown) are no reason not to try again.
+silent = found["outcome"] in ("running", "unknown")
+print("restart" if silent else found["action"] if found["restart_helps"] else "stop", *([nodes] if isinstance(nodes, str) else nodes))
 ' "$logs.json") || exit "$code"
 
 set -f # what follows splits `answer`, which comes from logs, into words

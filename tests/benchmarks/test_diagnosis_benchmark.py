@@ -397,3 +397,23 @@ def test_rules_without_a_reason_say_it_no_more(part, tmp_path):
     ours = part("diagnosing.systems").ours
     assert ours(log).reason == "KeyError"
     assert ours(log, rules).reason != "KeyError"
+
+
+def test_what_models_add_to_a_case_that_no_rule_knows(part, case, tmp_path):
+    """Over real HTTP: a perfect model's answer is taken and learned, a wrong model's spoils nothing."""
+    log = tmp_path / "job.log"
+    root = "[rank3]: lease 0x11 on fabric segment gone; quorum of the segment is void"
+    log.write_text(f"[rank0]: model built with 42 layers\n{root}\n[rank0]: closing the books\n")
+    known = case(
+        path=log, reason="NetworkError", accepted=frozenset({"NetworkError"}), root_lines=frozenset({2}),
+        restart_helps=True,
+    )  # fmt: skip
+    rows = part("diagnosing.agents").rows([known], quick=True, seed=0)
+    found = {row.measure: row.ours for row in rows}
+    assert found["logs that the rules leave open, of 1"] == 1
+    assert found["right of these, rules alone"] == 0
+    assert found["right of these, with a perfect model"] == 1
+    assert found["right of these, with a wrong model"] == 0
+    assert found["answers that a wrong model worsened"] == 0
+    assert found["of these, answered without it once confirmed"] == 1
+    assert found["other answers worsened by what was learned"] == 0

@@ -181,10 +181,13 @@ def test_a_cause_that_nobody_knows_is_answered_too(tmp_path):
     log = tmp_path / "job.log"
     log.write_text("step 1 loss 2\nbye\n")
     said = holdfast(log)
-    assert said.startswith("No cause was found.\n")
+    assert said.startswith("The job still runs, as far as its log goes.\n")
     assert "--compressed" in said
+    assert (answer(log)["reason"], answer(log)["action"]) == ("Unknown", "none")
+    log.write_text("step 1 loss 2\ncontainer trainer exited with code 7\n")
+    said = holdfast(log)
+    assert said.startswith("No cause was found.\n") or "exited with code 7" in said
     assert "the logs do not say" in said
-    assert answer(log)["reason"] == "Unknown"
 
 
 def test_explain_gives_the_sums(job):
@@ -223,9 +226,10 @@ def test_each_path_is_a_job_of_its_own_and_a_missing_one_does_not_stop_the_rest(
     ]
     assert [one["path"] for one in said] == [str(tmp_path / "missing"), str(log), str(binary)]
     assert [one.get("reason") for one in said] == [None, "KeyError", None]
-    assert "There is no log" in said[0]["error"]
-    assert "binary" in said[2]["error"]
-    assert {(one["schema"], one["version"]) for one in said} == {("holdfast.diagnosis", 1)}
+    assert "There is no log" in said[0]["error"]["message"]
+    assert said[0]["error"]["next_step"] == "Give a log file, or the folder of the job's logs."
+    assert "binary" in said[2]["error"]["message"]
+    assert {(one["schema"], one["version"]) for one in said} == {("holdfast.diagnosis", 2)}
 
 
 def test_each_takes_the_matches_of_a_pattern_apart(job):
@@ -374,14 +378,45 @@ def test_a_file_that_may_not_be_read_is_told():
     assert "/proc/self/mem: not readable" in holdfast("/proc/self/mem", fails=BadUse)
 
 
-def test_an_empty_file_is_answered_with_a_note(tmp_path):
+def test_an_empty_file_is_bad_use_that_says_so(tmp_path, schema):
     path = tmp_path / "rank-0.log"
     path.write_text("")
-    found = answer(path)
-    assert (found["reason"], found["root_line"]) == ("Unknown", None)
-    assert "empty" in found["notes"][0]
-    assert "empty" in answer("-", given="")["notes"][0]
-    assert "--compressed" not in holdfast(path), "there is nothing that could stand out"
+    assert holdfast(path, fails=BadUse) == (
+        f"{path} is empty. Give the log that the job's own output went to."
+    )
+    assert holdfast("-", given="", fails=BadUse).startswith("Standard input is empty.")
+    said = json.loads(holdfast(path, "--json", code=2))
+    jsonschema.validate(said, schema, cls=jsonschema.Draft202012Validator)
+    assert said["error"] == {
+        "message": f"{path} is empty.",
+        "next_step": "Give the log that the job's own output went to.",
+    }
+
+
+def test_an_error_is_an_object_for_programs(tmp_path):
+    said = json.loads(holdfast(tmp_path / "missing.log", "--json", code=2))
+    assert set(said) == {"schema", "version", "error"}
+    assert "missing.log" in said["error"]["message"]
+
+
+def test_a_run_that_ended_well_is_said_first_and_nothing_is_to_do(tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text("step 1 loss 2\nKeyError: 'a'\nTraining complete!\ntorchrun exit code: 0\n")
+    said = holdfast(log)
+    assert said.startswith("The job ended well: nothing to do.\n")
+    assert "completed (line 4: torchrun exit code: 0)" in said
+    assert "restart" not in said
+    found = answer(log)
+    assert (found["outcome"], found["action"], found["id"]) == ("completed", "none", None)
+    assert found["end_line"]["line"] == 4
+
+
+def test_only_what_failed_is_remembered_and_has_an_id(log, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    done = tmp_path / "done.log"
+    done.write_text("step 1 loss 2\nTraining complete!\n")
+    assert answer(done, "--remember")["id"] is None
+    assert answer(log, "--remember")["id"] == "m1"
 
 
 def test_a_line_without_end_is_shown_short(tmp_path):

@@ -91,6 +91,20 @@ def test_an_error_of_the_script_is_not_tried_again(slurm):
     assert slurm("resubmit.sh", *failing(*lines)) == (3, [])
 
 
+def test_finished_work_is_not_done_again(slurm, tmp_path):
+    lines = ("step 1 loss 2.0", "Training finished.", "container trainer exited with code 134")
+    assert slurm("resubmit.sh", *failing(*lines)) == (3, [])
+    log = tmp_path / "slurm-4711.out"
+    log.write_text("\n".join(lines) + "\n")
+    _, (call,) = slurm("epilog.sh", SLURM_JOB_EXIT_CODE="256", SLURM_JOB_STDOUT=str(log))
+    assert "AdminComment=completed_teardown_failed" in call
+
+
+def test_a_failure_that_the_logs_do_not_show_is_tried_again(slurm):
+    _, (call,) = slurm("resubmit.sh", *failing("step 1 loss 2.0"))
+    assert call.startswith("sbatch 2 --begin=now ")
+
+
 def test_attempts_have_an_end(slurm):
     assert slurm("resubmit.sh", *failing(GPU_LOST), HOLDFAST_ATTEMPT="4") == (3, [])
 
@@ -100,7 +114,7 @@ def test_the_epilog_puts_the_cause_into_the_record(slurm, tmp_path):
     log.write_text(f"step 1 loss 2.0\n{GPU_LOST}\n")
     code, (call,) = slurm("epilog.sh", SLURM_JOB_EXIT_CODE="256", SLURM_JOB_STDOUT=str(log))
     assert code == 0
-    assert call.startswith("scontrol update JobId=4711 AdminComment=NodeFailure 0.")
+    assert call.startswith("scontrol update JobId=4711 AdminComment=failed NodeFailure 0.")
     assert "exclude_and_restart" in call
     assert "node gn07" in call
 

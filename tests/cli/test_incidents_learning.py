@@ -1,6 +1,7 @@
 """`holdfast incidents confirm | correct` and `holdfast rules`, in process over a ledger made by hand."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,3 +196,21 @@ def test_a_model_must_be_named_before_a_good_run_is_recorded(place, tmp_path, mo
     with pytest.raises(HoldfastError, match="HOLDFAST_LLM_URL"):
         answer(place, rules, "good", "add", str(tmp_path / "good.log"), "--model")
     assert "No good runs" in answer(place, rules, "good", "ls")
+
+
+VERSION_2 = {"id", "outcome", "end_line"}
+
+
+def test_incidents_of_version_1_are_read_and_learned_from(place):
+    with Ledger.open(place.ledger) as ledger:
+        first = ledger.incident(1)
+        old = {key: value for key, value in first.diagnosis.items() if key not in VERSION_2}
+        ledger.add_incident(
+            replace(first, incident_id=None, attempt=2, diagnosis={**old, "version": 1})
+        )
+    said = answer(place, incidents, "show", "2")
+    assert "Incident 2 of run run-1, attempt 2" in said
+    assert "outcome" not in said
+    assert as_json(place, incidents, "show", "2")["diagnosis"]["version"] == 1
+    answer(place, incidents, "correct", "2", "--reason", "NetworkError")
+    assert as_json(place, incidents, "show", "2")["verdict"] == "corrected"

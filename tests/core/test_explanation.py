@@ -236,6 +236,8 @@ def test_notes_stand_between_the_incidents_in_the_order_of_time():
     events = [
         event("begun", 0.1, attempt=0),
         event("supervisor_followed", 5.0),
+        event("handed_over", 5.1, node="n2"),
+        event("rank_cut_off", 5.2, rank=3, why="it floods: 10001 messages in 0.4 s", pid=7),
         event("stop_asked", 40.0, attempt=2, by="Ctrl-C"),
         event("stop_asked", 41.0, attempt=2, by="the time limit of Slurm job 12"),
         event("leave_out", 37.0, attempt=2, first=3, last=5, doublings=0),
@@ -256,6 +258,8 @@ def test_notes_stand_between_the_incidents_in_the_order_of_time():
     told = [getattr(one, "text", "INCIDENT") for one in story([incident()], events).chain]
     assert told == [
         "The supervisor ended; the next one took over, and training went on.",
+        "The node of the supervisor was to end. So node n2 took the lead over, and training went on.",
+        "Rank 3 was cut off: it floods: 10001 messages in 0.4 s. Training went on, without a watch over this rank.",
         "INCIDENT",
         "Rank 1 is frozen. This waits for `holdfast runs approve r`.",
         "The proposal was withdrawn: the job makes steps again.",

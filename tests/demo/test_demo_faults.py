@@ -3,16 +3,18 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.demo.faults import (
     FIRST_INTERVAL,
+    INJECTED,
     KINDS,
     MARGIN_STEPS,
-    Injector,
     PlannedFault,
+    PlannedFaults,
     plan_faults,
 )
 
@@ -45,13 +47,13 @@ def test_too_few_steps_are_refused_with_the_number_that_suffices():
         plan_faults(0, steps=72, save_every=EVERY, world_size=2)
 
 
-def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
+def test_a_fault_strikes_once_when_its_step_is_reached(monkeypatch):
     broken = []
     plan = [
         PlannedFault(kind="Loss became NaN", rank=1, step=5),
         PlannedFault(kind="Bad node", rank=1, step=9),
     ]
-    injector = Injector(plan, tmp_path, 0, break_link=broken.append)
+    injector = PlannedFaults(plan, None, break_link=broken.append)
     monkeypatch.setenv("HOLDFAST_NODE_NAME", "here")
     pids = {0: os.getpid(), 1: os.getpid()}
     assert injector.stepped(4, pids) is None
@@ -66,11 +68,11 @@ def test_a_fault_strikes_once_when_its_step_is_reached(tmp_path, monkeypatch):
     assert injector.stepped(11, pids) is None
 
 
-def test_the_bad_node_is_the_one_that_the_rank_runs_on_now(tmp_path):
+def test_the_bad_node_is_the_one_that_the_rank_runs_on_now():
     """A replay of a broken loss moves ranks to other nodes."""
     broken = []
     plan = [PlannedFault(kind="Bad node", rank=1, step=1)]
-    injector = Injector(plan, tmp_path, 0, break_link=broken.append)
+    injector = PlannedFaults(plan, None, break_link=broken.append)
     code = "import signal; print(flush=True); signal.pause()"
     command = [sys.executable, "-S", "-c", code]
     environment = {**os.environ, "HOLDFAST_NODE_NAME": "node3"}
@@ -81,3 +83,30 @@ def test_the_bad_node_is_the_one_that_the_rank_runs_on_now(tmp_path):
         finally:
             rank.kill()
     assert broken == [told["node"]] == ["node3"]
+
+
+class Public:
+    """The public injector: the first fault finds nothing to strike."""
+
+    def __init__(self):
+        self.asked = []
+
+    def inject(self, kind, *, rank):
+        self.asked.append((kind, rank))
+        at_s = None if len(self.asked) == 1 else 1.0
+        return SimpleNamespace(took_effect_at_s=at_s, node="n2", pid=7, detail="bit 3 was flipped")
+
+
+@pytest.mark.parametrize("kind", sorted(INJECTED))
+def test_processes_and_checkpoints_are_struck_by_the_public_injector(kind):
+    public = Public()
+    planned = PlannedFaults(
+        [PlannedFault(kind=kind, rank=1, step=5)], public, break_link=pytest.fail
+    )
+    pids = {1: os.getpid()}
+    assert planned.stepped(5, pids) is None, "nothing was struck: again at the next step"
+    told = planned.stepped(6, pids)
+    assert (told["fault"], told["step"]) == (kind, 6)
+    assert "rank 1 on n2 (pid 7)" in told["detail"]
+    assert public.asked == [(INJECTED[kind], 1)] * 2
+    assert planned.stepped(7, pids) is None

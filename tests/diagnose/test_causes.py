@@ -7,7 +7,7 @@ import yaml
 
 from holdfast.diagnose.rules.causes import kinds
 from holdfast.diagnose.rules.packaged import packaged_rules
-from holdfast.diagnose.rules.rules import ROUTINE
+from holdfast.diagnose.rules.rules import ENDING, ROUTINE
 
 GIVEN = yaml.safe_load(
     (resources.files("holdfast.diagnose.rules") / "causes.yaml").read_text("utf-8")
@@ -16,7 +16,7 @@ KINDS = kinds()
 
 
 def test_every_rule_has_a_kind_that_exists():
-    assert {rule.kind for rule in packaged_rules().rules} <= {*KINDS, ROUTINE}
+    assert {rule.kind for rule in packaged_rules().rules} <= {*KINDS, ROUTINE, ENDING}
 
 
 def test_every_kind_is_used_by_a_rule():

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from holdfast.core.errors import NotFound
-from holdfast.diagnose import Diagnosis, Hang, JobContext, RankExit, diagnose
+from holdfast.diagnose import BrokenLoss, Diagnosis, Hang, JobContext, RankExit, diagnose
 
 STEPS = "".join(f"step {step} loss {3 - step / 100:.3f}\n" for step in range(1, 38))
 GLOO = """\
@@ -181,6 +181,45 @@ def test_context_alone_says_the_same_as_the_observer(tmp_path):
     assert frozen.decided_by == ("observer-frozen-stopped",)
 
 
+LOADER = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.11/multiprocessing/queues.py", line 264, in _feed
+    send_bytes(obj)
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "RuntimeError: DataLoader worker (pid 4250) is killed by signal: Killed.",
+        "FileNotFoundError: [Errno 2] No such file or directory",
+    ],
+)
+@pytest.mark.parametrize("value", [float("nan"), 900.0])
+def test_what_a_job_prints_that_was_killed_for_its_loss_is_no_root(job, printed, value):
+    """All ranks trained when the loss was found broken, so that nothing had ended one of them."""
+    broken = BrokenLoss(value=value, step=171, first_step=170, usual=2.1)
+    exits = tuple(
+        RankExit(rank=rank, pid=4241 + rank, at_monotonic_s=5.0, signal=9) for rank in range(2)
+    )
+    context = JobContext(exits=exits, broken_loss=broken, last_step=171, stopped_ranks=(0, 1))
+    rule = "observer-spike" if value == 900 else "observer-not-finite"
+    for logs in ({}, {"rank_1": LOADER.format(printed)}):
+        assert job(context, **logs).decided_by == (rule,), logs
+
+
+def test_a_fault_of_the_hardware_still_explains_a_broken_loss(job):
+    broken = BrokenLoss(value=float("nan"), step=171, first_step=170)
+    kernel = (
+        "[ 4213.1] NVRM: Xid (PCI:0000:b3:00): 48, pid=4242, name=python, DBE (double bit error)\n"
+    )
+    found = job(JobContext(broken_loss=broken), kernel=kernel)
+    assert (found.reason, dict(found.scope)) == ("ECCError", {"gpu": "0000:b3:00"})
+
+
 def test_an_exit_code_alone_is_unknown(job):
     found = job(
         rank_0=STEPS,
@@ -332,6 +371,8 @@ def test_cascade_alone_is_its_own_reason_with_little_confidence(job):
 
 def test_the_same_root_on_all_ranks(job):
     found = job(rank_0=traceback("KeyError: 'a'"), rank_1=traceback("KeyError: 'a'"))
+    assert found.scope == {}
+    found = job(rank_0=traceback("KeyError: 'a'"), rank_1=traceback("KeyError: 'a'"), rank_2="")
     assert found.scope == {"rank": [0, 1]}
     assert len(found.root_lines) == 2
 
@@ -340,10 +381,11 @@ def test_json_is_plain_and_whole(job):
     answer = job(rank_0=STEPS + GLOO, rank_1=KEY).to_json()
     assert json.loads(json.dumps(answer)) == answer
     assert list(answer) == [
-        "schema", "version", "reason", "category", "root_line", "root_lines", "evidence", "scope", "action",
-        "restart_helps", "mitigation", "confidence", "alternatives", "similar", "decided_by", "notes", "fingerprint",
+        "schema", "version", "id", "outcome", "end_line", "reason", "category", "root_line", "root_lines", "evidence",
+        "scope", "action", "restart_helps", "mitigation", "confidence", "alternatives", "similar", "decided_by",
+        "notes", "fingerprint",
     ]  # fmt: skip
-    assert (answer["schema"], answer["version"]) == ("holdfast.diagnosis", 1)
+    assert (answer["schema"], answer["version"]) == ("holdfast.diagnosis", 2)
     assert set(answer["root_line"]) == {"file", "line", "text"}
     assert {one["role"] for one in answer["evidence"]} == {"root", "cascade", "teardown"}
 

@@ -78,5 +78,10 @@ def test_a_program_that_says_nothing(tmp_path):
     found = run_and_diagnose(
         tmp_path / "rank-0.log", "-c", "import sys; print('hello'); sys.exit(3)"
     )
-    assert (found.reason, found.restart_helps, found.root_line) == ("Unknown", True, None)
+    assert (found.outcome, found.reason, found.action, found.root_line) == (
+        "unknown",
+        "Unknown",
+        "none",
+        None,
+    )
     assert found.confidence == pytest.approx(0.2)

@@ -101,7 +101,7 @@ def test_nothing_is_swallowed(text):
         (
             "Jun  1 03:11:47 n7 kernel: [ 1843.308145] NVRM: Xid",
             "NVRM: Xid",
-            {"host": "n7", "time": "1843.308145"},
+            {"host": "n7", "time": "Jun  1 03:11:47"},
         ),
         (
             "2025-11-09 15:39:31.043 +08:00 [2025-11-09 07:39:30] n8:28:1219 [0] x",

@@ -36,8 +36,15 @@ OOM = "Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:800
         ("[default3]:KeyError: 'a'", {"local_rank": 3}),
         ("12: KeyError: 'a'", {"rank": 12}),
         ("12: [rank13]: KeyError: 'a'", {"rank": 13}),
-        ("(RayTrainWorker pid=811, ip=10.0.0.3) KeyError: 'a'", {"node": "10.0.0.3"}),
-        ("(RayTrainWorker pid=811, ip=127.0.0.1) KeyError: 'a'", {}),
+        ("(RayTrainWorker pid=811, ip=10.0.0.3) KeyError: 'a'", {}),
+        (
+            "(RayTrainWorker pid=811, ip=10.0.0.3) RuntimeError: CUDA error: unspecified launch failure",
+            {"node": "10.0.0.3"},
+        ),
+        (
+            "(RayTrainWorker pid=811, ip=127.0.0.1) RuntimeError: CUDA error: unspecified launch failure",
+            {},
+        ),
         ("KeyError: 'a'", {}),
         (f"[ 4213.1] {XID}", {"gpu": "0000:b3:00"}),
         (f"[ 4213.1] {LINK}", {"gpu": "0000:b3:00", "link": 8}),
@@ -52,9 +59,9 @@ OOM = "Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:800
             {},
         ),
         ("gn17:13571:13590 [3] KeyError: 'a'", {"local_rank": 3, "node": "gn17"}),
-        ("gn17:13571:13590 [0] KeyError: 'a'", {"node": "gn17"}),
-        ("Jun  1 03:11:47 gn17 python[811]: KeyError: 'a'", {"node": "gn17"}),
-        ("2026-06-01T03:11:47+0000 gn17 python[811]: KeyError: 'a'", {"node": "gn17"}),
+        ("gn17:13571:13590 [0] KeyError: 'a'", {}),
+        ("Jun  1 03:11:47 gn17 python[811]: KeyError: 'a'", {}),
+        ("2026-06-01T03:11:47+0000 gn17 python[811]: MemoryError", {"node": "gn17"}),
     ],
 )
 def test_what_a_line_names(scope, line, wanted):
@@ -86,17 +93,19 @@ def test_the_process_that_the_kernel_killed_has_a_rank(scope):
     )
 
 
-def test_all_ranks_of_a_large_job_are_named_up_to_a_limit(scope):
-    found = scope(*(f"[rank{rank}]: ImportError: no module named flash_attn" for rank in range(60)))
-    assert found == {"rank": list(range(60))}
-    assert (
-        len(
-            scope(*(f"[rank{rank}]: ImportError: no module named x" for rank in range(2000)))[
-                "rank"
-            ]
-        )
-        <= 64
-    )
+def test_what_every_rank_says_is_nobodys_fault(scope):
+    missing = "ImportError: no module named flash_attn"
+    assert scope(*(f"[rank{rank}]: {missing}" for rank in range(60))) == {}
+    assert scope(*(f"[default{rank}]:{missing}" for rank in range(8))) == {}
+    assert scope(f"[rank0]: {missing}") == {"rank": 0}
+
+
+def test_ranks_are_named_up_to_a_limit(scope):
+    """Where one rank at least got on without the error."""
+    failed = [f"[rank{rank}]: ImportError: no module named x" for rank in range(1, 61)]
+    assert scope(*steps(0, 1), *failed) == {"rank": list(range(1, 61))}
+    failed += [f"[rank{rank}]: ImportError: no module named x" for rank in range(61, 2000)]
+    assert len(scope(*steps(0, 1), *failed)["rank"]) <= 64
 
 
 # --- absence ---------------------------------------------------------------------------------------------------------

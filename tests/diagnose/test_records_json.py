@@ -374,3 +374,29 @@ def test_any_json_gets_an_answer(tmp_path_factory, entries, indent):
     log = tmp_path_factory.mktemp("log") / "a.log"
     log.write_text("\n".join(json.dumps(entry, indent=indent) for entry in entries))
     json.dumps(diagnose(log).to_json())
+
+
+def test_json_behind_a_prefix_is_read_and_names_the_rank(tmp_path):
+    said = json.dumps({"level": "error", "rank": 2, "msg": "training failed", "exc_info": STACK})
+    (tmp_path / "job.log").write_text(f"2026-01-02T03:04:05.123456789Z stderr F {said}\n")
+    found = diagnose(tmp_path)
+    assert (found.reason, found.scope, found.root_text) == (
+        "KeyError",
+        {"rank": 2},
+        "KeyError: 'a'",
+    )
+
+
+def test_ranks_that_log_json_in_turn_are_parted(tmp_path):
+    """A line of JSON a line of a traceback: those of two ranks stand between each other."""
+    stacks = {rank: STACK.replace("'a'", f"'of {rank}'").splitlines() for rank in (0, 1)}
+    lines = [
+        json.dumps({"rank": rank, "message": stack[at]})
+        for at in range(len(STACK.splitlines()))
+        for rank, stack in stacks.items()
+    ]
+    lines.append(
+        json.dumps({"rank": 2, "message": "ValueError: another"})
+    )  # not all ranks fail alike
+    (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
+    assert diagnose(tmp_path).scope == {"rank": [0, 1]}

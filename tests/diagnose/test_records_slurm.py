@@ -136,7 +136,17 @@ def test_the_signal_that_ended_a_step_is_said(write, job, step):
 
 
 @both
-@pytest.mark.parametrize("state", ["COMPLETED", "RUNNING", "PENDING"])
+def test_a_job_that_completed_says_so_and_its_steps_say_nothing(write, job, step):
+    path = write(job("COMPLETED") | {"steps": [step("COMPLETED", "batch")]})
+    (line,) = said(path)
+    assert "state=COMPLETED" in line.text
+    found = diagnose(path)
+    assert (found.outcome, found.action) == ("completed", "none")
+    assert "COMPLETED" in path.read_text().splitlines()[found.end_line.line - 1]
+
+
+@both
+@pytest.mark.parametrize("state", ["RUNNING", "PENDING"])
 def test_what_did_not_fail_says_nothing(write, job, step, state):
     assert said(write(job(state) | {"steps": [step(state, "batch")]})) == []
     assert diagnose(write(job(state))).reason == "Unknown"

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.explain.scan import scan
+from holdfast.diagnose.explain.scan import KEPT_PER_RULE, Event, scan
 from holdfast.diagnose.logs.files import find_files
 from holdfast.diagnose.rules.packaged import packaged_rules
 
@@ -104,3 +104,16 @@ def test_an_error_while_starting_was_survived_however_many_ranks_print_steps(tmp
     found = diagnose(log)
     assert found.reason == "ValueError"
     assert [one.role for one in found.evidence if one.line == 1] == ["recovered"]
+
+
+def test_errors_without_signs_of_life_between_them_are_weighed_once(tmp_path, monkeypatch):
+    """The time for a log of errors alone does not grow with the events that are kept of each rule."""
+    weighed = []
+    recovered = Event.recovered.fget
+    monkeypatch.setattr(
+        Event, "recovered", property(lambda event: weighed.append(event) or recovered(event))
+    )
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"ValueError: {'x' * length}\n" for length in range(500)))
+    assert len(events(log)) == 2 * KEPT_PER_RULE
+    assert len(weighed) == KEPT_PER_RULE

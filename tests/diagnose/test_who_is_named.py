@@ -49,7 +49,8 @@ def test_a_number_that_names_no_device(text):
     [
         ("gn7:306:3306 [3] alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n", {"local_rank": 3, "node": "gn7"}),
         ("RuntimeError: Allocation on device 0 would exceed allowed memory. (out of memory)\n", {"gpu": "0"}),
-        ("c000001: FileNotFoundError: [Errno 2] No such file or directory: '/d/x.npy'\n", {"node": "c000001"}),
+        ("c000001: FileNotFoundError: [Errno 2] No such file or directory: '/d/x.npy'\n", {}),
+        ("c000001: OSError: [Errno 28] No space left on device: '/d/x.npy'\n", {"node": "c000001"}),
         (
             SPAWNED,
             {"local_rank": 1},

@@ -18,7 +18,7 @@ from holdfast.core.paths import ledger_url
 from holdfast.demo.faults import KINDS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def demo(tmp_path_factory):
     options = ["--seed", "7", "--steps", "84", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "holdfast.cli.main", "demo", *options]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=380, check=False, env=os.environ
+        command, capture_output=True, text=True, timeout=850, check=False, env=os.environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return out, json.loads(done.stdout)

@@ -17,6 +17,8 @@ from end_to_end_world import (
 )
 from gated_engine import Gate, finished_keys
 
+from holdfast.profile import Recording
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("nothing_is_left"),
@@ -65,6 +67,13 @@ def test_engines_on_two_nodes_are_stopped_in_the_middle_and_one_goes_on(e2e, sto
     assert "took" in out
     assert "lower bound" in out
     assert "1 of 1 engine ready" in err
+
+    profiled = Recording.read(folder / "profile")
+    assert {"load", "preprocess", "prefill", "decode", "metric"} == {
+        span.phase for span in profiled.spans
+    }
+    assert profiled.ranks == [0, 1], "the two nodes"
+    assert profiled.of("host_memory_used")
 
     # lm-eval's own table reads what was written.
     from lm_eval.utils import make_table

@@ -12,7 +12,7 @@ import torch
 
 from holdfast.core.errors import BadUse
 from holdfast.core.link import take_batches
-from holdfast.recover.attach import WAITING_STEPS, Run, _Link, _number
+from holdfast.recover.attach import WAITING_STEPS, Run, _Link, _number, _record_phases
 from holdfast.recover.channel import encode
 
 
@@ -315,3 +315,12 @@ def test_a_loop_that_outruns_the_channel_still_reports_its_last_step():
     assert steps[-1] == last
     assert len(steps) <= WAITING_STEPS + 2
     assert [one["event"] for one in told if one["kind"] == "event"] == ["note"]
+
+
+def test_a_rank_whose_profile_cannot_begin_attaches_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_PROFILE", str(tmp_path))
+    monkeypatch.setenv("RANK", "%(rank)s")
+
+    _record_phases()
+
+    assert not list(tmp_path.iterdir())

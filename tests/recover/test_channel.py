@@ -236,7 +236,7 @@ def heard_of_a_stranger(first, answer=b""):
     return with_server(scenario)
 
 
-def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on():
+def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on_and_then_cut_off():
     async def scenario(server, heard):
         for rubbish in (
             frame(b"x" * (MAX_MESSAGE_BYTES + 1), 2 * MAX_MESSAGE_BYTES),
@@ -245,12 +245,33 @@ def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on():
         ):
             client = await connect(server)
             client._socket.sendall(rubbish)
-            assert await asyncio.to_thread(client.receive) is None
+            last = await asyncio.to_thread(client.receive)
             client.close()
-        await heard_kinds(heard, 6)
+        assert last == {"kind": "displaced"}, "its training goes on"
+        await heard_kinds(heard, 7)
+        with pytest.raises(ChannelError, match="did not admit"):
+            await connect(server)
+        other = await connect(server, peer=replace(RANK, pid=2))
+        other.close()
 
-    kinds = [message["kind"] for _, message in with_server(scenario)]
-    assert kinds == ["hello", "gone"] * 3
+    heard = with_server(scenario)
+    kinds = [message["kind"] for _, message in heard]
+    assert kinds[:7] == ["hello", "gone", "hello", "gone", "hello", "cut_off", "gone"]
+    assert heard[5] == (RANK, {"kind": "cut_off", "why": "it sends what is no message"})
+    assert "hello" in kinds[7:], "the rank's next process is another one"
+
+
+def test_a_process_of_another_rank_is_not_admitted_and_named():
+    async def scenario(server, heard):
+        server._suspect = lambda peer: "process 1 of rank 3 reports as this rank"
+        with pytest.raises(ChannelError, match="did not admit"):
+            await connect(server)
+        assert await heard_kinds(heard, 1) == ["cut_off"], "it is named once"
+        server._suspect = lambda peer: ""
+        client = await connect(server, peer=replace(RANK, pid=2))
+        client.close()
+
+    with_server(scenario)
 
 
 def test_encode_bounds_a_message_and_decode_takes_objects_only():

@@ -1,6 +1,7 @@
 """What the conduct of a run leaves for the supervisor that follows."""
 
 import asyncio
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,11 @@ import pytest
 from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover import policy
-from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, StopAsked
+from holdfast.recover.channel import Peer
+from holdfast.recover.conduct import HERE
+from holdfast.recover.connected_node import Node
+from holdfast.recover.leadership import HandedOver
+from holdfast.recover.policy import NodesBack, NodeToLeave, Phase, RestartLimits, StopAsked
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Supervisor
 from holdfast.testing import FakeClock
@@ -85,6 +90,21 @@ def test_the_next_supervisor_ends_no_attempt_for_a_move_that_was_given_up(superv
     assert asyncio.run(play()) is Phase.RUNNING
 
 
+def test_the_seconds_of_a_save_are_learned_and_known_to_the_next_supervisor(supervisor):
+    one = supervisor()
+    one._conduct.state = replace(one._conduct.state, phase=Phase.RUNNING)
+    one._conduct.stopping.ask_ranks = lambda _view: None
+    rank = Peer(role="rank", attempt=0, rank=0, local_rank=0, world_size=1, pid=1)
+    saved = {"step": 3, "path": "/c/3", "size_bytes": 1, "stall_s": 0.1, "durable_s": 90.0}
+    one._event(rank, "checkpoint", saved)
+    one._conduct.tell(LEAVE)
+    following = supervisor()._conduct
+    following.adopted(in_place=False)
+    for conduct in (one._conduct, following):
+        left_s = conduct.state.deadline_s - conduct._clock.monotonic_s()
+        assert left_s == policy.move_grace_s(RestartLimits(), 90.0)
+
+
 def test_a_job_that_cannot_start_on_fewer_nodes_waits_for_all_nodes(supervisor):
     first = supervisor()
     first._recorder.event("begun", {})
@@ -122,3 +142,92 @@ def test_a_launch_that_needs_other_launchers_is_not_taken_for_one_below_those_th
         return conduct.state.in_place
 
     assert not asyncio.run(play()), "no launcher is there"
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("value", [math.nan, nested(400)])
+def test_an_event_that_the_database_refuses_costs_no_other_event(supervisor, value):
+    one, peer = (
+        supervisor(),
+        Peer(role="rank", attempt=0, rank=3, local_rank=3, world_size=4, pid=1),
+    )
+    for data in ({"good": 1}, {"odd": value}):
+        one.received(peer, {"kind": "event", "event": "k", "data": data}, 0.0, again=False)
+    one._recorder.event("after", {})
+    kinds = [kind for kind, _, _ in one._recorder.events("k", "malformed_message", "after")]
+    assert kinds == ["k", "malformed_message", "after"]
+
+
+class Sent:
+    """The stream of a node."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, message):
+        self.messages.append(message)
+
+
+@pytest.fixture
+def leading_pod(supervisor, monkeypatch):
+    """Return a supervisor in a pod, its own node and another one, and what the run was asked."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    one, asked = supervisor(), []
+    nodes, conduct = one._nodes, one._conduct
+    own, other = (Node(node_id=name, name=name, stream=Sent(), launched=1) for name in "ab")
+    nodes._nodes, nodes._own_node, nodes._launch = {"a": own, "b": other}, "a", [other]
+    conduct.state = replace(conduct.state, phase=Phase.RUNNING)
+    conduct.stopping.ask = lambda *words: asked.append(words)
+    return one, own, other, asked
+
+
+def test_a_pod_that_only_leads_hands_over_once_the_other_nodes_have_their_orders(leading_pod):
+    one, own, other, asked = leading_pod
+    own.launched = None
+    other.order({"kind": "launch"})
+    one.stop_asked("SIGTERM", HERE, 1)
+    one._conduct.hand_over_if_due()
+    other.acknowledged(1)
+    with pytest.raises(HandedOver):
+        one._conduct.hand_over_if_due()
+    assert [message["kind"] for message in other.stream.messages] == ["launch", "lead"]
+    assert asked == []
+
+
+def test_a_leading_pod_whose_ranks_no_spare_takes_stops_the_run(leading_pod):
+    one, own, _, asked = leading_pod
+    one._nodes._launch.append(own)
+    one.stop_asked("SIGTERM", HERE, 1)
+    one._conduct.hand_over_if_due()
+    assert (own.is_leaving, asked) == (False, [("SIGTERM", HERE, 1)])
+
+
+def test_the_run_stops_if_all_pods_end(leading_pod):
+    one, own, other, asked = leading_pod
+    own.launched = None
+    one.stop_asked("SIGTERM", HERE, 1)
+    other.is_leaving = True
+    one._conduct.hand_over_if_due()
+    assert asked == [("SIGTERM", HERE, 1)]
+
+
+def test_a_node_without_a_connection_for_a_moment_is_no_reason_to_stop_the_run(leading_pod):
+    one, own, other, asked = leading_pod
+    own.launched = None
+    one.stop_asked("SIGTERM", HERE, 1)
+    other.stream = None
+    one._conduct.hand_over_if_due()
+    assert (own.is_leaving, asked) == (True, [])
+
+
+def test_a_person_who_stops_the_leading_pod_stops_the_run(leading_pod):
+    one, own, _, asked = leading_pod
+    own.launched = None
+    one.stop_asked("Ctrl-C", HERE, 1)
+    assert (own.is_leaving, asked) == (False, [("Ctrl-C", HERE, 1)])

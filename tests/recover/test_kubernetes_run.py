@@ -157,3 +157,32 @@ def test_an_evicted_and_a_killed_pod_are_replaced_by_spares_and_a_cordoned_node_
         _, err = returned.communicate(timeout=90)
     assert f"{node} may be used in Kubernetes, too." in err
     assert kubernetes.get("nodes", node)["spec"] == {}
+
+
+def test_the_pod_that_leads_is_evicted_and_another_one_leads_a_training_that_goes_on(
+    place, kubernetes
+):
+    command = ["--nnodes", "2", "--", sys.executable, place.job(GLOO)]
+    kubernetes.apply(jobset(place.folder, place.home, *command, pods=3))
+    first, second = place.folder / "rank-0-1", place.folder / "rank-0-2"
+    kubernetes.wait_for(lambda: first.exists() and first.read_text())
+    leader = first.read_text()
+    assert leader == "train-node-0-0"
+    uid = kubernetes.pod(leader)["metadata"]["uid"]
+    kubernetes.evict(leader)
+    kubernetes.wait_for(lambda: second.exists() and second.read_text())
+    (run,) = runs(place)
+    kubernetes.wait_for(lambda: kubernetes.pod(leader)["metadata"]["uid"] != uid)
+
+    def events(kind):
+        with place.ledger() as ledger:
+            return ledger.events(run.run_id, kind=kind)
+
+    kubernetes.wait_for(lambda: events("supervisor_followed"))
+    (place.folder / "finish").touch()
+    kubernetes.wait_for(lambda: kubernetes.condition("jobsets", "train", "Completed"))
+    (run,) = runs(place)
+    assert (run.state, run.exit_code) == ("completed", 0)
+    assert len(events("handed_over")) == 1
+    assert (events("stop_asked"), events("node_lost")) == ([], [])
+    assert not (place.folder / "rank-0-3").exists(), "the takeover touched no rank"

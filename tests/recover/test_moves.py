@@ -19,11 +19,13 @@ from holdfast.recover.policy import (
     Phase,
     RankFailed,
     RestartLimits,
+    Saved,
     State,
     StateSaved,
     StopAsked,
     Tick,
     decide,
+    move_grace_s,
 )
 
 LIMITS = RestartLimits()
@@ -65,9 +67,31 @@ def test_a_job_that_cannot_save_keeps_its_size_until_it_ends():
 
 
 def test_a_save_that_takes_too_long_is_ended_and_the_job_goes_on():
-    state, actions = play([*GROWING, (1 + LIMITS.stop_grace_s, Tick()), (90, JobExited(-9))])
+    grace_s = move_grace_s(LIMITS, None)
+    state, actions = play([*GROWING, (1 + grace_s, Tick()), (2 + grace_s, JobExited(-9))])
     assert actions[2:] == [Kill(), Launch()]
     assert state.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize("move", [NodesBack(), NodeToLeave(node="n2", why="a notice")])
+def test_a_move_waits_for_saves_that_take_longer_than_a_stop_may(move):
+    long_s = 10 * LIMITS.stop_grace_s
+    saves = [(1, Saved(long_s)), (2, Saved(1.0))]
+    state, actions = play([(0, Begin()), *saves, (3, move), (3 + long_s, Tick())])
+    assert (state.phase, actions[1:]) == (Phase.STOPPING, [AskRanksToSave()])
+    _, actions = play([(3 + move_grace_s(LIMITS, long_s), Tick())], state)
+    assert actions == [Kill()]
+    stopping, _ = play([(5, StopAsked("me"))], state)
+    _, actions = play([(5 + LIMITS.stop_grace_s, Tick())], stopping)
+    assert actions == [Kill()], "a stop is waited for as long as any other"
+
+
+def test_the_next_supervisor_waits_for_a_long_save_of_a_move_too():
+    state, _ = play([(0, Adopted(in_place=False, moves=True, save_s=500.0))])
+    state, actions = play([(LIMITS.stop_grace_s + 500.0, Tick())], state)
+    assert actions == []
+    _, actions = play([(move_grace_s(LIMITS, 500.0), Tick())], state)
+    assert actions == [Kill()]
 
 
 @pytest.mark.parametrize("event", [RankFailed(), JobFrozen(), JobExited(1)])

@@ -23,6 +23,7 @@ from holdfast.recover.policy import (
     Terminate,
     Tick,
     decide,
+    move_grace_s,
 )
 from holdfast.recover.policy.nodes import Around, Finding, Job, plan_for
 
@@ -104,7 +105,7 @@ def test_a_failure_meanwhile_is_one_like_any_other():
     state, actions = after(LEAVE, JobFrozen())
     assert (state.phase, actions) == (Phase.FAILING, (Kill(),))
     state, actions = after(LEAVE)
-    _, actions = decide(LIMITS, state, Tick(), 2.0 + LIMITS.stop_grace_s)
+    _, actions = decide(LIMITS, state, Tick(), 2.0 + move_grace_s(LIMITS, None))
     assert actions == (Kill(),)
 
 

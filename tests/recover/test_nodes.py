@@ -10,10 +10,28 @@ from holdfast.recover.agent.held_connection import HeldConnection, send_connecti
 from holdfast.recover.agent.rendezvous import loopback_listener
 from holdfast.recover.agent.stream import Stream, proof
 from holdfast.recover.channel import Peer
-from holdfast.recover.nodes import AWAY_TICKS, AWAY_TICKS_WITH_SPARE, SILENT_TICKS, Nodes
+from holdfast.recover.connected_node import (
+    AWAY_TICKS,
+    AWAY_TICKS_WITH_SPARE,
+    DEAF_TICKS,
+    ENDING_TICKS,
+    HEARD_TICKS,
+    PROBE_TICKS,
+    SILENT_TICKS,
+)
+from holdfast.recover.nodes import Nodes
 
 TOKEN = "token"
 SHIM = Peer(role="shim", attempt=1, rank=0, local_rank=0, world_size=1, pid=11)
+
+
+IS_ACKNOWLEDGED = Stream.is_acknowledged
+
+
+@pytest.fixture(autouse=True)
+def acknowledging(monkeypatch):
+    """Have each kernel acknowledge at once: the ticks of a test take less time than that."""
+    monkeypatch.setattr(Stream, "is_acknowledged", True)
 
 
 class Listener:
@@ -239,6 +257,185 @@ def test_a_silent_connection_is_a_lost_node_only_after_a_long_time():
         assert listener.lost == []
         await nodes.tick()
         assert listener.lost == ["n1"]
+
+    with_nodes(scenario)
+
+
+class Deaf:
+    """The stream of a node without power: nothing arrives, and nothing is acknowledged."""
+
+    is_acknowledged = False
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+
+def without_power(nodes, name):
+    node = nodes._nodes[name]
+    node.stream = Deaf(node.stream)
+
+
+def step(agent, seq, number):
+    rank = Peer(role="rank", attempt=1, rank=int(agent.name[1:]), local_rank=0, world_size=2, pid=9)
+    reports = [[seq, 0, 0.0, {"kind": "step", "step": number}]]
+    agent.stream.send({"kind": "steps", "peers": [vars(rank)], "reports": reports})
+
+
+async def ping(nodes, *agents):
+    for agent in agents:
+        agent.stream.send({"kind": "ping"})
+    await until(lambda: all(nodes._nodes[agent.name].silent_ticks == 0 for agent in agents))
+
+
+async def let_pass(nodes, ticks, *agents):
+    """Let ticks pass in which some agents send each second, as they do."""
+    for number in range(ticks):
+        if number % PROBE_TICKS == 0:
+            await ping(nodes, *agents)
+        await nodes.tick()
+
+
+LOST_WITHOUT_POWER = PROBE_TICKS + DEAF_TICKS + 1
+
+
+def test_a_node_without_power_is_lost_after_ten_seconds_and_not_before():
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        await ping(nodes, one)
+        without_power(nodes, "n1")
+        await let_pass(nodes, LOST_WITHOUT_POWER - 1, other)
+        assert listener.lost == [], "a machine may stand still for some seconds"
+        await let_pass(nodes, 1, other)
+        assert listener.lost == ["n1"]
+        assert LOST_WITHOUT_POWER <= 101, "in tenths of a second"
+
+    with_nodes(scenario)
+
+
+def test_a_machine_that_stood_still_for_eight_seconds_is_not_lost():
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        await agent("n3").connect()  # a spare
+        for _ in range(5):
+            stream = nodes._nodes["n1"].stream
+            without_power(nodes, "n1")
+            await let_pass(nodes, 80, other)
+            nodes._nodes["n1"].stream = stream
+            await let_pass(nodes, PROBE_TICKS, one, other)
+        assert listener.lost == []
+
+    with_nodes(scenario)
+
+
+def test_a_cut_of_the_control_connection_loses_no_node_whose_ranks_train_with_the_others():
+    """Ranks that wait for each other make no step without a dead rank."""
+
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        await agent("n3").connect()  # a spare, which would take the place at once
+        stream = nodes._nodes["n1"].stream
+        without_power(nodes, "n1")
+        for seconds in range(30):
+            step(other, seconds + 1, seconds + 1)
+            await let_pass(nodes, PROBE_TICKS, other)
+        assert listener.lost == []
+        # The connection of before ends first, the next one comes within the agent's longest wait.
+        nodes._nodes["n1"].stream = stream
+        one.stream.close()
+        await until(lambda: nodes._nodes["n1"].stream is None)
+        await let_pass(nodes, 20, other)
+        await one.connect()
+        await let_pass(nodes, 10, other, one)
+        assert listener.lost == []
+
+    with_nodes(scenario)
+
+
+def test_a_cut_loses_no_node_of_a_job_with_long_steps():
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        for number in range(1, 9):
+            step(other, number, number)
+            await let_pass(nodes, 60, *((one, other) if number < 4 else (other,)))
+            if number == 3:
+                without_power(nodes, "n1")
+        assert listener.lost == [], "the next but one step came after twelve seconds"
+        await let_pass(nodes, 3 * 60, other)
+        assert listener.lost == ["n1"], "a node without power is lost all the same"
+
+    with_nodes(scenario)
+
+
+def test_the_step_that_was_going_on_does_not_prove_that_a_node_without_power_lives():
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        step(other, 1, 7)
+        await ping(nodes, one, other)
+        without_power(nodes, "n1")
+        await let_pass(nodes, HEARD_TICKS + 1, other)
+        step(other, 2, 8)
+        await let_pass(nodes, LOST_WITHOUT_POWER - HEARD_TICKS, other)
+        assert listener.lost == ["n1"]
+
+    with_nodes(scenario)
+
+
+def test_a_supervisor_that_all_nodes_stop_answering_at_once_does_not_give_them_up():
+    async def scenario(nodes, listener, agent):
+        own, *others = (agent(name) for name in ("n0", "n1", "n2"))
+        await launched(nodes, own, *others)
+        await ping(nodes, *others)
+        for one in others:
+            without_power(nodes, one.name)
+        await let_pass(nodes, 300, own)
+        assert listener.lost == []
+        await let_pass(nodes, SILENT_TICKS, own)
+        assert listener.lost == ["n1", "n2"]
+
+    with_nodes(scenario, own_node="n0")
+
+
+def test_the_kernel_of_a_host_acknowledges_what_a_frozen_agent_does_not_read():
+    async def scenario(nodes, listener, agent):
+        one = agent("n1")
+        await one.connect()
+        stream = nodes._nodes["n1"].stream
+        for _ in range(20):
+            stream.send({"kind": "pong"})
+        await until(lambda: IS_ACKNOWLEDGED.__get__(stream))
+
+    with_nodes(scenario)
+
+
+def test_a_launcher_that_does_not_end_holds_up_neither_its_attempt_nor_the_next_one():
+    async def scenario(nodes, listener, agent):
+        one, other = agent("n1"), agent("n2")
+        await launched(nodes, one, other)
+        spare = agent("n3")
+        await spare.connect()
+        nodes.kill()
+        other.stream.send({"kind": "launcher_ended", "attempt": 1, "returncode": 0})
+        over = asyncio.create_task(nodes.all_launchers_ended())
+        await until(lambda: nodes._nodes["n2"].launched is None)
+        await let_pass(nodes, ENDING_TICKS, one, other, spare)
+        assert not over.done()
+        await let_pass(nodes, 1, one, other, spare)
+        assert await over == -9
+        assert nodes.stuck == ["n1"]
+        await nodes.end_launchers()
+        assert (nodes.missing(2), nodes.missing(3)) == (0, 1), "a spare takes its place"
+        one.stream.send({"kind": "launcher_ended", "attempt": 1, "returncode": -9})
+        await until(lambda: nodes.missing(3) == 0)
+        assert nodes.stuck == []
+        assert listener.lost == []
 
     with_nodes(scenario)
 

@@ -25,6 +25,7 @@ from holdfast.recover.policy import (
     Replay,
     Resolve,
     RestartLimits,
+    Saved,
     State,
     StateSaved,
     StopAsked,
@@ -99,6 +100,13 @@ def test_stops_at_once_on_what_a_restart_does_not_mend():
     assert (end.state, end.exit_code) == ("failed", 1)
     assert "Root a." in end.outcome
     assert end.outcome.endswith("Mend it.")
+
+
+def test_a_job_whose_work_is_done_is_not_restarted():
+    _state, actions = play([(0, Begin()), *crash(5, helps=False, work_done=True)])
+    end = actions[-1]
+    assert isinstance(end, End)
+    assert (end.state, end.exit_code, end.outcome) == ("completed", 0, "Root a. Mend it.")
 
 
 @pytest.mark.parametrize("second_step", [9, 10, 11])
@@ -556,6 +564,7 @@ EVENTS = st.one_of(
     st.builds(StopAsked, st.just("x")),
     st.builds(StateSaved),
     st.builds(CannotSave),
+    st.builds(Saved, st.floats(0, 1e6)),
     st.builds(NodeToLeave, node=st.just("n"), why=st.just("w")),
     st.builds(Tick),
 )

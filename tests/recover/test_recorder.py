@@ -1,14 +1,16 @@
 """What is written down, when, and what happens when it cannot be."""
 
 import math
+import threading
 
 import pytest
 
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.ledger import Event, Incident, Ledger, Run
+from holdfast.core.ledger import Event, Incident, Ledger, Run, ledger_thread
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepRecord, read_steps
 from holdfast.recover import policy
+from holdfast.recover.agent import child
 from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.recorder import Recorder
@@ -337,3 +339,46 @@ def test_the_batches_that_broke_a_loss_are_known_to_the_next_supervisor(recorder
     recorder.attempt_began(1)
     recorder.ends(None, anomaly)
     assert recorder.ending() == (None, anomaly)
+
+
+def test_a_ledger_that_does_not_answer_holds_up_no_report_of_a_healthy_job(
+    recorder, ledger, monkeypatch, complaints
+):
+    answers = threading.Event()
+    for name in ("add_events", "add_checkpoint", "set_attempt"):
+        real = getattr(ledger, name)
+        monkeypatch.setattr(
+            ledger, name, lambda *args, real=real, **kw: answers.wait(60) and real(*args, **kw)
+        )
+    recorder.attempt_began(1)
+    recorder.start_thread()
+    recorder.event_soon("restored", {"step": 4})
+    recorder.flush()
+    recorder.first_step(4, 1.0)
+    saved = {"step": 5, "path": "/c/5", "size_bytes": 1, "stall_s": 0.1}
+    for _ in range(2):  # the second one is repeated to a new supervisor
+        recorder.checkpoint(saved)
+    assert recorder.checkpoint_step == 5
+    assert (ledger.events("r"), ledger.checkpoints("r")) == ([], [])
+    answers.set()
+    assert recorder.events("restored") == [("restored", 1, {"step": 4})]
+    assert recorder.start_step == 4
+    assert [one.step for one in ledger.checkpoints("r")] == [5]
+    assert complaints == []
+
+
+def test_an_event_that_waits_is_read_all_the_same(recorder):
+    recorder.start_thread()
+    recorder.event_soon("k", {"a": 1})
+    assert recorder.events("k") == [("k", 0, {"a": 1})]
+
+
+def test_a_record_that_fails_at_the_end_is_reported(recorder, complaints):
+    recorder.start_thread()
+    recorder.event_soon("odd", {"value": object()})
+    recorder.close()
+    assert any("JSON" in one for one in complaints)
+
+
+def test_the_wait_for_the_last_records_is_not_taken_for_a_frozen_supervisor():
+    assert ledger_thread.CLOSE_S + ledger_thread.WAIT_S < child.PING_S * child.UNANSWERED

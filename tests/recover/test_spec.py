@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import BadUse, NotFound
 from holdfast.recover.detectors.hang import HangLimits
 from holdfast.recover.spec import RunSpec
 
@@ -70,3 +70,12 @@ def test_of_several_nodes_torchrun_meets_by_the_words_of_the_agent(tmp_path):
     assert spec.launcher_command(2, "10.0.0.1", 4242)[1:] == [*meeting, *script]
     bash = RunSpec(command=("bash",), cwd=str(tmp_path), nnodes=4).launcher_command(2, "h", 1)
     assert ("--standalone" in bash, "--node-rank=2" in bash) == (False, True)
+
+
+def test_a_least_number_of_nodes_that_no_smaller_size_has_is_refused_at_once(tmp_path):
+    (tmp_path / "a.py").touch()
+    given = {"command": ("python", "a.py"), "cwd": str(tmp_path), "nnodes": 6}
+    with pytest.raises(BadUse, match=r"--min-nodes is 4; it must be at most 3, since .* divide 6"):
+        RunSpec(**given, min_nodes=4)
+    assert RunSpec(**given, min_nodes=3).sizes == (6, 3)
+    assert RunSpec(**given, min_nodes=6).sizes == (6,)

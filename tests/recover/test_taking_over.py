@@ -9,7 +9,7 @@ from holdfast.core.ledger import Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.recover.agent.node import Node
 from holdfast.recover.agent.rendezvous import Meeting
-from holdfast.recover.leadership import SharedFolder
+from holdfast.recover.leadership import SharedFolder, Watch
 from holdfast.recover.run_lock import RunLock, is_alive
 from holdfast.recover.spec import RunSpec
 
@@ -17,7 +17,8 @@ from holdfast.recover.spec import RunSpec
 class Gone:
     """A watch that has found the first node gone."""
 
-    def gone(self):
+    def gone(self, *, is_successor):
+        assert not is_successor
         return 1, 0
 
 
@@ -68,4 +69,28 @@ def test_a_launcher_that_stood_by_before_is_not_used_after_a_take_over(node, mon
     assert len(ended) == 1, "it would hold no lock of the run"
     assert node._standby is None
     assert is_alive(node._paths.lock)
+    node._lock.release()
+
+
+def test_a_node_to_which_the_lead_was_handed_over_takes_it_at_once(node, monkeypatch):
+    lead = SharedFolder(node._paths)
+    lead.beat(1)
+    monkeypatch.setattr(Meeting, "publish", lambda *_args, **_kwargs: None)
+
+    async def play(*, is_asked):
+        watch = Watch(lead)
+        if is_asked:
+            node._agent_says({"kind": "lead"})
+        await node._follow(watch)
+        return node._supervisor is not None
+
+    async def both():
+        try:
+            return [await play(is_asked=False), await play(is_asked=True)]
+        finally:
+            node._channel.close()
+            node._held.close()
+
+    assert asyncio.run(both()) == [False, True]
+    node._supervisor.listening.close()
     node._lock.release()

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -52,6 +53,7 @@ from holdfast.core.errors import (
     StateMismatch,
 )
 from holdfast.core.link import ENV_FRESH, Unsupervised, connected_link, job_link, numbers_of
+from holdfast.core.phases import note_phase
 from holdfast.core.system_limits import naming_limits
 
 if TYPE_CHECKING:
@@ -214,6 +216,7 @@ class Checkpointer(StaysHere):
             SaveFailed: an earlier save is not durable and was forced, or `on_failure` is `raise`; or this one is not
                 and was forced, or the job is to stop.
         """
+        began_ns = time.monotonic_ns()
         self._work.check_not_taken_over()
         if self._work.is_closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
@@ -234,6 +237,7 @@ class Checkpointer(StaysHere):
             self._outcomes.lost.resume(
                 self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight
             )
+            note_phase("checkpoint_stall", began_ns)
 
     def before_update(self) -> None:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""

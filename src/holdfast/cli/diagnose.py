@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.main import Place
-from holdfast.cli.output import print_json
+from holdfast.cli.output import error_object, print_json
 from holdfast.cli.progress import Progress, shown
 from holdfast.core.errors import BadUse, HoldfastError
 
@@ -87,10 +87,11 @@ def command(
     model: bool,
     rules: Path | None,
 ) -> int:
-    """Say why a job failed, citing the lines, who is at fault and what to do.
+    """Say how a job ended, and why it failed, citing the lines, who is at fault and what to do.
 
     PATHs are all of one job: its log, one file a rank, its output folder, a kernel log, sacct --json, Flight Recorder
     dumps; plain, .gz or .zst; a pattern in quotes; - is standard input. Leaves with 0 if it was answered, Unknown too.
+    With --json an error is an object too.
     """
     as_json |= each
     if compressed and explain and not as_json:
@@ -116,9 +117,15 @@ def command(
         if each:
             return _print_each(_expanded(paths), wanted)
         stack.enter_context(_readable(paths, wanted))
-        study = _studied(paths, wanted)
+        try:
+            study = _studied(paths, wanted)
+        except BadUse as error:
+            if not as_json:
+                raise
+            _print_object(error_object(error))
+            return error.exit_code
         if as_json:
-            print_json("diagnosis", _fields(study, wanted))
+            _print_object(_fields(study, wanted))
         elif compressed and study.compressed is not None:
             click.echo(os.fsencode(study.compressed.text), nl=False)
         else:
@@ -126,6 +133,12 @@ def command(
 
             print_diagnosis(study, why=explain)
     return 0
+
+
+def _print_object(fields: dict[str, Any]) -> None:
+    from holdfast.diagnose import VERSION
+
+    print_json("diagnosis", fields, version=VERSION)
 
 
 def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
@@ -138,11 +151,11 @@ def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
                 fields = _fields(_studied([path], wanted), wanted)
             answered = True
         except OSError as error:
-            fields = {"error": f"{error}. Check that path and its permissions."}
+            fields = error_object(error, "Check that path and its permissions.")
         except HoldfastError as error:
-            fields = {"error": str(error)}
+            fields = error_object(error)
         # No bar is shown meanwhile: it would draw what is printed to itself.
-        print_json("diagnosis", {"path": path, **fields})
+        _print_object({"path": path, **fields})
     return 0 if answered else BadUse.exit_code
 
 
@@ -193,6 +206,8 @@ def _beyond_rules(
 ) -> "Diagnosis":
     """The answer once memory and model were asked, as far as they are to be."""
     suggested = None
+    if diagnosis.ended_well:  # there is no cause to look for, and no incident
+        return diagnosis
     if wanted.endpoint is not None:
         from holdfast.diagnose.agents import consultation
 

@@ -15,16 +15,25 @@ from rich.text import Text
 from holdfast.cli.diagnosis_why import INTRODUCTION, in_words
 from holdfast.cli.output import PIPE_WIDTH, when
 from holdfast.core.words import clean
-from holdfast.diagnose import Action, Cluster, Diagnosis, LogLine, Role
+from holdfast.diagnose import ENDS_IN_WORDS, Advice, Cluster, Diagnosis, LogLine, Outcome, Role
 from holdfast.diagnose.study import Study
 
-ACTIONS: Final[Mapping[Action, str]] = {
+ACTIONS: Final[Mapping[Advice, str]] = {
+    "none": "Nothing",
     "restart": "Start the job again",
     "exclude_and_restart": "Take what is at fault out of the job, then start it again",
     "reset_gpu": "Have the GPU reset, then start the job again",
     "wait_and_retry": "Wait until what it needs is back, then start it again",
     "change_config": "Change the job's configuration, then start it again",
     "user_must_fix": "Mend the program or its input first",
+}
+OUTCOMES: Final[Mapping[Outcome, str]] = {
+    "completed": "completed",
+    "completed_teardown_failed": "completed, the teardown failed",
+    "stopped": "stopped by somebody",
+    "failed": "failed",
+    "running": "running",
+    "unknown": "unknown",
 }
 FOLLOWED_SHOWN: Final = 8
 ASIDE_SHOWN: Final = 2
@@ -50,8 +59,7 @@ def print_diagnosis(study: Study, *, why: bool = False) -> None:
 
 def _print(console: Console, study: Study, *, why: bool) -> None:
     found = study.diagnosis
-    unknown = found.reason == "Unknown" and not found.root_text
-    console.print(Text("No cause was found." if unknown else clean(found.summary), style="bold"))
+    console.print(Text(_headline(found), style="bold"))
     console.print()
     console.print(Padding(_facts(study), (0, 0, 0, 2)))
     sections = (
@@ -70,6 +78,14 @@ def _print(console: Console, study: Study, *, why: bool) -> None:
         _print_section(console, "Why", in_words(study.explanation), INTRODUCTION)
 
 
+def _headline(found: Diagnosis) -> str:
+    """How the job ended, or why it failed, in a sentence."""
+    unknown = found.reason == "Unknown" and not found.root_text
+    if found.outcome not in ENDS_IN_WORDS and unknown:
+        return "No cause was found."
+    return clean(found.summary)
+
+
 def _print_section(console: Console, title: str, content: Table, introduction: str = "") -> None:
     console.print()
     console.print(Text(title, style="bold"))
@@ -83,6 +99,11 @@ def _facts(study: Study) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
+    table.add_row("outcome", Text(clean(_outcome(study))))
+    if found.action == "none":
+        table.add_row("do", Text(clean(found.mitigation)))
+        _add_hint(table, study)
+        return table
     category = "" if found.category == found.reason else f" ({found.category})"
     table.add_row(
         "reason",
@@ -92,11 +113,23 @@ def _facts(study: Study) -> Table:
     helps = "a restart helps" if found.restart_helps else "a restart alone does not help"
     table.add_row("do", Text(f"{ACTIONS[found.action]} ({found.action}; {helps})."))
     table.add_row("", Text(clean(found.mitigation)))
-    if found.reason == "Unknown" and study.bytes_in:
+    _add_hint(table, study)
+    return table
+
+
+def _add_hint(table: Table, study: Study) -> None:
+    found = study.diagnosis
+    if not found.ended_well and found.reason == "Unknown" and study.bytes_in:
         table.add_row(
             "", Text("The same command with --compressed prints the few lines that stand out.")
         )
-    return table
+
+
+def _outcome(study: Study) -> str:
+    """How the job ended, with the line that states the end."""
+    found = study.diagnosis
+    name = OUTCOMES[found.outcome]
+    return name if found.end_line is None else f"{name} ({_place(study, found.end_line)})"
 
 
 def _sure(found: Diagnosis) -> str:
@@ -140,9 +173,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _root_title(found: Diagnosis) -> str:
+    what = "The root" if found.outcome == "failed" else "What stopped it"
+    if found.outcome == "completed_teardown_failed":
+        what = "What failed after the work was done"
     if found.root_line is None:
-        return "The root"
-    return f"The root: {clean(found.root_line.file)}, line {found.root_line.line}"
+        return what
+    return f"{what}: {clean(found.root_line.file)}, line {found.root_line.line}"
 
 
 def _root(study: Study) -> Table | None:
@@ -153,7 +189,7 @@ def _root(study: Study) -> Table | None:
         return _grid([("", Text(clean(f"{found.root_text.strip()} (no line of a log says so)")))])
     root = found.root_line
     table = Table.grid(padding=(0, 1))
-    table.add_column(style="bold red", no_wrap=True)
+    table.add_column(style="bold red" if found.outcome == "failed" else "bold", no_wrap=True)
     table.add_column(justify="right", style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     around = study.around or [(root.line, root.text)]

@@ -12,10 +12,12 @@ from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import RunPaths
+from holdfast.core.processes import whoami
 from holdfast.core.words import shorten
 
 if TYPE_CHECKING:
     from holdfast.diagnose import Kept
+    from holdfast.diagnose.memory import Judged
 
 _WITHOUT_RUN = "m"
 """How the name of an incident begins that belongs to no run."""
@@ -98,6 +100,8 @@ def show(place: Place, incident_id: str, as_json: bool) -> None:
         f"Incident {incident_id} of run {incident.run_id}, attempt {incident.attempt}: {incident.kind} {step}{rank}"
     )
     click.echo(f"  {found['reason']} ({found['category']}), confidence {found['confidence']:.2f}")
+    if (outcome := found.get("outcome", "failed")) != "failed":  # version 1 had no outcome
+        click.echo(f"  outcome   {outcome}")
     for line in found["evidence"]:
         click.echo(f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}")
     click.echo(f"  advice    {found['mitigation']}")
@@ -156,16 +160,36 @@ def correct(
     _judge(place, incident_id, reason=reason, lines=lines, action=action, as_json=as_json)
 
 
-def _judge(
-    place: Place, incident_id: str, *, reason: str, lines: Sequence[str], action: str, as_json: bool
-) -> None:
+def judge_incident(place: Place, incident_id: str, *, reason: str = "", by: str) -> str:
+    """Record a person's verdict on an incident, learn from the verdict, and return the result in a sentence.
+
+    Args:
+        place: the place of the records.
+        incident_id: the incident's id.
+        reason: the true cause; empty to confirm the diagnosis.
+        by: the person.
+
+    Raises:
+        NotFound: the ledger has no such incident.
+        BadUse: the reason is not a cause, or the diagnosis has no cause to confirm.
+    """
+    judged = _judged(place, incident_id, reason=reason, lines=(), action="", by=by)
+    learned = "".join(f" Learned {one.rule.id}: {one.what}." for one in judged.learned)
+    return (
+        f"Incident {incident_id} is {judged.memory.verdict}: {judged.memory.true_reason}.{learned}"
+    )
+
+
+def _judged(
+    place: Place, incident_id: str, *, reason: str, lines: Sequence[str], action: str, by: str
+) -> "Judged":
     from holdfast.diagnose.memory import judge
 
     with Ledger.open(place.ledger) as ledger:
         incident = (
             None if incident_id.startswith(_WITHOUT_RUN) else ledger.incident(_number(incident_id))
         )
-        judged = judge(
+        return judge(
             ledger,
             incident_id,
             reason=reason,
@@ -173,7 +197,14 @@ def _judge(
             action=action,
             kept=_kept(place, incident),
             home=place.home,
+            by=by,
         )
+
+
+def _judge(
+    place: Place, incident_id: str, *, reason: str, lines: Sequence[str], action: str, as_json: bool
+) -> None:
+    judged = _judged(place, incident_id, reason=reason, lines=lines, action=action, by=whoami())
     learned = [
         {"id": one.rule.id, "reason": one.rule.reason, "what": one.what} for one in judged.learned
     ]

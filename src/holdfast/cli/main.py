@@ -30,8 +30,13 @@ COMMANDS = {
         "holdfast.cli.incidents",
         "List and show what went wrong, and say whether the cause was right.",
     ),
+    "ui": ("holdfast.cli.ui", "Serve the runs, incidents and nodes as live pages."),
     "nodes": ("holdfast.cli.nodes", "Test nodes, and cordon the faulty ones."),
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
+    "profile": (
+        "holdfast.cli.profile",
+        "Profile one job: counters of its nodes, phases of its ranks.",
+    ),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
     "simulate": (

@@ -222,14 +222,38 @@ def _one_line(text: str, what: str) -> str:
 def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
     """Have no run launch anything on a node."""
     name, why = _one_line(name, "NODE"), _one_line(why, "--why")
-    with Ledger.open(place.ledger) as ledger:
-        ledger.cordon(name, at_s=time.time(), by=whoami(), why=why)
-    scheduler = mark({name: why}, by=whoami(), cordons=cordons_of_operator())
+    scheduler = cordon_node(place, name, why, by=whoami())
     if as_json:
         print_json("nodes_cordon", {"node": name, "why": why, "scheduler": scheduler})
     else:
         click.echo(f"{name} is cordoned. Its name must be as the scheduler or the host gives it.")
         _say(scheduler)
+
+
+def cordon_node(place: Place, name: str, why: str, *, by: str) -> Sequence[str]:
+    """Cordon a node in the ledger and in the scheduler, and return what the scheduler says.
+
+    Raises:
+        BadUse: the name or the reason is not one line.
+        LedgerError: the ledger cannot be written.
+    """
+    name, why = _one_line(name, "NODE"), _one_line(why, "--why")
+    with Ledger.open(place.ledger) as ledger:
+        ledger.cordon(name, at_s=time.time(), by=by, why=why)
+    return mark({name: why}, by=by, cordons=cordons_of_operator())
+
+
+def return_cordoned_node(place: Place, name: str, *, force: bool) -> Sequence[str]:
+    """Let runs use a cordoned node again, and return what the scheduler says.
+
+    Raises:
+        NotFound: no such node was tested or cordoned.
+        BadUse: the node has passed no test since, and `force` is false.
+    """
+    name = _one_line(name, "NODE")
+    with Ledger.open(place.ledger) as ledger:
+        ledger.return_node(name, force=force)
+    return unmark(name, cordons=cordons_of_operator())
 
 
 @command.command("return")
@@ -239,10 +263,7 @@ def cordon(place: Place, name: str, why: str, as_json: bool) -> None:
 @click.pass_obj
 def return_(place: Place, name: str, force: bool, as_json: bool) -> None:
     """Let runs use a cordoned node again."""
-    name = _one_line(name, "NODE")
-    with Ledger.open(place.ledger) as ledger:
-        ledger.return_node(name, force=force)
-    scheduler = unmark(name, cordons=cordons_of_operator())
+    scheduler = return_cordoned_node(place, name, force=force)
     if as_json:
         print_json("nodes_return", {"node": name, "scheduler": scheduler})
     else:

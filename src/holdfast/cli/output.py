@@ -1,6 +1,7 @@
 """How commands print: one JSON object for programs, tables for people."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -8,6 +9,7 @@ from typing import Any
 
 import click
 
+_LAST_SENTENCE = re.compile(r"(?s)(.*[.?!)])\s+([A-Z].*?\S)$")
 PIPE_WIDTH = 240
 """Characters a line where there is no terminal to ask."""
 
@@ -17,6 +19,17 @@ def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None
     click.echo(
         json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str)
     )
+
+
+def error_object(error: Exception, next_step: str = "") -> dict[str, Any]:
+    """Return an error for programs: `{"error": {"message", "next_step"}}`.
+
+    The next step is the last sentence of the message unless it is given.
+    """
+    message = str(error).strip()
+    if not next_step and (parted := _LAST_SENTENCE.match(message)):
+        message, next_step = parted[1], parted[2]
+    return {"error": {"message": message, "next_step": next_step}}
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -143,6 +143,15 @@ def _of_jobs(path: str) -> "Records":
     return Records.of_jobs(list(zip(*columns, strict=True)))
 
 
+def _why(name: str, longest_s: float | None, limit_s: float) -> str:
+    """Return the reason for a limit."""
+    if longest_s is None:
+        return f"no {name} is known: the default"
+    if 2 * longest_s < limit_s - 1:
+        return f"the longest {name} took {seconds(longest_s)}; a shorter limit gains little"
+    return f"twice the longest {name}"
+
+
 def _show(advice: "Advice") -> None:
     one, records, answer = advice.scenario, advice.records, advice.answer
     mean = advice.mean_time_to_failure_h
@@ -158,20 +167,20 @@ def _show(advice: "Advice") -> None:
                 seconds(advice.interval_s),
                 f'a save stalls training for {seconds(one.saves.stall_s)}; holdfast.Checkpointer(every="auto") does so',
             ],
-            ["spare nodes", advice.spares, "nodes are missing for 0.1 % of the time at most"],
+            [
+                "spare nodes",
+                advice.spares,
+                "nodes are missing for 0.1 % of the time at most; --spares on Slurm and Kubernetes, else more agents",
+            ],
             [
                 "--hang-floor-s",
                 f"{advice.hang_floor_s:.0f}",
-                "twice the longest step"
-                if records.longest_step_s
-                else "no step is known: the default",
+                _why("step", records.longest_step_s, advice.hang_floor_s),
             ],
             [
                 "--first-step-limit-s",
                 f"{advice.first_step_limit_s:.0f}",
-                "twice the longest start"
-                if records.longest_start_s
-                else "no start is known: the default",
+                _why("start", records.longest_start_s, advice.first_step_limit_s),
             ],
         ],
     )

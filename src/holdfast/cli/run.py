@@ -190,6 +190,9 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     help="For `holdfast eval watch`, in one word: --eval-option=--on=slurm",
 )
 @click.option(
+    "--no-profile", is_flag=True, help="Record no counters of the nodes and no phases of the ranks."
+)
+@click.option(
     "--no-echo", is_flag=True, help="Do not show what the ranks print; `holdfast logs` does."
 )
 @click.option(
@@ -219,6 +222,7 @@ def command(
     eval_suite: str | None,
     eval_drop_stale: bool,
     eval_options: tuple[str, ...],
+    no_profile: bool,
     no_echo: bool,
     as_json: bool,
     **settings: float | None,
@@ -242,10 +246,11 @@ def command(
     # Taken out of the environment: the ranks inherit that, and run the user's code.
     urls = [*notify, *os.environ.pop(ENV_NOTIFY, "").split()]
     check_urls(urls)
-    told: dict[str, float | str | None] = {
+    told: dict[str, float | str | bool | None] = {
         path: settings[path.replace(".", "_")] for _, path, _ in SETTINGS
     }
     told |= {"mode": mode, "test_nodes": test_nodes, "min_nodes": min_nodes}
+    told["profile"] = False if no_profile else None
     given = {path: value for path, value in told.items() if value is not None}
     with Ledger.open(place.ledger) as ledger:
         run = None if resume is None else ledger.run(resume)
@@ -342,6 +347,8 @@ def _lead(paths: RunPaths, ledger: Ledger, place: Place, **options: Any) -> "Out
 
     try:
         outcome = supervise(paths.run_id, ledger, place.home, observer=observe, **options)
+        if not outcome.led:
+            return outcome  # another node leads the run, which goes on
         if evaluation is not None:
             evaluation.finish()
         settle(paths, outcome, narrator.say)
@@ -469,7 +476,7 @@ def _evaluation(
     return RunEvaluation(wish, paths, place.ledger, working_folder=Path(run.cwd), say=say)
 
 
-def _merged(options: Mapping[str, Any], given: Mapping[str, float | str]) -> dict[str, Any]:
+def _merged(options: Mapping[str, Any], given: Mapping[str, float | str | bool]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(options))
     for path, value in given.items():
         group, _, name = path.rpartition(".")

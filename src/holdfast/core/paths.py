@@ -98,6 +98,11 @@ class RunPaths:
         return self.root / "telemetry" / "steps.jsonl"
 
     @property
+    def profile(self) -> Path:
+        """The folder of the run's profile (`holdfast.profile.recording`)."""
+        return self.root / "profile"
+
+    @property
     def report(self) -> Path:
         """The run's page."""
         return self.root / "report" / "report.html"
@@ -154,6 +159,11 @@ class EvaluationPaths:
     def timeline(self) -> Path:
         """The events of the evaluation with their times, a line each."""
         return self.root / "timeline.jsonl"
+
+    @property
+    def profile(self) -> Path:
+        """The folder of the evaluation's profile (`holdfast.profile.recording`)."""
+        return self.root / "profile"
 
     @property
     def logs(self) -> Path:

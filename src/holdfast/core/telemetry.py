@@ -79,7 +79,7 @@ class StepJournal:
         tail = os.pread(self._fd, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
         lines = tail.splitlines()
         try:
-            return _decode(lines[-1]) if lines else None
+            return decode_step(lines[-1]) if lines else None
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -143,7 +143,7 @@ def read_steps(path: Path, *, last_bytes: int | None = None) -> Iterator[StepRec
             if not line.endswith(b"\n"):
                 return
             try:
-                record = _decode(line)
+                record = decode_step(line)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HoldfastError(
                     f"{path}:{number} is not a step record ({error!r}). Something other "
@@ -166,7 +166,12 @@ def _encode(record: StepRecord) -> bytes:
     return json.dumps(fields, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
 
 
-def _decode(line: bytes) -> StepRecord:
+def decode_step(line: bytes) -> StepRecord:
+    """Read one line of the journal.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: the line is not a step record.
+    """
     fields = json.loads(line)
     loss = fields["loss"]
     return StepRecord(

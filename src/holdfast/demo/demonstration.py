@@ -20,10 +20,11 @@ from holdfast.core.explanation import explain
 from holdfast.core.ledger import Event, Ledger
 from holdfast.core.left_out import LeftOut
 from holdfast.core.paths import ledger_url
-from holdfast.demo.faults import Injector, PlannedFault, plan_faults
+from holdfast.demo.faults import PlannedFault, PlannedFaults, plan_faults
 from holdfast.demo.nodes import Nodes, rendezvous_of
 from holdfast.demo.outcome import FaultRow, fault_rows
 from holdfast.recover import HangLimits, RunSpec, begin_run
+from holdfast.testing import Injector
 from holdfast.testing.bad_nodes import BreakingLink
 from holdfast.testing.hosts import Hosts, NoHosts
 
@@ -228,11 +229,13 @@ class Demonstration:
         # A link for each node: a replay moves ranks, so any node may be the one that turns bad.
         links = {node: BreakingLink(home / "links" / node) for node in (*NODES, SPARE)}
         injector = Injector(
-            plan,
-            self._checkpoints(name),
-            self.seed,
-            break_link=lambda node: links[node].break_now(),
+            home / "faults.jsonl",
+            home=home,
+            run_id=name,
+            seed=self.seed,
+            checkpoints=self._checkpoints(name),
         )
+        faults = PlannedFaults(plan, injector, break_link=lambda node: links[node].break_now())
         self._begin(
             name, ledger, home, self.steps, _bad_batch(plan), nnodes=len(NODES), ranks=RANKS
         )
@@ -259,7 +262,7 @@ class Demonstration:
                     continue
                 at_s = time.time()
                 pids = {int(rank): pid for rank, pid in data["pids"].items()}
-                injected = injector.stepped(data["step"], pids)
+                injected = faults.stepped(data["step"], pids)
                 if injected is not None:
                     event = Event(
                         run_id=name,

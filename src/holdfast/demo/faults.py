@@ -3,14 +3,13 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import psutil
 
-from holdfast.checkpoint import scan
 from holdfast.core.errors import BadUse
-from holdfast.testing import faults
+from holdfast.testing import Injector
+from holdfast.testing import injector as public
 
 Kind = Literal["Rank killed", "Checkpoint damaged", "Rank frozen", "Loss became NaN", "Bad node"]
 """The name of a fault in the terminal and on the page."""
@@ -21,6 +20,12 @@ KINDS: Final[tuple[Kind, ...]] = (
     "Loss became NaN",
     "Bad node",
 )
+INJECTED: Final[Mapping[Kind, public.Kind]] = {
+    "Rank killed": "rank killed",
+    "Rank frozen": "rank frozen",
+    "Checkpoint damaged": "damaged checkpoint",
+}
+"""The faults that `holdfast.testing.Injector` injects, with its names for them."""
 FIRST_INTERVAL: Final = 2
 """The first interval between saves with a fault.
 
@@ -76,14 +81,13 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
     ]
 
 
-class Injector:
-    """An injector of each planned fault, once, when the training first reports the fault's step."""
+class PlannedFaults:
+    """The planned faults: each happens once, when the training first reports the fault's step."""
 
     def __init__(
         self,
         plan: Sequence[PlannedFault],
-        checkpoints: Path,
-        seed: int,
+        injector: Injector,
         *,
         break_link: Callable[[str], None],
     ) -> None:
@@ -91,13 +95,11 @@ class Injector:
 
         Args:
             plan: the faults, in the order of their steps.
-            checkpoints: the folder of the run's checkpoints.
-            seed: the seed for the choice of the damaged bit.
+            injector: injects the faults of processes and checkpoints.
             break_link: makes the link of a node fail, by the node's name.
         """
         self._waiting = list(plan)
-        self._checkpoints = checkpoints
-        self._source = random.Random(seed)
+        self._injector = injector
         self._break_link = break_link
 
     def stepped(self, step: int, pids: Mapping[int, int]) -> dict[str, Any] | None:
@@ -115,28 +117,27 @@ class Injector:
             node = psutil.Process(pid).environ().get("HOLDFAST_NODE_NAME", "this host")
         except (KeyError, psutil.Error):
             return None  # the rank is just being replaced: try again at the next step
-        del self._waiting[0]
         who = f"rank {fault.rank} on {node} (pid {pid})"
-        match fault.kind:
-            case "Rank killed":
-                detail = f"{who} was killed with SIGKILL"
-                faults.kill(pid)
-            case "Rank frozen":
-                detail = f"{who} was frozen with SIGSTOP"
-                faults.freeze(pid)
-            case "Checkpoint damaged":
-                detail = f"{self._damage_newest()}; then {who} was killed, and its copy of the checkpoint in memory"
-                for child in psutil.Process(pid).children():  # their memory has the whole state
-                    faults.kill(child.pid)
-                faults.kill(pid)
-            case "Loss became NaN":
-                detail = f"batch {fault.step + 1} of {who} is damaged: its weight is NaN, and so are all gradients"
-            case "Bad node":
-                detail = (
-                    f"the network card of {node} fails from now on: half of its collectives find their "
-                    "connections cut"
-                )
-                self._break_link(node)
+        if fault.kind in INJECTED:
+            injected = self._injector.inject(INJECTED[fault.kind], rank=fault.rank)
+            if injected.took_effect_at_s is None:
+                return None  # the same
+            who = f"rank {fault.rank} on {injected.node} (pid {injected.pid})"
+            detail = {
+                "Rank killed": f"{who} was killed with SIGKILL",
+                "Rank frozen": f"{who} was frozen with SIGSTOP",
+                "Checkpoint damaged": f"{injected.detail}, in the newest checkpoint; then {who} was killed, and its "
+                "copy of the checkpoint in memory",
+            }[fault.kind]
+        elif fault.kind == "Loss became NaN":
+            detail = f"batch {fault.step + 1} of {who} is damaged: its weight is NaN, and so are all gradients"
+        else:
+            detail = (
+                f"the network card of {node} fails from now on: half of its collectives find their "
+                "connections cut"
+            )
+            self._break_link(node)
+        del self._waiting[0]
         return {
             "fault": fault.kind,
             "detail": detail,
@@ -144,10 +145,3 @@ class Injector:
             "node": node,
             "step": step,
         }
-
-    def _damage_newest(self) -> str:
-        newest = max(scan(self._checkpoints), key=lambda found: found.step)
-        data = sorted(newest.path.glob("*.distcp"))
-        path = self._source.choice(data)
-        offset, bit = faults.flip_bit(path, self._source)
-        return f"bit {bit} of byte {offset:,} of {newest.path.name}/{path.name}, the newest checkpoint, was flipped"

@@ -1,4 +1,4 @@
-"""Why a job failed: from its logs to a located, cited root and a safe next action.
+"""How a job ended and why: from its logs to a located, cited root and a safe next action.
 
 In: log files or folders of one job, and what a supervisor saw (`JobContext`, optional). Out: a `Diagnosis`.
 Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a
@@ -7,11 +7,15 @@ log of any size takes bounded memory.
 | stage | module | from → to |
 |---|---|---|
 | 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
-| | `logs.lines`, `logs.progress` | a raw line → clean text, its time, host and rank, the step it reports |
-| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
+| | `logs.prefixes` | a sample of lines → the prefix that the log's launcher puts before each |
+| | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host, rank and step |
+| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
+| | `logs.programs` | scripts of tracebacks → which of them are the job's own |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
-| | `explain.scan` | files → events, with the progress before and after each |
-| 3 | `explain.explain` | events and `rules/causes.yaml` → the least-cost explanation, and its rivals |
+| | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
+| 3 | `explain.outcome` | events and exit codes → how the job ended |
+| | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
+| | `explain.timing` | the times of a cause and an effect → what they add to the edge's cost |
 | | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
@@ -43,7 +47,10 @@ from holdfast.diagnose.watch import LogWatcher
 
 __all__ = [
     "CATEGORIES",
+    "ENDS_IN_WORDS",
+    "VERSION",
     "Action",
+    "Advice",
     "Alternative",
     "BrokenLoss",
     "Cluster",
@@ -56,6 +63,7 @@ __all__ = [
     "Kept",
     "LogLine",
     "LogWatcher",
+    "Outcome",
     "RankExit",
     "Reckoning",
     "Role",
@@ -73,21 +81,25 @@ __all__ = [
 
 if TYPE_CHECKING:
     from holdfast.diagnose.explain.compress import Compressed, Kept, compress
-    from holdfast.diagnose.explain.diagnosis import Role
+    from holdfast.diagnose.explain.diagnosis import ENDS_IN_WORDS, VERSION, Role
     from holdfast.diagnose.explain.explain import Cluster, Explanation, Reckoning
     from holdfast.diagnose.logs.files import rank_by_name
     from holdfast.diagnose.memory import Known
     from holdfast.diagnose.rules.packaged import packaged_topics
     from holdfast.diagnose.rules.rules import RuleSet, Topic
-    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action
+    from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Advice, Outcome
 
 _HOMES = {
     "CATEGORIES": "rules.taxonomy",
+    "ENDS_IN_WORDS": "explain.diagnosis",
+    "VERSION": "explain.diagnosis",
     "Action": "rules.taxonomy",
+    "Advice": "rules.taxonomy",
     "Cluster": "explain.explain",
     "Compressed": "explain.compress",
     "Explanation": "explain.explain",
     "Kept": "explain.compress",
+    "Outcome": "rules.taxonomy",
     "Reckoning": "explain.explain",
     "Role": "explain.diagnosis",
     "RuleSet": "rules.rules",
@@ -106,7 +118,7 @@ def diagnose(
     *,
     known: "Known | None" = None,
 ) -> Diagnosis:
-    """Say why the one job behind `paths` failed.
+    """Say how the one job behind `paths` ended, and why it failed.
 
     `paths` are files or folders (a folder stands for its own `*.log*` files). The name `rank-N.log` and
     prefixes such as `[rank1]:` tell the rank of a line. What is missing or unreadable is passed over. `known` is what
@@ -125,7 +137,7 @@ def diagnose(
     reading = Reading(notes=list(found.notes))
     observed = [] if context is None else scan_texts(observed_lines(context), rules)
     events = scan(found.files, rules, reading)
-    decided = replace(conclude(events, observed), notes=tuple(reading.notes))
+    decided = replace(conclude(events, observed, context), notes=tuple(sorted(reading.notes)))
     if known is None:
         return decided
     from holdfast.diagnose.explain.compress import compress

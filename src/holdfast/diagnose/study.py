@@ -112,7 +112,7 @@ def study(
 
     Raises:
         NotFound: none of the paths exists.
-        BadUse: nothing that is there can be read as a log; the message says why.
+        BadUse: nothing that is there can be read as a log, or there is nothing in it; the message says why.
     """
     found = find_files(paths)
     if not found.files:
@@ -123,9 +123,7 @@ def study(
     if not reading.bytes_in and all(
         file.path == Path(STDIN) or _size_bytes(file.path) == 0 for file in found.files
     ):
-        reading.notes.append(
-            "What was given is empty. Give the log that the job's own output went to."
-        )
+        raise BadUse(f"{_names(paths)} empty. Give the log that the job's own output went to.")
     diagnosis = replace(conclude(events), notes=tuple(dict.fromkeys(reading.notes)))
     if compressed:
         show("Compressing", 0, None)
@@ -136,6 +134,12 @@ def study(
         bytes_in=reading.bytes_in,
         compressed=_compressed(found.files, events, filters) if compressed else None,
     )
+
+
+def _names(paths: Sequence[str]) -> str:
+    """The paths as the beginning of a sentence, with its verb."""
+    named = ["Standard input" if path == STDIN else path for path in paths]
+    return f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
 
 
 @contextmanager

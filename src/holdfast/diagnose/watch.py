@@ -65,9 +65,10 @@ class LogWatcher:
         """
         self._hand_over(last=ended)
         observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
-        found = conclude(self._scan.events(), observed)
+        found = conclude(self._scan.events(), observed, context)
         return replace(
             found,
+            end_line=None if found.end_line is None else self._placed(found.end_line),
             root_line=None if found.root_line is None else self._placed(found.root_line),
             root_lines=tuple(map(self._placed, found.root_lines)),
             evidence=tuple(map(self._placed, found.evidence)),

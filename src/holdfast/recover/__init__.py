@@ -6,8 +6,8 @@ In order, a module each:
 
 1. `spec`: the command and the options of its supervision; `runs`: begin, join, resume, stop, remove
    a run
-2. `agent`: one node's part of a run; `launch`: the job's processes there: `guard` → torchrun →
-   `shim`, one a rank → the user's command
+2. `agent`: one node's part of a run; `launching`: the start of the job's processes: `guard` →
+   torchrun → `shim`, one a rank → the user's command
 3. `attach`: the reports of the user's script, over `channel`, to its node's agent, and from there
    to `nodes`
 4. `attempt`: the facts of an attempt; `detectors`: the faults of an attempt (`stacks`: the stacks
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         join,
         remove_run,
         state_of,
+        state_on_this_host,
         stop_run,
         supervise,
     )
@@ -88,6 +89,7 @@ __all__ = [
     "remove_run",
     "settle_jobs",
     "state_of",
+    "state_on_this_host",
     "stop_queued",
     "stop_run",
     "submit_run",
@@ -118,6 +120,7 @@ _HOMES = {
     "meeting_of": "agent.rendezvous",
     "remove_run": "runs",
     "state_of": "runs",
+    "state_on_this_host": "runs",
     "stop_run": "runs",
     "supervise": "runs",
     "Following": "slurm.following",

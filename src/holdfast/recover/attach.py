@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.core.errors import BadUse, ChannelError
 from holdfast.core.link import (
+    ENV_ATTEMPT,
     JobLink,
     Number,
     Unsupervised,
@@ -38,7 +39,9 @@ from holdfast.core.link import (
     set_job_link,
     take_batches,
 )
+from holdfast.core.phases import phase
 from holdfast.core.whole import whole_number
+from holdfast.profile import end_step, start_from_environment
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 from holdfast.recover.detectors.collectives import STEPS, read_collectives
 from holdfast.recover.stacks import thread_stacks
@@ -108,6 +111,7 @@ class Run:
         note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
         if self._link is not None:
             self._link.step(completed, loss, metrics)
+        end_step(completed)
 
     @contextmanager
     def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
@@ -118,7 +122,11 @@ class Run:
             limit_s: seconds after which the stretch counts as a hang all the same; None: the larger
                 of the run's `--section-limit-s` and `--silence-limit-s`.
         """
-        with (self._link or self._fallback).section(name, limit_s=limit_s):
+        is_evaluation = name.startswith(("eval", "valid"))
+        with (
+            (self._link or self._fallback).section(name, limit_s=limit_s),
+            phase("evaluation") if is_evaluation else contextlib.nullcontext(),
+        ):
             yield
 
     def batches(self, loader: Any) -> "Batches":
@@ -174,6 +182,7 @@ def attach() -> Run:
     link = _connect(is_attached=True)
     if link is not None:
         link.watch()
+    _record_phases()
     _run = Run(link)
     return _run
 
@@ -186,6 +195,15 @@ def connect_quietly() -> None:
     if multiprocessing.parent_process() is None:
         with contextlib.suppress(ChannelError):
             _connect(is_attached=False)
+            _record_phases()
+
+
+def _record_phases() -> None:
+    if multiprocessing.parent_process() is None:
+        rank, attempt = os.environ.get("RANK", "0"), os.environ.get(ENV_ATTEMPT, "0")
+        # A rank without a number, or a process without a free thread, trains without a profile.
+        with contextlib.suppress(ValueError, RuntimeError):
+            start_from_environment(int(rank), int(attempt))
 
 
 def _connect(*, is_attached: bool) -> "_Link | None":

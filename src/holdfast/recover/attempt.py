@@ -451,6 +451,7 @@ class AttemptView:
             summary=diagnosis.summary,
             mitigation=mitigation,
             restart_helps=diagnosis.restart_helps if self.anomaly is None else can_go_back,
+            work_done=self.anomaly is None and diagnosis.outcome == "completed_teardown_failed",
             waits_for_outside=diagnosis.action == "wait_and_retry",
             killed_from_outside=diagnosis.decided_by[:1] in KILLED,
             # For a hang or a broken loss the advice is shown although the action is a restart.

@@ -22,7 +22,7 @@ shims connect again, and repeat what an agent must know.
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
 | rank | `begun`, `collectives` | `collectives`: the last ones that it has begun, see `detectors.collectives`, or null |
 | supervisor | `welcome` | |
-| supervisor | `displaced` | : the rank is another process, which attached; this one goes on without a supervisor |
+| supervisor | `displaced` | : it is cut off, or another process has attached as the rank: it goes on alone |
 | supervisor | `terminate` | `attempt`: end by SIGTERM; a shim sends that to its rank |
 | supervisor | `kill` | `attempt`: to a shim: send SIGKILL to its rank |
 | supervisor | `warm` | : to a shim: import what its rank has imported, for the next start |
@@ -58,6 +58,11 @@ RECONNECTS = 30
 """So often a process waits `HELLO_TIMEOUT_S` for the next agent's welcome."""
 FIRST_TRIES = 3
 RETRY_S = 0.2
+MOST_WORLD_SIZE = 1 << 20
+BROKEN_FRAMES = 3
+"""So many connections of one process may end with a frame that is no message; then it is cut off."""
+OF_THE_CHANNEL = ("hello", "gone", "cut_off")
+"""The kinds of messages that come from the channel itself, and from no rank after its first message."""
 STRANGERS = 256
 """Connections that may be open without having said hello; more are closed, so that they cannot use up the files."""
 
@@ -124,11 +129,28 @@ OnMessage = Callable[[Peer, dict[str, Any]], None]
 class ChannelServer:
     """The agent's end. Call all of it from one event loop; `on_message` is called there too.
 
-    A `hello` and the end of a connection (`kind` "gone") are passed on like any message.
+    A `hello`, the end of a connection (`kind` "gone") and a peer that is cut off (`cut_off`, with `why`) are passed on
+    like any message.
     """
 
-    def __init__(self, on_message: OnMessage, *, token: str) -> None:
+    def __init__(
+        self,
+        on_message: OnMessage,
+        *,
+        token: str,
+        suspect: Callable[[Peer], str] = lambda _peer: "",
+    ) -> None:
+        """Serve nobody yet.
+
+        Args:
+            on_message: receives the messages.
+            token: the token of the node.
+            suspect: returns why a rank that connects must not be admitted; empty if it may.
+        """
         self._on_message = on_message
+        self._suspect = suspect
+        self._broken_frames: dict[tuple[str, int, int, int], int] = {}
+        self._cut_off: set[tuple[str, int, int, int]] = set()
         self._writers: dict[Peer, asyncio.StreamWriter] = {}
         self._watched: set[Peer] = set()
         self._strangers = 0
@@ -167,6 +189,27 @@ class ChannelServer:
             writer.write(encoded)
         return len(writers)
 
+    def cut_off(self, peer: Peer, why: str) -> None:
+        """Take nothing more from a peer's process, which goes on without a supervisor.
+
+        Args:
+            peer: the peer.
+            why: the end of a sentence that begins with the rank.
+        """
+        self._cut_off.add(_process_of(peer))
+        writer = self._writers.pop(peer, None)
+        if writer is not None:
+            writer.write(encode({"kind": "displaced"}))
+            writer.close()
+        self._on_message(peer, {"kind": "cut_off", "why": why})
+        self._on_message(peer, {"kind": "gone"})
+
+    def _broke_a_frame(self, peer: Peer) -> None:
+        process = _process_of(peer)
+        count = self._broken_frames[process] = self._broken_frames.get(process, 0) + 1
+        if peer.role == "rank" and count >= BROKEN_FRAMES:
+            self.cut_off(peer, "it sends what is no message")
+
     async def close(self) -> None:
         """Stop listening and hang up on everyone."""
         if self._server is not None:
@@ -188,17 +231,19 @@ class ChannelServer:
             self._on_message(peer, {"kind": "hello", "again": again})
             while True:
                 message = decode(await read_frame(reader, MAX_MESSAGE_BYTES))
-                if (
-                    message is None
-                    or message["kind"] in ("hello", "gone")
-                    or self._writers.get(peer) is not writer
-                ):
+                if self._writers.get(peer) is not writer:
+                    return
+                if message is None or message["kind"] in OF_THE_CHANNEL:
+                    self._broke_a_frame(peer)
                     return
                 if message["kind"] == "watch":
                     self._watched.add(peer)
                 self._on_message(peer, message)
-        except (OSError, ChannelError):
-            return  # cut, a frame over the bound, or silent: all end in hanging up
+        except OSError:
+            return  # cut, or silent
+        except ChannelError:  # a frame over the bound
+            if peer is not None and self._writers.get(peer) is writer:
+                self._broke_a_frame(peer)
         finally:
             if peer is not None and self._writers.get(peer) is writer:
                 del self._writers[peer]
@@ -237,7 +282,12 @@ class ChannelServer:
             )
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
-        if peer.pid <= 0:
+        is_possible = peer.pid > 0 and 0 <= peer.rank < peer.world_size <= MOST_WORLD_SIZE
+        if not is_possible or _process_of(peer) in self._cut_off:
+            return None
+        if why := self._suspect(peer) if peer.role == "rank" else "":
+            self._cut_off.add(_process_of(peer))
+            self._on_message(peer, {"kind": "cut_off", "why": why})
             return None
         place = (peer.role, peer.attempt, peer.rank)
         holder = next(
@@ -253,6 +303,10 @@ class ChannelServer:
         writer.write(encode({"kind": "displaced"}))
         writer.close()
         return peer
+
+
+def _process_of(peer: Peer) -> tuple[str, int, int, int]:
+    return peer.role, peer.attempt, peer.rank, peer.pid
 
 
 class ChannelClient:

@@ -21,7 +21,8 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.casework import Casework
 from holdfast.recover.follower import LogFollower
-from holdfast.recover.launches import Launches
+from holdfast.recover.launching.launches import Launches
+from holdfast.recover.leadership import HandedOver
 from holdfast.recover.localise.in_run import NodeTests
 from holdfast.recover.losses import Losses
 from holdfast.recover.nodes import Nodes
@@ -44,6 +45,8 @@ SWEEP_TIMEOUT_S = 30.0
 ended."""
 END_TIMEOUT_S = 60.0
 """Seconds for the nodes to end the remaining processes of the job."""
+HERE = "the first node"
+"""The place of a request to stop that this supervisor's own node has passed on."""
 MOVING = "moving"
 """The kind of the event that a move to other nodes begins or is over."""
 
@@ -139,12 +142,10 @@ class Conduct:
 
     def adopted(self, *, in_place: bool) -> None:
         """Update the policy's state for an attempt taken over from an earlier supervisor."""
-        moves = [
-            data["is_over"] is False
-            for _, at, data in self._recorder.events(MOVING)
-            if at == self.view.number
-        ]
-        event = policy.Adopted(in_place, moves=any(moves[-1:]))
+        known = [data for _, at, data in self._recorder.events(MOVING) if at == self.view.number]
+        moves = bool(known) and known[-1]["is_over"] is False
+        save_s = known[-1].get("save_s") if moves else None
+        event = policy.Adopted(in_place, moves=moves, save_s=save_s)
         now_s = self._clock.monotonic_s()
         self.state, _ = policy.decide(self._spec.restarts, self.state, event, now_s)
 
@@ -156,16 +157,43 @@ class Conduct:
     def stop_asked(self, by: str, where: str, count: int) -> None:
         """Stop the run, see `Stopping.ask`.
 
-        If Kubernetes ends one pod and a spare is free, only that pod's node is left.
+        If Kubernetes ends one pod and the job can go on without it, only that pod's node is left.
         """
-        if by == "SIGTERM" and is_in_pod():
-            is_leaving = any(
-                one.node_id == where and one.is_leaving for one in self._nodes.connected
-            )
-            is_free = self.state.phase is policy.Phase.RUNNING and self._spec.mode == "act"
-            if is_leaving or (is_free and self.health.leave(where)):
-                return
-        self.stopping.ask(by, where, count)
+        if by != "SIGTERM" or not is_in_pod() or not self._leaves(where):
+            self.stopping.ask(by, where, count)
+
+    def _leaves(self, where: str) -> bool:
+        """Return True if the job goes on without the node of a pod that ends."""
+        own = self._nodes.own
+        node_id = where if where != HERE else "" if own is None else own.node_id
+        one = next((one for one in self._nodes.connected if one.node_id == node_id), None)
+        if one is None or one.is_leaving:
+            return one is not None
+        if self.state.phase is not policy.Phase.RUNNING or self._spec.mode != "act":
+            return False
+        if one is own and self._nodes.launched and one not in self._nodes.launched:
+            one.is_leaving = True  # the pod only leads
+            return True
+        return self.health.leave(node_id)
+
+    def hand_over_if_due(self) -> None:
+        """Hand the lead over if the pod of this supervisor ends and the job runs on other nodes.
+
+        Raises:
+            HandedOver: another node is to start the next supervisor.
+        """
+        own = self._nodes.own
+        if own is None or not own.is_leaving or self.state.phase is not policy.Phase.RUNNING:
+            return
+        # A node of the job whose agent has no connection for a moment trains on.
+        if all(one.is_leaving for one in (*self._nodes.connected, *self._nodes.launched)):
+            self.stopping.ask("SIGTERM", HERE, 1)  # each pod ends: so ends the run
+        elif own not in self._nodes.launched and self._nodes.launched:
+            name = self._nodes.hand_over()
+            if name is not None:
+                self._recorder.event("handed_over", {"node": name})
+                self._observe("nodes", {"text": f"node {name} is to lead from now on"})
+                raise HandedOver
 
     def grow_if_possible(self) -> None:
         """Have the ranks save and leave if there are nodes for a larger launch than the present one."""
@@ -186,7 +214,8 @@ class Conduct:
         if self.state.is_moving != before.is_moving:
             # The next supervisor must not take the ranks' leave for the end of the training.
             is_over = not self.state.is_moving
-            self._recorder.event(MOVING, {"is_over": is_over, "node": self.state.leaving})
+            told = {"is_over": is_over, "node": self.state.leaving, "save_s": self.state.save_s}
+            self._recorder.event(MOVING, told)
         failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
         if before.phase not in failing and self.state.phase in failing:
             self.casework.begin(view)

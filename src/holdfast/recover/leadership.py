@@ -43,6 +43,10 @@ class Superseded(HoldfastError):
         )
 
 
+class HandedOver(Superseded):
+    """The supervisor has handed the lead over to another node, since its own pod ends."""
+
+
 Sign = tuple[int, int]
 """The number of the newest supervisor, and a value that changes while that supervisor lives."""
 
@@ -248,8 +252,13 @@ class Watch:
         self._seen: Sign | None = None
         self._since_s = time.monotonic()
 
-    def gone(self) -> Sign | None:
-        """Return the last sign of life if it is older than `SILENT_S`; else None."""
+    def gone(self, *, is_successor: bool = False) -> Sign | None:
+        """Return the last sign of life if it is older than `SILENT_S`; else None.
+
+        Args:
+            is_successor: True if the supervisor has handed the lead over to this node: then the age
+                does not matter.
+        """
         try:
             seen = self._leadership.sign()
         except (OSError, HoldfastError):  # without the authority this node cannot lead either
@@ -257,4 +266,5 @@ class Watch:
             return None
         if seen != self._seen:
             self._seen, self._since_s = seen, time.monotonic()
-        return seen if time.monotonic() - self._since_s > SILENT_S else None
+        is_old = time.monotonic() - self._since_s > SILENT_S
+        return seen if is_old or is_successor else None

@@ -31,6 +31,7 @@ still makes no ticks, and so loses no nodes.
 | supervisor | `check` | `seq`, `check`, `what`: test the node alone (`solo`) or in a `group`; `end` |
 | supervisor | `look` | `look`, `pids` |
 | supervisor | `end` | `state`, `exit_code`, `outcome`: the run is over, at least for the node |
+| supervisor | `lead` | the node is to start the next supervisor |
 """
 
 import asyncio
@@ -48,30 +49,13 @@ from holdfast.core.sockets import plain_address
 from holdfast.recover.agent.rendezvous import LISTEN_BACKLOG
 from holdfast.recover.agent.stream import MAX_BYTES, Stream, proof
 from holdfast.recover.channel import Peer
-from holdfast.recover.connected_node import Node
+from holdfast.recover.connected_node import LEFT, Node, Pace, reached_by
 
-AWAY_TICKS = 100
-"""Ticks after which a node whose agent's connection has ended is lost."""
-AWAY_TICKS_WITH_SPARE = 5
-"""The same if a spare can take the node's place. The connection ends with the node, not with a
-killed agent: see `agent.held_connection`."""
-SILENT_TICKS = 450
-"""Ticks after which a node is lost whose agent is silent on an open connection.
-
-Agents send each second.
-"""
 FAREWELL_S = 2.0
 ACK_S = 0.2
 HELLO_TIMEOUT_S = 10.0
 PORT_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 10.0
-LEFT = {
-    "kind": "end",
-    "state": "stopped",
-    "exit_code": 4,
-    "outcome": "Stopped by SIGTERM, on this node alone.",
-}
-"""The last message to a node whose scheduler ends the node alone."""
 STRANGERS = 256
 """The most connections that may be open without a hello."""
 
@@ -116,7 +100,7 @@ class Nodes:
             listener: the receiver of the events.
             clock: the clock of this host.
             run_id: the run.
-            token: the token of the run; agents and supervisor prove to each other to have it.
+            token: the token of the run.
             generation: the number of this supervisor.
             own_node: the id of the node that keeps this supervisor going, and so lives as long.
         """
@@ -127,6 +111,7 @@ class Nodes:
         self._own_node = own_node
         self.generation = generation
         self._nodes: dict[str, Node] = {}
+        self._pace = Pace()
         self._launch: list[Node] = []
         """The nodes of the present launch, by their rank."""
         self._adopting: int | None = None
@@ -202,8 +187,7 @@ class Nodes:
     def kill(self) -> None:
         """End every launcher of the present launch, with all below it."""
         for node in self._launch:
-            if node.launched is not None:
-                node.order({"kind": "kill"})
+            node.end_launcher()
 
     async def look(self, pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
         """Return the usage of ranks' processes (see `core.processes.activity`); request stacks."""
@@ -282,7 +266,7 @@ class Nodes:
         self._launch = nodes
         head = self.address_of(nodes[0])
         for node_rank, node in enumerate(nodes):
-            node.node_rank, node.launched = node_rank, attempt
+            node.node_rank, node.launched, node.ending_ticks = node_rank, attempt, None
             node.order(
                 {
                     "kind": "launch",
@@ -296,17 +280,16 @@ class Nodes:
             )
 
     async def end_launchers(self) -> None:
-        """End every launcher on any node, and wait for their ends, except on lost nodes.
+        """End every launcher on any node, and wait for their ends, except on lost and stuck nodes.
 
         From here on, these ends do not count for the present attempt.
         """
         self._launch, self._adopting = [], None
         for node in self._nodes.values():
-            if node.launched is not None:
-                node.order({"kind": "kill"})
+            node.end_launcher()
         async with self._changed:
             await self._changed.wait_for(
-                lambda: all(node.launched is None for node in self._nodes.values())
+                lambda: all(node.has_ended for node in self._nodes.values())
             )
         for node in self._nodes.values():
             if node.is_leaving and node.stream is not None:
@@ -315,10 +298,11 @@ class Nodes:
     async def all_launchers_ended(self) -> int:
         """Wait for the ends of the present launch's launchers; return 0 or a failed one's code."""
         async with self._changed:
-            await self._changed.wait_for(
-                lambda: all(node.launched is None for node in self._launch)
-            )
-        codes = [-9 if node.last_end is None else node.last_end[1] for node in self._launch]
+            await self._changed.wait_for(lambda: all(node.has_ended for node in self._launch))
+        codes = [
+            -9 if node.is_stuck or node.last_end is None else node.last_end[1]
+            for node in self._launch
+        ]
         return next((code for code in codes if code != 0), 0)
 
     def left_of(self, attempt: int, node_ids: Sequence[str]) -> list[Node]:
@@ -380,6 +364,25 @@ class Nodes:
                     if node is head:
                         return port
         return None
+
+    @property
+    def own(self) -> Node | None:
+        """The node of this supervisor, once its agent has connected."""
+        return self._nodes.get(self._own_node)
+
+    def hand_over(self) -> str | None:
+        """Have the launch's first node start the next supervisor; return its name, else None."""
+        if any(node.orders or node.stream is None for node in self._launch):
+            return None  # an order is on its way
+        successor = self._launch[0]
+        assert successor.stream is not None
+        successor.stream.send({"kind": "lead"})
+        return successor.name
+
+    @property
+    def stuck(self) -> list[str]:
+        """The names of the nodes whose processes do not end by SIGKILL."""
+        return [node.name for node in self._nodes.values() if node.is_stuck]
 
     @property
     def connected(self) -> list[Node]:
@@ -453,7 +456,7 @@ class Nodes:
             node.incarnation, node.seen = incarnation, 0
             node.peers.clear()  # each of them will connect again
             node.checks.end()
-        node.stream, node.away_ticks, node.silent_ticks = stream, 0, 0
+        node.stream, node.away_ticks, node.silent_ticks, node.deaf_ticks = stream, 0, 0, 0
         node.address = plain_address(stream.remote_host)
         local = plain_address(stream.local_host)
         if local != node.address and not ipaddress.ip_address(local).is_loopback:
@@ -473,7 +476,7 @@ class Nodes:
             self._launcher_ended(node)  # while the agent was away
         elif launched is not None and launched != self._adopting and node not in self._launch:
             node.launched = launched  # of a launch that went on without this node
-            node.order({"kind": "kill"})
+            node.end_launcher()
         return node
 
     async def _take(self, node: Node, message: dict[str, Any]) -> None:
@@ -529,6 +532,7 @@ class Nodes:
             node.peers[peer] = None
             node.ranks.add(peer.rank)
         at_monotonic_s = self._clock.monotonic_s() - max(0.0, float(envelope["age_s"]))
+        node.stepped(peer, message)
         # A message that a rank or shim repeats for a new agent was received before.
         again |= message.get("again") is True
         self._listener.received(peer, message, at_monotonic_s, again=again)
@@ -538,6 +542,7 @@ class Nodes:
         for seq, place, age_s, message in summed["reports"]:
             if self._is_new(node, int(seq)):
                 at_monotonic_s = now_s - max(0.0, float(age_s))
+                node.stepped(peers[place], message)
                 self._listener.received(peers[place], message, at_monotonic_s, again=False)
 
     def _is_new(self, node: Node, seq: int) -> bool:
@@ -558,7 +563,7 @@ class Nodes:
         self._acks.clear()
 
     def _launcher_ended(self, node: Node) -> None:
-        node.launched = None
+        node.launched = node.ending_ticks = None
         node.peers.clear()
         if node in self._launch:
             assert node.last_end is not None
@@ -566,15 +571,17 @@ class Nodes:
 
     async def tick(self) -> None:
         """Count a tick; give up the nodes whose agents have been away for too long."""
-        lost = []
-        limit = AWAY_TICKS_WITH_SPARE if self.spares and not self.is_testing else AWAY_TICKS
+        lost, were_stuck = [], self.stuck
+        has_spare = bool(self.spares) and not self.is_testing
+        reached = reached_by(self._launch)
+        self._pace.tick(reached)
         for node in self._nodes.values():
-            if node.stream is None:
-                node.away_ticks += 1
-            else:
-                node.silent_ticks += 1
-            is_lost = node.away_ticks > limit or node.silent_ticks > SILENT_TICKS
-            if is_lost and node.node_id != self._own_node:
+            node.tick(reached)
+        others = [node for node in self._nodes.values() if node.node_id != self._own_node]
+        # A supervisor that several nodes stop answering at once may itself be cut off.
+        is_cut_off = len(others) > 1 and all(node.deaf_ticks for node in others)
+        for node in others:
+            if node.is_lost(has_spare=has_spare, is_cut_off=is_cut_off, pace=self._pace):
                 lost.append(node)
         for node in lost:
             del self._nodes[node.node_id]
@@ -585,7 +592,7 @@ class Nodes:
             if node in self._launch and attempt is not None:
                 node.last_end = attempt, -9
                 self._listener.node_lost(node)
-        if lost:
+        if lost or self.stuck != were_stuck:
             await self._changes()
 
     async def _changes(self) -> None:

@@ -3,6 +3,9 @@
 The recorder complains about a record that cannot be written (a full disk, a locked database), and
 drops the record. A gap in the history must not end the training, and the run goes on as if the
 record had been written.
+
+A ledger that does not answer must not hold up the supervisor's event loop. So a thread writes what
+a healthy job reports. For what must be recorded before an action, the loop waits a limited time.
 """
 
 import functools
@@ -14,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger
+from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, LedgerThread
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepJournal, StepRecord
 from holdfast.core.whole import whole_number
@@ -23,6 +26,8 @@ from holdfast.recover.detectors.anomaly import Anomaly
 from holdfast.recover.detectors.hang import Frozen
 from holdfast.recover.skipping.plan import Skip, Skipping
 
+MOST = 2**53
+"""The largest step, and the most bytes, of a checkpoint."""
 LEAVE_OUT = "leave_out"
 """The kind of the event with the batches that all later attempts leave out."""
 
@@ -62,7 +67,8 @@ class Recorder:
     ) -> None:
         self._paths = paths
         self._run_id = paths.run_id
-        self._ledger = ledger
+        self._thread = LedgerThread(ledger)
+        self._ledger = self._thread.ledger
         self._clock = clock
         self.complain = complain
         self._journal = StepJournal(paths.steps)
@@ -76,7 +82,10 @@ class Recorder:
         """True once any attempt has reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
+        self._newest_checkpoint: tuple[int, str] | None = None
+        """The attempt and the path of the checkpoint that was recorded last."""
         for one in ledger.checkpoints(self._run_id):
+            self._newest_checkpoint = one.attempt, one.path
             if one.attempt == self.attempt:
                 self.checkpoint_step = one.step
 
@@ -87,18 +96,37 @@ class Recorder:
         for skip in self._recorded_skips().values():
             self.skipping = self.skipping.with_skip(skip)
 
+    def start_thread(self) -> None:
+        """Have a thread use the ledger from now on, see `core.ledger.ledger_thread`."""
+        self._thread.start()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, for the other parts of the supervisor's event loop."""
+        return self._ledger
+
     def close(self) -> None:
-        """Write the events that wait, and close the journal."""
+        """Write the events that wait, and close the journal; complain about missing records."""
         self.flush()
+        self._thread.close()
+        self._complain_of_earlier()
         self._journal.close()
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record an event."""
+        """Record an event before this method returns, if the ledger answers."""
         self.event_soon(kind, data, rank)
-        self.flush()
+        self._write_events()
+
+    @_or_complain
+    def _write_events(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._ledger.add_events(waiting)
 
     def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record an event at the next `flush`, since thousands of ranks may end at once."""
+        """Record an event at the next `flush`, since thousands of ranks may end at once.
+
+        The caller does not wait for the ledger.
+        """
         now_s = self._clock.now_s()
         event = Event(
             run_id=self._run_id, attempt=self.attempt, at_s=now_s, kind=kind, rank=rank, data=data
@@ -107,10 +135,15 @@ class Recorder:
 
     @_or_complain
     def flush(self) -> None:
-        """Write the events that wait, in one transaction."""
+        """Have the events that wait written, in one transaction; complain about earlier failures."""
+        self._complain_of_earlier()
         waiting, self._waiting = self._waiting, []
         if waiting:
-            self._ledger.add_events(waiting)
+            self._thread.later(lambda ledger: ledger.add_events(waiting))
+
+    def _complain_of_earlier(self) -> None:
+        for error in self._thread.take_errors():
+            self.complain(error)
 
     @property
     def run_id(self) -> str:
@@ -122,6 +155,7 @@ class Recorder:
 
         The list is empty if the events cannot be read, after a complaint.
         """
+        self.flush()
         try:
             found = self._ledger.events(self._run_id, kinds=kinds)
         except HoldfastError as error:
@@ -141,9 +175,8 @@ class Recorder:
     def first_step(self, start_step: int, at_s: float) -> None:
         """Record the time of the attempt's first completed step, and the attempt's start step."""
         self.any_step = True
-        self._ledger.set_attempt(
-            self._run_id, self.attempt, start_step=start_step, first_step_at_s=at_s
-        )
+        number, changes = self.attempt, {"start_step": start_step, "first_step_at_s": at_s}
+        self._thread.later(lambda ledger: ledger.set_attempt(self._run_id, number, **changes))
 
     @_or_complain
     def step(self, record: StepRecord) -> None:
@@ -158,22 +191,23 @@ class Recorder:
     @_or_complain
     def checkpoint(self, data: dict[str, Any]) -> None:
         """Record a durable checkpoint from the data of its `checkpoint` event."""
-        known = self._ledger.checkpoints(self._run_id)[-1:]
-        if known and (known[0].attempt, known[0].path) == (self.attempt, str(data["path"])):
+        if self._newest_checkpoint == (self.attempt, str(data["path"])):
             return  # an earlier supervisor has recorded it
-        self.checkpoint_step = int(data["step"])
-        self._ledger.add_checkpoint(
-            Checkpoint(
-                run_id=self._run_id,
-                attempt=self.attempt,
-                step=int(data["step"]),
-                path=str(data["path"]),
-                state="written",
-                size_bytes=int(data["size_bytes"]),
-                stall_s=float(data["stall_s"]),
-                committed_at_s=self._clock.now_s(),
-            )
+        checkpoint = Checkpoint(
+            run_id=self._run_id,
+            attempt=self.attempt,
+            step=int(data["step"]),
+            path=str(data["path"]),
+            state="written",
+            size_bytes=int(data["size_bytes"]),
+            stall_s=float(data["stall_s"]),
+            committed_at_s=self._clock.now_s(),
         )
+        if not 0 <= checkpoint.step <= MOST or not 0 <= checkpoint.size_bytes <= MOST:
+            raise ValueError("a checkpoint of an impossible step or size")
+        self.checkpoint_step = checkpoint.step
+        self._newest_checkpoint = checkpoint.attempt, checkpoint.path
+        self._thread.later(lambda ledger: ledger.add_checkpoint(checkpoint))
 
     @_or_complain
     def observed(self, lines: list[str]) -> None:

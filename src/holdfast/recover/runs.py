@@ -98,9 +98,14 @@ def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path
 
 def state_of(run: Run, home: Path) -> str:
     """Return the run's state; "lost" for a running state in the ledger without a living process."""
-    if run.state == "running" and not is_alive(RunPaths(home, run.run_id).lock):
+    return state_on_this_host(run.run_id, run.state, home)
+
+
+def state_on_this_host(run_id: str, state: str, home: Path) -> str:
+    """Return the state of a run of this host, as `state_of` does, from the run's id and its state in the ledger."""
+    if state == "running" and not is_alive(RunPaths(home, run_id).lock):
         return "lost"
-    return run.state
+    return state
 
 
 def supervise(
@@ -155,6 +160,8 @@ def supervise(
         )
         try:
             outcome = asyncio.run(_until_the_end(node, leading))
+            if not node.is_leading():  # the run goes on, and another node leads
+                return replace(outcome, led=False)
             with contextlib.suppress(HoldfastError):
                 if ledger.run(run_id).state == "running":  # a supervisor that did not answer
                     end = {"state": outcome.state, "exit_code": outcome.exit_code}

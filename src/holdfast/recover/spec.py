@@ -52,6 +52,8 @@ class RunSpec:
     """True if checkpoints of other runs are set aside."""
     log_max_mib: int = 64
     """The most output that is kept of each rank in an attempt, in MiB."""
+    profile: bool = True
+    """True if the nodes' counters and the ranks' phases are recorded, see `holdfast.profile`."""
     mode: Mode = "act"
     """The decisions that are carried out, see `people.modes`."""
 
@@ -64,6 +66,14 @@ class RunSpec:
             "--min-nodes",
             self.min_nodes,
             f"from 1 to {self.nnodes}, the number of nodes",
+        )
+        divisors = [size for size in range(1, self.nnodes) if self.nnodes % size == 0]
+        smaller = max(divisors, default=1)
+        _require(
+            self.min_nodes in (None, self.nnodes) or self.min_nodes <= smaller,
+            "--min-nodes",
+            self.min_nodes,
+            f"at most {smaller}, since a smaller number of nodes must divide {self.nnodes}",
         )
         _require(
             self.restarts.max_restarts >= 0,
@@ -244,6 +254,7 @@ class RunSpec:
             "test_nodes": cls.test_nodes,
             "fresh": cls.fresh,
             "log_max_mib": cls.log_max_mib,
+            "profile": cls.profile,
             "mode": cls.mode,
         }
 

@@ -46,10 +46,10 @@ class Speed:
             LookupError,
             ValueError,
         ) as error:  # the ranks' messages come from the user's code
-            self._recorder.event("malformed_message", {"error": repr(error)})
+            self._recorder.event_soon("malformed_message", {"error": repr(error)})
             found = None
         if found is not None:
-            self._recorder.event("slow_ranks", found.to_json())
+            self._recorder.event_soon("slow_ranks", found.to_json())
             self._observe("trouble", {"text": _slow_ranks(found)})
 
     def answered(self, peer: Peer, message: Mapping[str, Any], at_s: float) -> None:
@@ -65,7 +65,7 @@ class Speed:
         """Record the time of a step."""
         changed = self._throughput.stepped(step_s)
         if changed is not None:
-            self._recorder.event("step_time", changed.to_json())
+            self._recorder.event_soon("step_time", changed.to_json())
             self._observe("trouble", {"text": _step_time(changed)})
 
 

@@ -7,6 +7,8 @@ After the end of a supervisor the next one reads the ledger and takes over the p
 """
 
 import asyncio
+import json
+import math
 import socket
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -21,7 +23,7 @@ from holdfast.core.telemetry import StepRecord
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import Peer
-from holdfast.recover.conduct import Conduct
+from holdfast.recover.conduct import HERE, Conduct
 from holdfast.recover.connected_node import Node
 from holdfast.recover.leadership import BEAT_S, Superseded, leadership_of
 from holdfast.recover.losses import Losses
@@ -34,7 +36,6 @@ from holdfast.recover.spec import RunSpec
 
 TICK_S = 0.1
 REPORT_S = 1.0
-HERE = "the first node"
 ACCEPTED = "The loss jumped, and a restart would not mend that: the training goes on from there"
 STANDSTILL_S = 2.0
 """A tick this late shows a standstill of the supervisor (suspended, starved), not of the job."""
@@ -44,6 +45,11 @@ ADOPT_TICKS = 100
 """The ticks for the agents of the present attempt to report to the next supervisor."""
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full", SKIPPED)
 """The events of ranks that the observer receives; a script's own events are only recorded."""
+
+MOST_KIND = 64
+"""The most characters of the kind of an event."""
+MOST_NESTED = 20
+"""The most levels of lists and objects in the data of an event."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """A function that receives each event, see `agent.node.Observer`."""
@@ -66,7 +72,6 @@ class Supervisor:
     ) -> None:
         self._spec = spec
         self._paths = paths
-        self._ledger = ledger
         self._observe = observer
         self._clock = clock or SystemClock()
         self._recorder = Recorder(
@@ -90,7 +95,7 @@ class Supervisor:
         self._conduct = Conduct(
             spec,
             paths,
-            ledger,
+            self._recorder.ledger,
             nodes=self._nodes,
             recorder=self._recorder,
             losses=self._losses,
@@ -119,6 +124,7 @@ class Supervisor:
             stop: the last message to an earlier supervisor to stop the run.
         """
         ended = self._conduct.begin()
+        self._recorder.start_thread()
         farewell: dict[str, Any] = {"kind": "end", "state": "failed", "exit_code": 1}
         farewell["outcome"] = "Holdfast itself failed; see the node that leads the run."
         leads = True
@@ -263,13 +269,15 @@ class Supervisor:
             self._view.heard(peer, message, at_monotonic_s)
             match "" if again else message["kind"]:  # a repeated message was recorded before
                 case "hello" | "started" if began:
-                    self._recorder.event("started", {"world_size": peer.world_size})
+                    self._recorder.event_soon("started", {"world_size": peer.world_size})
                 case "imported":
                     self._warm_later(peer)
                 case "step":
                     if peer.rank == self._view.lowest_watched:
                         self._stepped(peer, message, at_monotonic_s)
                     self._look_at_loss(peer, message)
+                case "cut_off":
+                    self._cut_off(peer, str(message["why"]))
                 case "collectives":
                     self._conduct.speed.answered(peer, message, at_monotonic_s)
                 case "event":
@@ -282,7 +290,7 @@ class Supervisor:
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
             # The ranks run the user's code: a wrong message is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
-            self._recorder.event("malformed_message", wrong, peer.rank)
+            self._recorder.event_soon("malformed_message", wrong, peer.rank)
         self._took_in(ended)
 
     def _took_in(self, ended: int) -> None:
@@ -318,6 +326,13 @@ class Supervisor:
         self._recorder.event("node_lost", {"node": name})
         self._observe("nodes", {"text": f"node {name} is lost"})
         self._view.node_lost(name, ranks, self._now_s)
+
+    def _cut_off(self, peer: Peer, why: str) -> None:
+        if self._view.rank_pids.get(peer.rank) == peer.pid:
+            self._view.attached.discard(peer.rank)  # no vote of the rank is waited for
+        self._recorder.event_soon("rank_cut_off", {"why": why, "pid": peer.pid}, peer.rank)
+        text = f"Rank {peer.rank} is cut off: {why}. The training goes on, without a watch over this rank."
+        self._observe("trouble", {"text": text})
 
     def _warm_later(self, peer: Peer) -> None:
         def warm() -> None:
@@ -364,6 +379,12 @@ class Supervisor:
         self._conduct.casework.stepped(record, start_step)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
+        if len(kind) > MOST_KIND or not kind.isprintable():
+            raise ValueError("an event of a kind that cannot be recorded")
+        # One event that does not fit into the database would cost all events beside it.
+        if _nests_deeper(data, MOST_NESTED):
+            raise ValueError("an event that nests too deeply")
+        json.dumps(data, allow_nan=False)
         if kind == SKIPPED and not self._view.is_first_to_skip(data):
             return  # every rank leaves out the same
         if kind == "restored" and self._view.start_step is None:
@@ -371,8 +392,11 @@ class Supervisor:
         if kind == "checkpoint":
             self._losses.saved(self._view, Path(str(data["path"])), int(data["step"]))
             self._recorder.checkpoint(data)
+            save_s = float(data.get("durable_s") or 0.0)
+            if math.isfinite(save_s):
+                self._tell(policy.Saved(save_s))
         else:
-            self._recorder.event(kind, data, peer.rank)
+            self._recorder.event_soon(kind, data, peer.rank)
         if kind in RANK_EVENTS:
             self._observe(kind, data)
 
@@ -403,6 +427,7 @@ class Supervisor:
             await self._nodes.tick()
             self._conduct.health.tick(self._view, self._conduct.state)
             self._conduct.grow_if_possible()
+            self._conduct.hand_over_if_due()
             self._recorder.flush()
             self._conduct.stopping.look()
             if self._conduct.decisions.is_approved():
@@ -425,3 +450,8 @@ class Supervisor:
         view = self._view
         pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
         view.looked(await self._nodes.look(pids), self._now_s)
+
+
+def _nests_deeper(value: object, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _nests_deeper(one, levels - 1) for one in inner)

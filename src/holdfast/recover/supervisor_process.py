@@ -13,16 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.clock import SteadyClock
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import die_with_parent
 from holdfast.recover.agent.stream import Stream
-from holdfast.recover.leadership import Superseded, leadership_of
+from holdfast.recover.conduct import HERE
+from holdfast.recover.leadership import HandedOver, Superseded, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.people.notifier import Notifier
 from holdfast.recover.spec import RunSpec
-from holdfast.recover.supervisor import HERE, Observer, Supervisor
+from holdfast.recover.supervisor import Observer, Supervisor
 
 RETRY_S = 6.0
 """Seconds from a failed start of the next supervisor to its end; the node then starts another."""
@@ -69,11 +71,13 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
     try:
         with ledger:
             paths = RunPaths(Path(begin["home"]), begin["run_id"])
-            notifier = Notifier(begin["notify"], paths, ledger, observe)
+            notifier = Notifier(begin["notify"], paths, ledger, observe, clock=_clock(begin))
             notifier.start(anew=not begin["is_lost"] and not begin["adopts"])
             outcome = await _supervise(begin, node, listening, supervisor, notifier)
         said = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         node.send({"kind": "ended", **said})
+    except HandedOver:
+        node.send({"kind": "handed_over"})
     except Superseded:
         node.send({"kind": "superseded"})
     except HoldfastError as error:
@@ -83,6 +87,11 @@ async def _run(control: socket.socket, listening: socket.socket) -> None:
         node.send({"kind": "failed", "text": f"Holdfast itself failed: {error!r}."})
     await node.drained()
     node.close()
+
+
+def _clock(begin: Mapping[str, Any]) -> SteadyClock:
+    """Return the clock of all supervisors that the node starts."""
+    return SteadyClock(float(begin["wall_offset_s"]))
 
 
 def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, Ledger]:
@@ -102,6 +111,7 @@ def _prepare(begin: Mapping[str, Any], observe: Observer) -> tuple[Supervisor, L
             generation=generation,
             own_node=begin["node_id"],
             observer=observe,
+            clock=_clock(begin),
         )
         supervisor.remember(is_lost=begin["is_lost"], adopts=begin["adopts"])
     except BaseException:

@@ -15,7 +15,7 @@ from holdfast.core.link import ENV_RUN
 
 _AGENT = "holdfast.recover.agent.agent"
 _SUPERVISOR = "holdfast.recover.supervisor_process"
-_GUARD = "holdfast.recover.guard"
+_GUARD = "holdfast.recover.launching.guard"
 _SHIM = "rank_shim"
 _WARM = "holdfast.recover.shim.trainer"
 _WRITER = "holdfast.checkpoint.writer"
@@ -72,11 +72,18 @@ def nodes_of(home: Path, run_id: str) -> list[NodeProcesses]:
         run_id: the id of the run.
     """
     children: dict[int, list[psutil.Process]] = {}
-    runs = []
+    nodes, with_agent = {}, set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             children.setdefault(process.ppid(), []).append(process)
-            if _is_run(process.cmdline()) and _home_of(process) == home.absolute():
+            words = process.cmdline()
+            nodes[process.pid] = process, _is_run(words)
+            if _AGENT in words:  # another program may be a node, too
+                with_agent.add(process.ppid())
+    runs = []
+    for pid, (process, is_run) in nodes.items():
+        with contextlib.suppress(psutil.Error):
+            if (is_run or pid in with_agent) and _home_of(process) == home.absolute():
                 runs.append(process)
     found = []
     for run in sorted(runs, key=lambda one: (one.create_time(), one.pid)):

@@ -1,4 +1,4 @@
-"""The page about runs: one offline file that answers first and proves below.
+"""The page about runs, one offline file that answers first and proves below; and the console, live pages.
 
 Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. The stages, in order:
 
@@ -9,8 +9,11 @@ Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. T
 | `view` | every other section's words, computed from the summary |
 | `charts` | the loss curve and the time line, and their colours |
 | `run_report` | the template filled and written, whole or not at all |
+| `console` | live pages over the ledger, with actions that the command line passes in |
 """
 
+from holdfast.ui.console.backend import ActionName, Backend, Order
+from holdfast.ui.console.serving import Address, serve
 from holdfast.ui.run_report import write_report
 
-__all__ = ["write_report"]
+__all__ = ["ActionName", "Address", "Backend", "Order", "serve", "write_report"]

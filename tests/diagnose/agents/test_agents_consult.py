@@ -204,23 +204,74 @@ def test_what_the_job_survived_is_no_cause(tmp_path, role, reason):
     assert any("takes the aftermath" in note for note in after.notes) == (reason == "Unknown")
 
 
-def test_the_surer_of_two_answers_stands(tmp_path):
-    open_case, compressed = job(tmp_path)
-    for confidence, reason in ((0.58, "OSError"), (0.3, "NetworkError")):
-        doubted = replace(
-            open_case,
-            reason="OSError",
-            category="Script",
-            confidence=confidence,
-            decided_by=("some-rule",),
-        )
-        with ModelServer(lambda _: Words(vote())) as server:
-            after = consult(doubted, compressed, endpoint_to(server))
-        assert after.reason == reason
-        other = {"OSError", "NetworkError"} - {reason}
-        assert {one.reason for one in after.alternatives} == other
-    rule = next(one for one in after.alternatives if one.reason == "OSError")
-    assert rule == Alternative(reason="OSError", confidence=0.3, decided_by="some-rule")
+BUG = "KeyError: 'segment-7'"
+LOST = "[rank1]: misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer gn18<40031>"
+
+
+def doubted_case(folder, lines, **given):
+    """A case that the rules call an OSError, with the log compressed, and the numbers of its lines by their text."""
+    open_case, compressed = job(folder, lines)
+    doubt = {"reason": "OSError", "category": "Script", "decided_by": ("some-rule",), **given}
+    numbers = {one.text: number for number, one in enumerate(compressed.lines, 1)}
+    return replace(open_case, **doubt), compressed, numbers
+
+
+@pytest.mark.parametrize(("confidence", "reason"), [(0.58, "OSError"), (0.3, "KeyError")])
+def test_the_surer_of_two_answers_stands(tmp_path, confidence, reason):
+    """Where a rule says of the cited line what the model says."""
+    doubted, compressed, numbers = doubted_case(tmp_path, [CALM[0], BUG], confidence=confidence)
+    said = vote(reason="KeyError", cited=[{"line": numbers[BUG], "quote": BUG}])
+    with ModelServer(lambda _: Words(said)) as server:
+        after = consult(doubted, compressed, endpoint_to(server))
+    assert after.reason == reason
+    assert {one.reason for one in after.alternatives} == {"OSError", "KeyError"} - {reason}
+    if reason == "KeyError":
+        rule = Alternative(reason="OSError", confidence=0.3, decided_by="some-rule")
+        assert rule in after.alternatives
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [(CALM[2], "NetworkError"), (BUG, "SyntaxError"), (LOST, "NCCLRemoteError")],
+    ids=["no rule knows it", "a rule knows it otherwise", "it follows from failures"],
+)
+@pytest.mark.parametrize("helps", [True, False])
+def test_a_wrong_model_spoils_no_answer(tmp_path, line, reason, helps):
+    """However sure and unanimous it is: what no rule says of the line is an alternative, or nothing."""
+    doubted, compressed, numbers = doubted_case(
+        tmp_path,
+        [CALM[0], line],
+        confidence=0.1,
+        restart_helps=helps,
+        action="restart" if helps else "user_must_fix",
+    )
+    quote = compressed.lines[numbers[line] - 1].text[:60]
+    worst = "user_must_fix" if helps else "restart"
+    said = vote(reason=reason, action=worst, cited=[{"line": numbers[line], "quote": quote}])
+    with ModelServer(lambda _: Words(said)) as server:
+        after = consult(doubted, compressed, endpoint_to(server))
+        assert server.asked
+    assert (after.reason, after.action, after.restart_helps, after.confidence) == (
+        "OSError",
+        doubted.action,
+        helps,
+        0.1,
+    )
+
+
+def test_a_stop_that_the_rules_advise_too_stands(tmp_path):
+    doubted, compressed, numbers = doubted_case(
+        tmp_path, [CALM[0], BUG], confidence=0.1, restart_helps=False, action="user_must_fix"
+    )
+    said = vote(
+        reason="KeyError",
+        category="Infrastructure",
+        action="change_config",
+        cited=[{"line": numbers[BUG], "quote": BUG}],
+    )
+    with ModelServer(lambda _: Words(said)) as server:
+        after = consult(doubted, compressed, endpoint_to(server))
+    assert (after.reason, after.action, after.restart_helps) == ("KeyError", "change_config", False)
 
 
 def test_where_both_agree_the_action_is_the_rules(tmp_path):

@@ -8,10 +8,11 @@ import pytest
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Incident, Ledger, Verdict
 from holdfast.core.paths import RunPaths, ledger_url
-from holdfast.recover import launches, policy
+from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.connected_node import Node
 from holdfast.recover.detectors.hang import Frozen, HangLimits
+from holdfast.recover.launching import launches
 from holdfast.recover.localise.in_run import NodeTests, is_due
 from holdfast.recover.localise.pairing import BASE_PRIOR, Pairing
 from holdfast.recover.localise.session import Report
@@ -197,7 +198,7 @@ def test_a_run_that_is_queued_again_waits_for_nodes_no_longer(make, monkeypatch)
     place = make("n1", "n2", nnodes=3)
     launching, looked = launches_of(place, 3, monkeypatch), []
 
-    async def look(connected, cordoned):
+    async def look(connected, cordoned, _given_up):
         looked.append((connected, cordoned))
         launching._requeue.queued = "The run is queued again."
         return True

@@ -129,6 +129,7 @@ AGAIN = replace(DIAGNOSING, roots_since_gain=(("f", True),), best_step=9)
 RESOLVED = {
     "restart": (DIAGNOSING, FAILURE),
     "restart-after-wait": (DIAGNOSING, replace(FAILURE, waits_for_outside=True)),
+    "work-done": (DIAGNOSING, replace(FAILURE, restart_helps=False, work_done=True)),
     "not-mended": (DIAGNOSING, replace(FAILURE, restart_helps=False)),
     "kept-launcher": (replace(DIAGNOSING, in_place=True), replace(FAILURE, has_stepped=False)),
     "stop-asked": (replace(DIAGNOSING, stop_by="me"), FAILURE),

@@ -70,6 +70,8 @@ class Place:
     def event(self, kind, data, rank=None):
         self.recorded.append((kind, data))
 
+    event_soon = event
+
     def events(self, *kinds):
         return [(kind, 1, data) for kind, data in self.recorded if kind in kinds]
 

@@ -77,3 +77,36 @@ def test_the_states_are_read_in_a_thread_when_due_and_their_ends_are_taken_in(ma
     asyncio.run(look())
     assert f"{NAME} on all nodes" in place.health.coverage()["looked_at"]
     assert not place.health.aside()
+
+
+def test_while_slurmctld_is_away_for_a_minute_the_job_is_not_touched(make):
+    """Its nodes are down for Slurm meanwhile and afterwards, too, but one sign is not two."""
+    away, asked = [True], []
+
+    def read(names):
+        asked.append(tuple(names))
+        if away[0]:
+            raise HoldfastError("scontrol failed: Unable to contact slurm controller")
+        return {"n2": node("DOWN+NOT_RESPONDING")}
+
+    place = make(states=lambda names: slurm_states(names, read))
+
+    async def pass_seconds(seconds):
+        for _ in range(seconds):
+            place.clock.advance(1.0)
+            place.look()
+            while place.health._reading is not None and not place.health._reading.done():
+                await asyncio.sleep(0)
+
+    async def play():
+        await pass_seconds(60)
+        known = place.health.coverage()["not_seen"]
+        away[0] = False
+        await pass_seconds(60)
+        return known
+
+    known = asyncio.run(play())
+    assert any("Unable to contact slurm controller" in text for text in known)
+    assert len(asked) >= 4
+    assert (place.told, place.health.aside(), place.nodes.cordoned) == ([], {}, frozenset())
+    assert "node_signal" in place.kinds()

@@ -15,7 +15,7 @@ from holdfast.recover.slurm.requeue import (
     in_vain,
     is_due,
 )
-from holdfast.recover.slurm.submission import Submission
+from holdfast.recover.slurm.submission import Submission, settle_jobs
 from holdfast.testing import FakeClock
 
 UP, DOWN = frozenset(["MIXED"]), frozenset(["DOWN", "NOT_RESPONDING"])
@@ -71,7 +71,7 @@ class Recorded:
 
 
 class Scripted:
-    """A Slurm with the job 70, and nodes of which `down` are down."""
+    """A Slurm with the job 70, and nodes of which `down` are down; `while_submitting` happens during sbatch."""
 
     def __init__(self):
         self.down, self.error, self.queue, self.submitted = (
@@ -80,6 +80,7 @@ class Scripted:
             {"70": "RUNNING"},
             [],
         )
+        self.while_submitting = lambda: None
 
     def __call__(self, argv, environment=None):
         if self.error is not None:
@@ -98,7 +99,11 @@ class Scripted:
                 self.submitted.append((argv, environment))
                 job_id = str(70 + len(self.submitted))
                 self.queue[job_id] = "PENDING"
+                self.while_submitting()
                 return job_id
+            case "scancel":
+                self.queue[argv[-1]] = ""
+                return ""
             case "squeue" if "--me" in argv:
                 return "\n".join(f"{job_id}|{state}" for job_id, state in self.queue.items())
             case "squeue":
@@ -114,6 +119,7 @@ class World:
         record = {"key": "k", "nodes": 2, "spares": 1, "options": options, "command": ("holdfast",)}
         Submission(**record, environment={"SECRET": "s"}, jobs=("70",)).write(self.paths)
         self.slurm, self.records, self.clock, self.said = Scripted(), Recorded(), FakeClock(), []
+        self.given_up = asyncio.Event()
         self.requeue = self.supervisor()
 
     def supervisor(self, **environment):
@@ -130,7 +136,7 @@ class World:
         )
 
     def look(self, connected=("n1",), cordoned=()):
-        return asyncio.run(self.requeue.look(connected, cordoned))
+        return asyncio.run(self.requeue.look(connected, cordoned, self.given_up))
 
     @property
     def jobs(self):
@@ -221,12 +227,41 @@ def test_the_budget_ends_requeues_that_gain_nothing(world):
     assert world.look()
 
 
-def test_slurm_starts_the_job_again_where_the_user_has_asked_for_that(tmp_path):
+def test_slurm_may_start_the_job_again_and_a_next_job_waits_for_the_case_that_it_does_not(tmp_path):
     world = World(tmp_path, EXPEDITE)
     assert world.look()
-    assert not world.slurm.submitted
-    assert world.jobs == ("70",)
-    assert world.requeue.queued == "Nodes are missing. Slurm is to start job 70 again."
+    ((argv, _),) = world.slurm.submitted
+    assert "--dependency=afterany:70" in argv
+    assert world.jobs == ("70", "71")
+    assert world.requeue.queued.startswith("Nodes are missing. Slurm is to start job 70 again.")
+    assert "goes on as Slurm job 71 without n2, n3 once job 70 has ended" in world.requeue.queued
+    inside = {"SLURM_JOB_ID": "70"}
+    given = {"environment": inside, "jobs": SlurmJobs(world.slurm)}
+    assert settle_jobs(world.paths, is_queued=True, **given) == [], "Slurm may start this job again"
+    assert settle_jobs(world.paths, is_queued=False, **given) == ["71"]
+
+
+@pytest.mark.parametrize("error", [None, "sbatch gave no answer within 120 s."])
+def test_a_stop_during_the_submission_cancels_the_next_job(world, error):
+    def stop():
+        world.given_up.set()
+        if error is not None:
+            raise HoldfastError(error)
+
+    world.slurm.while_submitting = stop
+    assert not world.look()
+    assert world.slurm.queue == {"70": "RUNNING", "71": ""}
+    assert (world.requeue.queued, world.records.kept) == (None, [])
+
+
+def test_a_next_job_of_a_stopped_run_that_cannot_be_cancelled_is_named(world):
+    def stop():
+        world.given_up.set()
+        world.slurm.error = "squeue failed: Unable to contact slurm controller"
+
+    world.slurm.while_submitting = stop
+    assert not world.look()
+    assert world.said[-1].endswith("scancel --state=PENDING --name=holdfast-r-k")
 
 
 def test_a_job_that_has_lost_its_batch_script_cannot_be_started_again(tmp_path):

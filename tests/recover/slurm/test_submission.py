@@ -207,6 +207,8 @@ def test_a_job_of_a_run_that_is_over_starts_nothing(world, state, restarts, left
     inside = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": restarts}
     assert is_left(run, world.home, inside) is left
     assert not is_left(run, world.home, {"SLURM_JOB_ID": "5"}), "a job of the user's own"
+    unrecorded = {**inside, "SLURM_JOB_ID": "18", "SLURM_JOB_NAME": "holdfast-r-k"}
+    assert is_left(run, world.home, unrecorded) is left
     assert not is_left(run, world.home, {})
 
 

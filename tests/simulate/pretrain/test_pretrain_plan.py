@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.main import cli
+from holdfast.cli.plan import _why
 from holdfast.core.accounting import summarize
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Attempt, Checkpoint, Incident, Ledger, Run
@@ -117,6 +118,12 @@ def test_more_records_make_the_advice_narrower():
     assert widths[0] > 3 * widths[1]
 
 
+def test_a_limit_of_short_steps_is_not_said_to_be_twice_the_longest():
+    assert _why("step", 0.1, 60.0) == "the longest step took 100 ms; a shorter limit gains little"
+    assert _why("step", 70.0, 140.0) == "twice the longest step"
+    assert _why("step", None, 60.0) == "no step is known: the default"
+
+
 def test_a_ledger_without_runs_needs_a_size():
     nothing = Records(runs=0, reasons=(), gpu_days=0.0, job_days=0.0, gpus=1)
     with pytest.raises(BadUse, match="--gpus N"):
@@ -135,7 +142,8 @@ def test_plan_prints_a_page_and_json(home):
     text = said("plan", "--replications", "4", "--days", "5")
     assert "save every" in text
     assert "twice the longest step" in text
-    assert "holdfast run --spares" in text
+    # `holdfast run` refuses --spares on a node alone.
+    assert "holdfast run --hang-floor-s 140 --first-step-limit-s 600 -- COMMAND" in text
     found = json.loads(said("plan", "run-1", "--replications", "4", "--days", "5", "--json"))
     assert (found["schema"], found["version"], found["failures"]) == ("holdfast.plan", 1, 4)
     assert {"interval_s", "spares", "elasticities", "mean_time_to_failure_h"} <= set(found)
@@ -149,7 +157,7 @@ def test_plan_writes_a_page_with_a_bar_on_each_side(home):
     assert page.count('<i class="half"') == page.count('<i class="twice"') == 10
     assert "failure rate" in page
     assert "steps that survive" in page
-    assert "--spares" in page
+    assert "holdfast run --hang-floor-s 140" in page
 
 
 KALOS = (
@@ -211,7 +219,7 @@ def test_simulate_pretrain_compares_scenarios(home):
     found = json.loads(
         said(
             "simulate", "pretrain", *options, "--json", "--search", "--set", "stall_s=5", "--spares", "2",
-            "--interval-s", "900", "--seed", "3",
+            "--interval-s", "900", "--seed", "3", "--rates", "rsc-1",
         )
     )  # fmt: skip
     (answer,) = found["answers"]

@@ -80,6 +80,19 @@ def test_an_asynchronous_save_that_lags_by_more_than_an_interval_leaves_older_on
     assert progress.best()[0] == 100.0 - math.ceil(25.0 / 10.0) * 10.0
 
 
+def test_a_save_in_flight_is_finished_where_the_trainers_alone_die():
+    saves = Saves(interval_s=10.0, stall_s=0.0, tiers=(tier(lag_s=25.0, finishes=True),))
+    for loses, state_s in (("process", 100.0), ("none", 100.0), ("node", 80.0)):
+        progress = Progress(saves)
+        progress.advance(0.0, 105.0)
+        progress.settle(105.0, loses)
+        assert progress.best()[0] == state_s
+    stalls = Progress(Saves(interval_s=10.0, stall_s=2.0, tiers=saves.tiers))
+    stalls.advance(0.0, 23.0)  # the second save began at 22 s
+    stalls.settle(23.0, "process")
+    assert stalls.best()[0] == 10.0
+
+
 def test_what_a_failure_takes_decides_the_tier():
     saves = Saves(interval_s=10.0, stall_s=0.0, tiers=(MEMORY, PEER, tier(lag_s=40.0, every=3)))
     for loses, name, state_s in (("process", "memory", 100.0), ("node", "peer", 90.0)):

@@ -1,6 +1,7 @@
 """One simulated run: the live policy decides, the account adds up, the same seed gives the same bytes."""
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from holdfast.core.accounting import LOST_CAUSES
 from holdfast.core.errors import BadUse
 from holdfast.diagnose import packaged_rules
-from holdfast.recover.policy import TABLE, RestartLimits
+from holdfast.recover.policy import TABLE, Diagnosed, RestartLimits
 from holdfast.simulate.pretrain import (
     SCENARIOS,
     Rates,
@@ -25,6 +26,7 @@ from holdfast.simulate.pretrain import (
 from holdfast.simulate.pretrain import run as simulated
 from holdfast.simulate.pretrain.causes import DAY_S, cause, known_causes, table3, weights
 from holdfast.simulate.pretrain.fleet import Fleet, Heat
+from holdfast.simulate.pretrain.formulas import daly_interval_s
 from holdfast.simulate.pretrain.scenario import Hardware, People, Scenario, holdfast, manual, study
 from holdfast.simulate.pretrain.streams import draws
 
@@ -83,6 +85,25 @@ def test_every_decision_is_the_live_policys(monkeypatch):
         simulated(build(16_384, days=60.0, spikes_per_day=1.0, recognised=0.8, hangs=0.3), 3)
     assert len(seen) >= 12
     assert seen <= set(TABLE), "the policy has a rule for each event that the simulator sends"
+
+
+def test_a_start_that_fails_has_neither_stepped_nor_saved(monkeypatch):
+    """A start takes hours, and training fails once an hour: most failures strike a start."""
+    seen = []
+    live = run_module.decide
+
+    def decide(limits, state, event, now_s):
+        if isinstance(event, Diagnosed):
+            seen.append(event)
+        return live(limits, state, event, now_s)
+
+    monkeypatch.setattr(run_module, "decide", decide)
+    one = failing("software", per_day=24.0, start_in_place_s=20_000.0, start_s=20_000.0)
+    simulated(one.varied(days=10.0), 1)
+    in_starts = [event for event in seen if not event.has_stepped]
+    assert len(in_starts) > 0.8 * len(seen)
+    assert {event.checkpoint_step for event in in_starts} == {None}
+    assert all(event.restored_step == event.step for event in in_starts)
 
 
 def test_limits_of_the_policy_decide_who_restarts():
@@ -261,13 +282,30 @@ def test_best_interval_and_spares_answer_what_they_are_asked():
     assert less.band(lambda each: each.part("nodes_missing")).mean > 0.001
 
 
+def test_chance_does_not_choose_an_interval_where_hardly_anything_fails():
+    """Without a failure the longest interval has the greatest ETTR."""
+    one = failing("software", per_day=0.001, stall_s=1.0)
+    best_s, tried = best_interval(one, 4)
+    assert tried[max(tried)] == max(tried.values())
+    assert best_s == pytest.approx(daly_interval_s(1.0, one.mean_time_to_failure_s()))
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"gpus": 0}, "gpus is 0"),
         ({"days": -1.0}, "days is -1"),
         ({"damaged": 1.0}, "no save can be restored"),
-        ({"spares": -1}, "negative"),
+        ({"spares": -1}, "spares is -1. Give a number of 0 or more"),
+        ({"start_s": -500.0}, "start_s is -500"),
+        ({"hang_s": math.nan}, "hang_s is nan"),
+        ({"backoff_first_s": math.nan}, "backoff_first_s is nan"),
+        ({"work_s": math.inf}, "work_s is inf"),
+        ({"technicians": 0}, "technicians is 0. Give a number above 0"),
+        ({"repair_s": -1.0}, "repair_s is -1"),
+        ({"long_repairs": 2.0}, "from 0 to 1"),
+        ({"gpus": 10**9}, "gpus is 1,000,000,000. Give 1,000,000 at most"),
+        ({"spares": 10**9}, "spares is 1,000,000,000. Give"),
         ({"tiers": ()}, "No tier"),
         ({"awake": (9.0, 3.0)}, "two hours"),
         ({"slow_speed": 0.0}, "slow_speed"),

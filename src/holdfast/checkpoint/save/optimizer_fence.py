@@ -16,6 +16,7 @@ from holdfast.checkpoint.save.plan_cache import PlanCache
 from holdfast.checkpoint.save.save_job import SaveJob
 from holdfast.checkpoint.state.tensors import local
 from holdfast.core.link import job_link
+from holdfast.core.phases import note_phase
 
 _BUFFERS_SHARE: Final = 8
 """Buffers that change before an update are less than such a part of a state."""
@@ -92,10 +93,11 @@ class Fence:
             job is None or os.getpid() != self._pid
         ):  # forked: the thread that copies is another process's
             return
-        began_s = time.monotonic()
+        began_ns = time.monotonic_ns()
         with job_link().section("save"):
             all_wait = job.pass_fence()
-        waited_s = time.monotonic() - began_s
+        waited_s = (time.monotonic_ns() - began_ns) / 1e9
+        note_phase("checkpoint_stall", began_ns)
         job.fence_s += waited_s
         self.waited_s += waited_s
         if all_wait:  # else an update on another stream comes here again

@@ -102,6 +102,11 @@ def event_note(event: Event, run_id: str) -> str | None:
             return "The run was lost with its node, and was resumed."
         case "supervisor_followed":
             return "The supervisor ended; the next one took over, and training went on."
+        case "rank_cut_off":
+            return (
+                f"Rank {event.rank} was cut off: {data.get('why')}. Training went on, without a watch over this "
+                "rank."
+            )
         case "stop_asked":
             return _stop_asked(str(data.get("by")))
         case "loss_accepted":
@@ -141,6 +146,11 @@ def _node_note(event: Event) -> str | None:
             return f"Node {data.get('node')}: {data.get('text')} ({data.get('source')})."
         case "notice":
             return f"Node {data.get('node')} is to be taken away: {data.get('text')}{_left(data.get('left_s'))}."
+        case "handed_over":
+            return (
+                f"The node of the supervisor was to end. So node {data.get('node')} took the lead over, and training "
+                "went on."
+            )
         case "node_cordoned":
             return f"Node {data.get('node')} was cordoned: {data.get('why')}."
         case "node_set_aside":
@@ -204,6 +214,7 @@ def _incidents(data: Mapping[str, Any]) -> str:
 RULES: Mapping[str, str] = {
     "stop-asked": "a person has asked to stop",
     "kept-launcher": "an attempt that failed before its first step below a kept launcher gets a new launcher",
+    "work-done": "a job that failed only after its work was done is not restarted",
     "not-mended": "a cause that a restart does not mend ends the run",
     "same-root": "the same root at the same place, with nothing gained since, ends the run",
     "budget-spent": "too many restarts in a row that gained nothing end the run",

@@ -3,12 +3,16 @@
 The ledger stores records (frozen dataclasses, `records`) and returns them in order.
 `schema` holds the tables, `migrations` the upgrades from earlier versions, `engine` the
 opening of the database, and `ledger` the operations.
-Only the supervisor, `holdfast eval` and the command line write to the ledger. Ranks send events
+`ledger_thread` carries the operations out beside an event loop.
+Only the supervisor, `holdfast eval`, the command line and the console write to the ledger. Ranks send events
 over the control channel instead.
 """
 
 from holdfast.core.ledger.ledger import Ledger
+from holdfast.core.ledger.ledger_thread import LedgerThread
+from holdfast.core.ledger.reading import TooSlow
 from holdfast.core.ledger.records import (
+    ActionRecord,
     Attempt,
     Checkpoint,
     EvaluationRecord,
@@ -23,6 +27,7 @@ from holdfast.core.ledger.records import (
 )
 
 __all__ = [
+    "ActionRecord",
     "Attempt",
     "Checkpoint",
     "EvaluationRecord",
@@ -30,9 +35,11 @@ __all__ = [
     "Incident",
     "Lead",
     "Ledger",
+    "LedgerThread",
     "MeetingPlace",
     "NodeRecord",
     "Prior",
     "Run",
+    "TooSlow",
     "Verdict",
 ]

@@ -11,11 +11,14 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.core.errors import BadUse, LedgerError, NotFound
 from holdfast.core.ledger import schema
+from holdfast.core.ledger.action_table import ActionTable
 from holdfast.core.ledger.engine import first_line, open_engine, writing
 from holdfast.core.ledger.lead_table import LeadTable
 from holdfast.core.ledger.node_table import NodeTable
+from holdfast.core.ledger.reading import bounded_reading
 from holdfast.core.ledger.records import (
     HISTORY_LIMIT_BYTES,
+    ActionRecord,
     Attempt,
     Checkpoint,
     EvaluationRecord,
@@ -47,12 +50,13 @@ Record = TypeVar(
     NodeRecord,
     Lead,
     MeetingPlace,
+    ActionRecord,
 )
 PRIORS_KEPT = 4
 """The number of priors kept of each task and family; the newest are kept."""
 
 
-class Ledger(Remembered, NodeTable, LeadTable):
+class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
     """One database with the records of all runs. Safe to open in several processes at once."""
 
     def __init__(self, engine: Engine) -> None:
@@ -342,6 +346,20 @@ class Ledger(Remembered, NodeTable, LeadTable):
         )
         found = self._read(Prior, table, table.c.prior_id.in_(newest))
         return {(prior.harness, prior.task): prior for prior in found}
+
+    @contextmanager
+    def bounded_reading(self, limit_s: float) -> Iterator[Connection]:
+        """Open one transaction that only reads, with a limit on the time of its queries.
+
+        Raises:
+            TooSlow: a query took longer than the limit; the database has ended the query.
+            LedgerError: the ledger cannot be read.
+        """
+        with (
+            self._as_ledger_error("read"),
+            bounded_reading(self._engine, limit_s) as connection,
+        ):
+            yield connection
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:

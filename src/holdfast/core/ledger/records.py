@@ -360,3 +360,29 @@ class NodeRecord:
 
 VERDICTS_KEPT = 50
 """The number of verdicts kept of each node."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionRecord:
+    """One action of a person in the console."""
+
+    action_id: int | None = None
+    """The action's id; None until the ledger assigns one."""
+    key: str
+    """The key of the form that a browser sent. The same form sent twice is one action."""
+    at_s: float
+    by: str
+    """The person, as the person signed in."""
+    address: str
+    """The network address of the person's browser."""
+    what: str
+    """The action, such as `stop` or `confirm`."""
+    target: str
+    """The id of the run or of the incident, or the name of the node."""
+    why: str = ""
+    """The person's reason, or the corrected cause of an incident."""
+    seen: str
+    """The state of the target that the page had shown to the person."""
+    state: Literal["asked", "done", "refused"] = "asked"
+    outcome: str = ""
+    """The result in a sentence; empty while the action goes on."""

@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0005"
+REVISION = "0006"
 """The migration that makes a ledger equal to these tables."""
 
 metadata = MetaData()
@@ -41,6 +41,8 @@ runs = Table(
     Column("ended_at_s", Float(53)),
     Column("exit_code", Integer),
     Column("outcome", Text, nullable=False),
+    Index("ix_runs_by_state", "state", "started_at_s"),
+    Index("ix_runs_by_start", "started_at_s", "run_id"),
 )
 
 attempts = Table(
@@ -66,6 +68,7 @@ events = Table(
     Column("kind", String(64), nullable=False),
     Column("rank", Integer),
     Column("data", JSON, nullable=False),
+    Index("ix_events_of_a_kind", "kind", "event_id"),
 )
 
 incidents = Table(
@@ -128,6 +131,7 @@ evaluations = Table(
     Column("run_id", String(64), index=True),
     Column("step", Integer),
     Column("outcome", Text, nullable=False),
+    Index("ix_evaluations_by_start", "started_at_s", "evaluation_id"),
 )
 
 priors = Table(
@@ -229,4 +233,21 @@ meetings = Table(
     Column("hosts", JSON, nullable=False),
     Column("port", Integer, nullable=False),
     Column("token", String(64), nullable=False),
+)
+
+# No foreign key: the record of an action outlives the run, the incident or the node.
+actions = Table(
+    "actions",
+    metadata,
+    Column("action_id", Integer, primary_key=True, autoincrement=True),
+    Column("key", String(64), nullable=False, unique=True),
+    Column("at_s", Float(53), nullable=False),
+    Column("by", String(255), nullable=False),
+    Column("address", String(64), nullable=False),
+    Column("what", String(16), nullable=False),
+    Column("target", String(255), nullable=False),
+    Column("why", Text, nullable=False),
+    Column("seen", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("outcome", Text, nullable=False),
 )

@@ -7,19 +7,29 @@ macros of `parts.html.j2`. The page needs no network. The modules:
 |---|---|
 | `rendering` | fill a template: escape every text, make control characters visible; write the page |
 | `parts` | the colours of every page, key figures, and bars that show where time went |
+| `vendor` | uPlot, which draws charts in a browser |
 | `drawing` | a matplotlib figure as inline SVG in the page's colours |
 """
 
 from holdfast.core.page.drawing import inline_svg, missing_extra, new_figure, stand_ins
 from holdfast.core.page.parts import DARK, LIGHT, Bar, KeyFigure, TimeBars, time_bars
-from holdfast.core.page.rendering import template, write_page
+from holdfast.core.page.rendering import (
+    UPLOT_SCRIPT,
+    UPLOT_STYLE,
+    environment,
+    template,
+    write_page,
+)
 
 __all__ = [
     "DARK",
     "LIGHT",
+    "UPLOT_SCRIPT",
+    "UPLOT_STYLE",
     "Bar",
     "KeyFigure",
     "TimeBars",
+    "environment",
     "inline_svg",
     "missing_extra",
     "new_figure",

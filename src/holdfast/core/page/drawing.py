@@ -38,10 +38,10 @@ def new_figure(
     return Figure(figsize=(width_in, height_in), layout=layout)
 
 
-def missing_extra(package: str) -> HoldfastError:
+def missing_extra(package: str, *, extra: str = "report") -> HoldfastError:
     """The error for a package of the extra that is not installed."""
     return HoldfastError(
-        f"The report needs {package}, which is not installed. Run: pip install 'holdfast[report]'"
+        f"This needs {package}, which is not installed. Run: pip install 'holdfast[{extra}]'"
     )
 
 

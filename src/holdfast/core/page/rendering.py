@@ -9,10 +9,13 @@ from holdfast.core.page.drawing import missing_extra
 from holdfast.core.page.parts import DARK, LIGHT
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
 
 
 SHARED = Path(__file__).parent / "templates"
+_VENDOR = Path(__file__).parent / "vendor"
+UPLOT_SCRIPT = _VENDOR / "uplot-1.6.32.iife.min.js"
+UPLOT_STYLE = _VENDOR / "uplot-1.6.32.min.css"
 
 
 def template(path: Path) -> "Template":
@@ -21,20 +24,29 @@ def template(path: Path) -> "Template":
     Raises:
         HoldfastError: jinja2 is not installed.
     """
+    return environment(path.parent).get_template(path.name)
+
+
+def environment(folder: Path) -> "Environment":
+    """Return an environment for the templates of a folder, which may use the shared ones.
+
+    Raises:
+        HoldfastError: jinja2 is not installed.
+    """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise missing_extra("jinja2") from error
-    environment = Environment(
-        loader=FileSystemLoader([path.parent, SHARED]),
+    made = Environment(
+        loader=FileSystemLoader([folder, SHARED]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["page_colours"] = {"light": LIGHT, "dark": DARK}
-    return environment.get_template(path.name)
+    made.globals["page_colours"] = {"light": LIGHT, "dark": DARK}
+    return made
 
 
 def write_page(path: Path, page: str) -> None:

@@ -3,6 +3,8 @@
 - Each line it cites exists and contains what it quotes.
 - Not all cited lines are ones that the rules know as teardown, or as survived.
 - Where a rule is sure of what the root's line means, the model's reason is that rule's; and routine is no root.
+- A reason that the rules name gives way only to one that a rule names of the line that the model cites, and where that
+  line is not one that follows from failures.
 - An action that stops the job for good needs a unanimous model and a line that reads as an error by itself; one that
   takes hardware out, that the rules thought of the same reason. On anything less the job is started again, which costs
   one attempt.
@@ -16,9 +18,10 @@ import re2
 from holdfast.diagnose.agents.untrusted import Shown
 from holdfast.diagnose.explain.compress import Kept
 from holdfast.diagnose.explain.diagnosis import Diagnosis
+from holdfast.diagnose.explain.explain import OF_PEERS
 from holdfast.diagnose.logs.lines import Line, clean_line
 from holdfast.diagnose.logs.tracebacks import is_exception
-from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
+from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 QUOTE_LEAST: Final = 8
@@ -26,7 +29,9 @@ QUOTE_LEAST: Final = 8
 SURE: Final = 0.6
 """A rule's confidence from which on a model does not overrule what it says of a line."""
 _AFTERMATH: Final = frozenset({"teardown", "recovered"})
-_NO_ROOTS: Final = frozenset({ROUTINE, "teardown"})
+_NO_ROOTS: Final = frozenset({ROUTINE, ENDING, "teardown"})
+_FOLLOW: Final = OF_PEERS | {"exit", "suspect", "teardown", ROUTINE, ENDING}
+"""Kinds of lines that follow from a failure more often than they begin one."""
 _STATES_AN_ERROR: Final = re2.compile(r"^\S+: (?:fatal )?error: \S+ \S+")
 """argparse, compilers, shells."""
 HELPS: Final[dict[Action, bool]] = {
@@ -67,6 +72,14 @@ def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
     ]
     allowed = any(rule.reason == reason and rule.kind not in _NO_ROOTS for rule in sure)
     return sure[0] if sure and not allowed else None
+
+
+def rule_agrees(reason: str, line: Kept, rules: RuleSet) -> bool:
+    """Whether a rule, too, says `reason` of `line`, and such a line can begin a failure."""
+    text = cleaned(line).text
+    where: Where = "library_exception" if is_exception(text) else "line"
+    found = rules.find(text, where)
+    return found is not None and found[0].reason == reason and found[0].kind not in _FOLLOW
 
 
 def _names_a_cause(rule: Rule) -> bool:

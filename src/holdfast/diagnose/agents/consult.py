@@ -1,8 +1,8 @@
 """A diagnosis that the rules left open, put to a model: `consult`.
 
 What the rules decided is not sent anywhere. Where they did not, the model's finding takes the place of their answer
-only if it is surer than theirs; it never reaches the confidence of a rule that decides. The rest is a suggestion in
-words.
+only if it is surer than theirs and a rule says the same of the line that it cites; else it is an alternative. It never
+reaches the confidence of a rule that decides. The rest is a suggestion in words.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def consultation(
     draw: Draw = draw_mark,
 ) -> Consultation:
     """The same, with the rule that the model proposes; `draw` draws the marks around what is shown to it."""
-    if not worth_reading(diagnosis) or not compressed.lines:
+    if diagnosis.ended_well or not worth_reading(diagnosis) or not compressed.lines:
         return Consultation(diagnosis=diagnosis)
     rules = packaged_rules() if rules is None else rules
     try:
@@ -77,7 +77,10 @@ def consultation(
     if finding is None:
         asked = f"The model {endpoint.model} was asked and found no cause that it could agree on and cite."
         return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, asked))
-    decided = _noted(_decided(diagnosis, finding, endpoint), *outcome.notes)
+    stops = not (diagnosis.restart_helps or checks.HELPS[finding.advised])
+    if stops and diagnosis.reason != "Unknown":
+        finding = replace(finding, action=finding.advised)  # a stop that the rules advise as well
+    decided = _noted(_decided(diagnosis, finding, endpoint, rules), *outcome.notes)
     if finding.action != finding.advised:
         lowered = f"The model advises {finding.advised}; on its word alone the job is started again instead."
         decided = _noted(decided, lowered)
@@ -88,7 +91,9 @@ def _noted(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
     return replace(diagnosis, notes=(*diagnosis.notes, *notes))
 
 
-def _decided(diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint) -> Diagnosis:
+def _decided(
+    diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint, rules: RuleSet
+) -> Diagnosis:
     name = f"model:{endpoint.model}"
     sure = round(CEILING * finding.agreement, 3)
     if (
@@ -96,7 +101,9 @@ def _decided(diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint) -> Diag
     ):  # the action stays the rules', which know more of their reason
         said = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
         return replace(diagnosis, mitigation=said, decided_by=(*diagnosis.decided_by, name))
-    if diagnosis.reason != "Unknown" and diagnosis.confidence >= sure:
+    is_named = diagnosis.reason != "Unknown"
+    agrees = checks.rule_agrees(finding.reason, finding.roots[0], rules)
+    if is_named and (diagnosis.confidence >= sure or not agrees):
         other = Alternative(reason=finding.reason, confidence=sure, decided_by=name)
         return replace(diagnosis, alternatives=_ranked(other, *diagnosis.alternatives))
     lines = tuple(LogLine(file=one.file, line=one.line, text=one.text) for one in finding.roots)
@@ -113,6 +120,7 @@ def _decided(diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint) -> Diag
     kept = [one for one in (*others, *diagnosis.alternatives) if one.reason != finding.reason]
     return replace(
         diagnosis,
+        outcome="stopped" if diagnosis.outcome == "stopped" else "failed",
         reason=finding.reason,
         category=finding.category,
         root_line=lines[0],

@@ -30,7 +30,7 @@ from holdfast.diagnose.logs.files import LogFile, read_blocks
 from holdfast.diagnose.logs.filters import Filter, Filters, packaged_filters
 from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.logs.progress import PROGRESS
-from holdfast.diagnose.rules.rules import ROUTINE, RuleSet
+from holdfast.diagnose.rules.rules import ENDING, ROUTINE, RuleSet
 
 SEGMENTS_LIMIT: Final = 8
 LINES_LIMIT: Final = 40
@@ -74,7 +74,7 @@ def segments_of(
         if (
             follows_frame
             or _TRACEBACK.search(text)
-            or (known is not None and known[0].kind != ROUTINE)
+            or (known is not None and known[0].kind not in (ROUTINE, ENDING))
         ):
             if len(guarded) < _GUARDED_LIMIT:
                 guarded[text] = None
@@ -172,7 +172,9 @@ def propose_filters(
 
 def _known_lines(rules: RuleSet) -> list[str]:
     """The examples of all rules but routine ones: lines that state a root, or help to find one."""
-    return [line for rule in rules.rules if rule.kind != ROUTINE for line in rule.match]
+    return [
+        line for rule in rules.rules if rule.kind not in (ROUTINE, ENDING) for line in rule.match
+    ]
 
 
 def _read(

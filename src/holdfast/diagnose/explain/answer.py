@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine, Role
@@ -16,8 +17,11 @@ from holdfast.diagnose.explain.explain import (
     rank_of,
 )
 from holdfast.diagnose.explain.locate import scope_of
+from holdfast.diagnose.explain.memory_need import memory_advice
+from holdfast.diagnose.explain.outcome import End, how_it_ended, stopped_by
 from holdfast.diagnose.explain.scan import Event
-from holdfast.diagnose.rules.rules import Rule
+from holdfast.diagnose.logs.job_context import JobContext
+from holdfast.diagnose.rules.rules import ENDING, Rule
 
 ROOT_LINES: Final = 3
 _EVIDENCE_LIMITS: Final[dict[Role, int]] = {
@@ -73,6 +77,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     )
     confidence = min(calibrated(sure), _most(root.rule, rival))
     return Diagnosis(
+        outcome="stopped" if stopped_by(root) else "failed",
         reason=root.rule.reason,
         category=root.rule.category,
         root_line=lines[0] if lines else None,
@@ -81,7 +86,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         scope=scope_of(cluster, same, everything),
         action=root.rule.action,
         restart_helps=root.rule.restart_helps,
-        mitigation=root.rule.mitigation,
+        mitigation=_advice(root),
         confidence=confidence,
         alternatives=tuple(
             Alternative(
@@ -95,6 +100,11 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         decided_by=tuple(decided_by),
         root_text=root.text.strip(),
     )
+
+
+def _advice(root: Event) -> str:
+    reckoned = memory_advice(root.text) if root.rule.kind == "device_memory" else None
+    return reckoned or root.rule.mitigation
 
 
 def _most(rule: Rule, rival: float) -> float:
@@ -130,7 +140,11 @@ def _shares(explanation: Explanation) -> dict[str, tuple[float, Cluster]]:
 def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Evidence, ...]:
     by_role: dict[Role, list[Evidence]] = {role: [] for role in _EVIDENCE_LIMITS}
     cited = {(event.file, event.line) for event in stating}
-    rest = [event for event in events if event.line > 0 and (event.file, event.line) not in cited]
+    rest = [
+        event
+        for event in events
+        if event.line > 0 and event.rule.kind != ENDING and (event.file, event.line) not in cited
+    ]
     rest = list(
         {(event.file, event.line): event for event in reversed(_weightiest_first(rest))}.values()
     )
@@ -167,12 +181,59 @@ def calibrated(raw: float) -> float:
     return low_share + (high_share - low_share) * (at - low) / (high - low)
 
 
-def conclude(events: Sequence[Event], observed: Sequence[Event] = ()) -> Diagnosis:
-    """The diagnosis of `events` (of files) and `observed` (told by the supervisor, in no file)."""
+def conclude(
+    events: Sequence[Event],
+    observed: Sequence[Event] = (),
+    context: JobContext | None = None,
+) -> Diagnosis:
+    """The diagnosis of `events` (of files) and `observed` (told by the supervisor, in no file).
+
+    `context`: what the supervisor saw; its exit codes decide how the job ended.
+    """
     told = {(event.rule.id, rank_of(event)) for event in events}
     everything = [
         *events,
         *(event for event in observed if (event.rule.id, rank_of(event)) not in told),
     ]
+    end = how_it_ended(everything, context)
+    if not end.has_cause:
+        return _without_cause(end, everything)
+    everything = [event for event in everything if id(event) not in end.survived]
     first = first_end(everything)
-    return answer(explain(everything, first), everything, first)
+    found = answer(explain(everything, first), everything, first)
+    return _with_end(found, end)
+
+
+def _line_of(event: Event | None) -> LogLine | None:
+    if event is None or event.line < 1:
+        return None
+    return LogLine(file=event.file, line=event.line, text=event.cited)
+
+
+def _without_cause(end: End, everything: Sequence[Event]) -> Diagnosis:
+    """The answer where nothing failed, as far as the logs go."""
+    return Diagnosis(
+        outcome=end.outcome,
+        end_line=_line_of(end.stated_by),
+        reason="Unknown",
+        category="Unknown",
+        evidence=tuple(
+            replace(one, role="recovered") if one.role == "cascade" else one
+            for one in _evidence(everything, ())
+        ),
+        action="none",
+        restart_helps=False,
+        mitigation=end.advice,
+        confidence=end.confidence,
+        decided_by=() if end.stated_by is None else (end.stated_by.rule.id,),
+    )
+
+
+def _with_end(found: Diagnosis, end: End) -> Diagnosis:
+    """`found` with how the job ended."""
+    found = replace(found, end_line=_line_of(end.stated_by))
+    if end.outcome == "completed_teardown_failed":
+        return replace(
+            found, outcome=end.outcome, action="none", restart_helps=False, mitigation=end.advice
+        )
+    return found

@@ -1,4 +1,4 @@
-"""The published answer: `Diagnosis`, its parts and its JSON, schema `holdfast.diagnosis` version 1."""
+"""The published answer: `Diagnosis`, its parts and its JSON, schema `holdfast.diagnosis` version 2."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 
 import re2
 
-from holdfast.diagnose.rules.taxonomy import Action, Category
+from holdfast.diagnose.rules.taxonomy import Advice, Category, Outcome
 
 SCHEMA: Final = "holdfast.diagnosis"
-VERSION: Final = 1
+VERSION: Final = 2
 
 Role = Literal["root", "cascade", "recovered", "teardown"]
 
@@ -43,12 +43,24 @@ class Alternative:
 _OWN_WORDS = re2.compile(r"^holdfast(?:\.core\.errors\.\w+)?: ")
 """What Holdfast's own sentences begin with; the rest of them says it better."""
 _SUMMARY_CHARACTERS: Final = 400
+ENDS_IN_WORDS: Final[Mapping[Outcome, str]] = {
+    "completed": "The job ended well: nothing to do.",
+    "completed_teardown_failed": "The job ended well and only its teardown failed: nothing to do.",
+    "running": "The job still runs, as far as its log goes.",
+    "unknown": "The logs do not say how the job ended.",
+}
+"""Each outcome that needs no cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Why a job failed, with the lines that say so, and what to do next."""
+    """How a job ended and why, with the lines that say so, and what to do next."""
 
+    outcome: Outcome = "failed"
+    end_line: LogLine | None = None
+    """The line that states the end, or the newest step of a job that still runs."""
+    id: str | None = None
+    """The incident that the ledger keeps of it, as `holdfast incidents show` takes it; None where none is kept."""
     reason: str
     """A key of `CATEGORIES`."""
     category: Category
@@ -58,7 +70,7 @@ class Diagnosis:
     evidence: tuple[Evidence, ...] = ()
     scope: Mapping[str, Any] = field(default_factory=dict)
     """`rank`, `local_rank`, `node`, `gpu`, `link`: a value or a list; absent where the logs do not say."""
-    action: Action
+    action: Advice
     restart_helps: bool
     mitigation: str
     confidence: float
@@ -73,8 +85,15 @@ class Diagnosis:
     """What states the root, without time stamps and rank prefixes; given also where no line can be cited."""
 
     @property
+    def ended_well(self) -> bool:
+        """Whether the work was done: there is no cause to look for and no incident."""
+        return self.outcome in ("completed", "completed_teardown_failed")
+
+    @property
     def summary(self) -> str:
-        """The cause in a sentence: the reason, and what states the root."""
+        """How the job ended in a sentence; of a failure or a stop the reason, and what states the root."""
+        if self.outcome in ENDS_IN_WORDS:
+            return ENDS_IN_WORDS[self.outcome]
         said = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
         if self.reason == "Others" and said:  # a name for what has none says nothing
             return f"{said}."
@@ -96,6 +115,9 @@ class Diagnosis:
         return {
             "schema": SCHEMA,
             "version": VERSION,
+            "id": self.id,
+            "outcome": self.outcome,
+            "end_line": None if self.end_line is None else cited(self.end_line),
             "reason": self.reason,
             "category": self.category,
             "root_line": None if self.root_line is None else cited(self.root_line),

@@ -1,25 +1,35 @@
 """Events to causes: the least-cost explanation of all that was seen, and what else it might have been.
 
 An event either begins the failure, or something that was also seen brought it about (`causes.yaml`), or it had
-nothing to do with it. Each of these has a cost, and so has the way from an event to the end of the job. For each
-event that may have begun it all, the cheapest explanation of everything is summed up; the event with the least sum
-is the root, and the others' sums say how much doubt is left. Neither the order of lines nor of files plays a part:
-a cascade may be printed before its cause.
+nothing to do with it. Each of these has a cost, and so has the end of the job. For each event that may have begun it
+all, the cheapest explanation of everything is summed up; the event with the least sum is the root, and the others'
+sums say how much doubt is left. An explanation is an arborescence: each event pays for its own cause alone, so a cause
+that many events share is paid for once. Neither the order of lines nor of files plays a part: a cascade may be printed
+before its cause.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
+from holdfast.diagnose.explain.arborescence import least_parents
 from holdfast.diagnose.explain.diagnosis import mask_varying
+from holdfast.diagnose.explain.life import is_habitual
 from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.explain.timing import (
+    NOT_WHEN_THE_WAIT_BEGAN,
+    Span,
+    began_wait,
+    clocks_of,
+    follows_cost,
+    span_of,
+)
 from holdfast.diagnose.logs.tracebacks import is_exception
 from holdfast.diagnose.rules.causes import kinds
+from holdfast.diagnose.rules.rules import ENDING
+from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
-END: Final = -1
-"""The end of the job, which every explanation must reach."""
-NO_WAY: Final = math.inf
 _CLUSTERS_LIMIT: Final = 48
 _UNKNOWN_SCOPE: Final = 0.3
 """One of the two events does not say where it was."""
@@ -33,13 +43,23 @@ _BUFFERED_LINES: Final = 200
 """What stdio keeps back of one process (8 KiB), in lines, and what its launcher says on ending."""
 _SUPERSEDED: Final = 5.0
 """Another line of the same chain of tracebacks states the root, or Python went on after it."""
+_HABITUAL: Final = 4.5
+"""The job survived the same error several times before."""
+_OUTLIVED: Final = 1.5
+"""The process reported much after it, and then raised another error."""
+_OUTLIVED_BY_SOMEBODY: Final = 0.3
+"""The log names no processes: another one may have raised the other error."""
+_IN_A_THREAD: Final = 1.0
+"""The thread ended, and the program went on without it."""
+_REPORT: Final = 1.5
+"""The job's own words introduce or quote it: it may be about another program."""
 _BARE_EXCEPTION: Final = 0.4
 """A line that looks like an exception but ends no traceback may have been logged and handled."""
 _DOUBTED_RULE: Final = 1.0
 """For a rule that is never right about the reason; in proportion below."""
 _AFTER_A_DEATH: Final = 3.0
 """An error of another rank than the one that something killed first came after that death."""
-_AFTER_A_SILENT_END: Final = 1.5
+_AFTER_A_SILENT_END: Final = 1.8
 """A lost peer, told by another rank than the one that ended first and said nothing."""
 _ENDED_FIRST: Final = -0.2
 """Little: two ranks' exits a few milliseconds apart may be seen in either order."""
@@ -61,21 +81,54 @@ _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "sc
 """What is said of the end of a process."""
 OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
 """What a process tells of others."""
+_REPEATED: Final = OF_PEERS | {"exit", "teardown"}
+"""Any number of such events, in any words, is one consequence."""
+_OF_A_PROGRAM: Final = frozenset(
+    {
+        *(reason for reason, category in CATEGORIES.items() if category == "Script"),
+        *("AttributeError", "AssertionError", "ValueError", "ZeroDivisionError"),
+        *("ModelLoadingError", "DatasetLoadingError"),
+    }
+) - {"OSError", "CalledProcessError"}
+"""Reasons of a program's own: a lost connection raises an error of connections."""
+_NO_WORD_OF_A_PEER: Final = 1.5
+"""An error that a lost peer brought about, though its words are of something else."""
+_SURVIVED_LEFT: Final = 0.05
+"""For a line that was survived or superseded: the cost of leaving the line out."""
+_BROKEN_LOSS: Final = frozenset({"observer-not-finite", "observer-spike"})
+"""The supervisor's rules of a broken loss: all ranks still trained when the supervisor found the loss broken."""
+_OF_A_STOPPED_JOB: Final = OF_PEERS | {
+    "worker_lost",
+    "exception",
+    "crash",
+    "death",
+    "exit",
+    "suspect",
+}
+"""What processes log when the supervisor kills their job: a consequence of the broken loss, or survived before."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Cluster:
-    """Events that say the same: one rule, one text but for numbers, whatever their rank."""
+    """Hold the events of any rank with one rule and, but for numbers, one text.
+
+    The texts of consequences may differ.
+    """
 
     events: list[Event]
     ranks: frozenset[int]
     alone: float
     left: float
+    span: Span | None = None
 
     @property
     def first(self) -> Event:
         """The event that stands for all."""
         return self.events[0]
+
+
+How: TypeAlias = Literal["follows", "unrelated", "by itself"]
+"""A cluster follows from the candidate, has nothing to do with the end, or is a fault of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +138,9 @@ class Reckoning:
     alone: float
     """That it began by itself."""
     end: float
-    """Its way to the end of the job."""
-    others: Sequence[tuple[Cluster, Literal["follows", "unrelated", "by itself"], float]]
-    """Each other cluster: it follows from the candidate, has nothing to do with it, or is a fault of its own."""
+    """That it, or something that follows from it, ended the job."""
+    others: Sequence[tuple[Cluster, How, float]]
+    """Each other cluster, how it stands to the candidate, and what that costs."""
 
     @property
     def total(self) -> float:
@@ -122,53 +175,101 @@ class FirstEnd:
     silent: bool = False
     """Nothing in its own log says why: then what its peers say of a lost connection follows from its end."""
     rule_id: str = ""
+    nobody: bool = False
+    """A broken loss ended the job, so no rank ended by itself."""
 
 
 def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
     """Find the least-cost explanation of `events`."""
-    clusters = _clusters(events, first)
+    clusters = _clusters([one for one in events if one.rule.kind != ENDING], first)
     candidates = [index for index, one in enumerate(clusters) if _may_begin(one, first)]
     if not candidates:
         return Explanation()
-    direct = _direct_costs(clusters)
-    ways = {index: _ways_from(index, direct) for index in candidates}
-    reckonings = {root: _reckon(root, clusters, ways[root]) for root in candidates}
+    edges = _edges(clusters)
+    reckonings = {root: _reckon(root, clusters, edges) for root in candidates}
     totals = {root: one.total for root, one in reckonings.items()}
     ranked = sorted(candidates, key=lambda index: (totals[index], *_place(clusters[index].first)))
     least = totals[ranked[0]]
     weights = [math.exp(least - totals[index]) for index in ranked]
-    root = ranked[0]
-    caused = [
-        index
-        for index, one in enumerate(clusters)
-        if index != root and ways[root][index] < one.left
-    ]
     return Explanation(
         ranked=[clusters[index] for index in ranked],
         shares=[weight / sum(weights) for weight in weights],
         reckonings=[reckonings[index] for index in ranked],
-        caused=frozenset(id(clusters[index]) for index in caused),
+        caused=frozenset(
+            id(one) for one, how, _ in reckonings[ranked[0]].others if how == "follows"
+        ),
     )
 
 
-def _reckon(root: int, clusters: Sequence[Cluster], ways: dict[int, float]) -> Reckoning:
-    others = []
-    for index, one in enumerate(clusters):
-        if index != root:
-            costs: dict[Literal["follows", "unrelated", "by itself"], float]
-            costs = {
-                "follows": ways[index],
-                "unrelated": one.left,
-                "by itself": one.alone + _DOUBTED_RULE,
-            }
-            how = min(costs, key=lambda word: costs[word])
-            others.append((one, how, costs[how]))
-    return Reckoning(alone=clusters[root].alone, end=ways[END], others=others)
+def _reckon(
+    root: int, clusters: Sequence[Cluster], edges: Sequence[Mapping[int, float]]
+) -> Reckoning:
+    """Find the cheapest explanation in which `root` began the failure.
+
+    A line that was survived, or that another line of its traceback supersedes, brings nothing about.
+    """
+    inside = {index for index, one in enumerate(clusters) if one.left > _SURVIVED_LEFT}
+    reached = _reached(root, inside, edges)
+    incoming = {
+        index: {cause: cost for cause, cost in edges[index].items() if cause in reached}
+        for index in sorted(reached - {root})
+    }
+    parents = least_parents(root, incoming)
+    costs = {index: incoming[index][parent] for index, parent in parents.items()}
+    apart = [_apart(one) for one in clusters]
+    following = _worth_explaining(root, parents, costs, [cost for cost, _ in apart])
+    return Reckoning(
+        alone=clusters[root].alone,
+        end=min(kinds()[clusters[index].first.rule.kind].ends for index in {root, *following}),
+        others=[
+            (one, "follows", costs[index]) if index in following else (one, how, cost)
+            for index, (one, (cost, how)) in enumerate(zip(clusters, apart, strict=True))
+            if index != root
+        ],
+    )
+
+
+def _apart(cluster: Cluster) -> tuple[float, How]:
+    """Return what it costs that `cluster` does not follow from the root, and how it came to be then."""
+    by_itself = cluster.alone + _DOUBTED_RULE
+    return (by_itself, "by itself") if by_itself < cluster.left else (cluster.left, "unrelated")
+
+
+def _reached(root: int, inside: Set[int], edges: Sequence[Mapping[int, float]]) -> set[int]:
+    """Return `root` and all that it can bring about, at whatever cost."""
+    reached = {root}
+    while more := {
+        index for index in inside - reached if not reached.isdisjoint(edges[index].keys())
+    }:
+        reached |= more
+    return reached
+
+
+def _worth_explaining(
+    root: int, parents: Mapping[int, int], costs: Mapping[int, float], apart: Sequence[float]
+) -> set[int]:
+    """Return what hangs from `root`, without the branches that cost less apart from it."""
+    children: dict[int, list[int]] = {}
+    for index, parent in parents.items():
+        children.setdefault(parent, []).append(index)
+
+    def branch(index: int) -> tuple[float, float, set[int]]:
+        """Return the cost of a branch, its cost apart from the root, and which of its nodes stay."""
+        below = [branch(child) for child in children.get(index, ())]
+        explained = costs[index] + sum(cost for cost, _, _ in below)
+        unrelated = apart[index] + sum(cost for _, cost, _ in below)
+        if unrelated < explained:
+            return unrelated, unrelated, set()
+        return explained, unrelated, {index}.union(*(stay for _, _, stay in below))
+
+    return set().union(*(branch(child)[2] for child in children.get(root, ())))
 
 
 def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
     event = cluster.first
-    if event.rule.kind == "teardown" or event.demoted:
+    if event.rule.kind == "teardown" or event.demoted or event.of_generated_program:
+        return False
+    if first.nobody and event.rule.kind in _OF_A_STOPPED_JOB and event.rule.id not in _BROKEN_LOSS:
         return False
     return not event.recovered or _is_last_word(event, first)
 
@@ -194,7 +295,7 @@ def rank_of(event: Event) -> int | None:
 
 def first_end(events: Iterable[Event]) -> FirstEnd:
     """The rank that ended first, where a supervisor, launcher or kernel said so."""
-    events = list(events)
+    events = [one for one in events if one.rule.kind != ENDING]
     seen = [
         FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
         for event in events
@@ -216,7 +317,12 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
         for e in its
         if e.rule.kind in OF_PEERS | {"exception"} and not (e.recovered or e.demoted)
     )
-    return replace(first, silent=not its, last_said=max(later, default=-1))
+    return replace(
+        first,
+        silent=not its,
+        last_said=max(later, default=-1),
+        nobody=any(event.rule.id in _BROKEN_LOSS for event in events),
+    )
 
 
 def _ended(event: Event) -> int | None:
@@ -236,20 +342,49 @@ def _place(event: Event) -> tuple[int, str, int]:
 
 
 def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
-    groups: dict[tuple[str, str, bool, bool], list[Event]] = {}
+    groups: dict[tuple[Hashable, ...], list[Event]] = {}
     for event in sorted(events, key=lambda one: (-one.rule.confidence, *_place(one))):
-        key = (event.rule.id, mask_varying(event.text.strip()), event.recovered, event.demoted)
+        text = "" if event.rule.kind in _REPEATED else mask_varying(event.text.strip())
+        whose = (event.of_generated_program, event.is_report)
+        key = (event.rule.id, text, event.recovered, event.demoted, event.caught, *whose)
         groups.setdefault(key, []).append(event)
+    clocks = clocks_of(event for group in groups.values() for event in group)
     clusters = []
     for group in groups.values():
         ranks = frozenset(rank for event in group if (rank := rank_of(event)) is not None)
-        alone = min(_alone(event, first) for event in group)
         kind = kinds()[group[0].rule.kind]
-        left = 0.05 if group[0].recovered or group[0].demoted else kind.left
-        group.sort(key=lambda event: (_alone(event, first), *_place(event)))
-        clusters.append(Cluster(events=group, ranks=ranks, alone=alone, left=left))
+        is_past = all(
+            event.recovered
+            or event.demoted
+            or event.caught == "the interpreter"
+            or is_habitual(event.survived_before)
+            or event.of_generated_program
+            for event in group
+        )
+        clusters.append(
+            Cluster(
+                events=_each_wording_first(
+                    sorted(group, key=lambda event: (_alone(event, first), *_place(event)))
+                ),
+                ranks=ranks,
+                alone=min(_alone(event, first) for event in group),
+                left=_SURVIVED_LEFT if is_past else kind.left,
+                span=span_of(group, clocks),
+            )
+        )
     clusters.sort(key=lambda one: (one.alone, *_place(one.first)))
     return clusters[:_CLUSTERS_LIMIT]
+
+
+def _each_wording_first(events: Sequence[Event]) -> list[Event]:
+    """Return `events` with one of each wording before a second of any: three that differ say more."""
+    of_wording: dict[str, int] = {}
+    turns = []
+    for event in events:
+        text = mask_varying(event.text.strip())
+        turns.append(of_wording.setdefault(text, 0))
+        of_wording[text] += 1
+    return [event for _, event in sorted(zip(turns, events, strict=True), key=lambda one: one[0])]
 
 
 def _alone(event: Event, first: FirstEnd) -> float:
@@ -257,16 +392,24 @@ def _alone(event: Event, first: FirstEnd) -> float:
     cost = kinds()[rule.kind].alone if rule.alone is None else rule.alone
     cost += _DOUBTED_RULE * (1.0 - rule.confidence)
     rank = rank_of(event)
-    if event.demoted:
+    if event.demoted or event.caught == "the interpreter":
         cost += _SUPERSEDED
     elif event.recovered:
         cost += _SURVIVED_IN_PRINT if _is_last_word(event, first) else _SURVIVED
+    if is_habitual(event.survived_before):
+        cost += _HABITUAL
+    if event.caught == "a thread":
+        cost += _IN_A_THREAD
+    if event.outlived:
+        cost += _OUTLIVED if event.is_of_named_process else _OUTLIVED_BY_SOMEBODY
+    if event.is_report:
+        cost += _REPORT
     if is_bare(event):
         cost += _BARE_EXCEPTION
     if first.rank is not None and rank is not None:
         if rank == first.rank:
             cost += _ENDED_FIRST
-        elif first.silent and rule.kind in OF_PEERS:
+        elif first.silent and rule.kind in OF_PEERS - {"collective_timeout"}:
             cost += _AFTER_A_SILENT_END
         elif first.certain and rule.kind not in _OUTSIDE_ANY_RANK:
             cost += _AFTER_A_DEATH
@@ -282,18 +425,38 @@ def is_bare(event: Event) -> bool:
     )
 
 
-def _direct_costs(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
-    """Of each cluster: what it can bring about by itself, with the cost; `END` among them."""
-    direct: list[dict[int, float]] = []
-    for index, cause in enumerate(clusters):
-        kind = kinds()[cause.first.rule.kind]
-        costs = {END: kind.ends}
-        for other, effect in enumerate(clusters):
-            edge = kind.brings.get(effect.first.rule.kind)
-            if edge is not None and other != index:
-                costs[other] = edge[1] + _scope_cost(edge[0], cause.ranks, effect.ranks)
-        direct.append(costs)
-    return direct
+def _edges(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
+    """Return for each cluster the others that can bring it about, with the cost."""
+    return [_edges_to(effect, clusters) for effect in clusters]
+
+
+def _edges_to(effect: Cluster, clusters: Sequence[Cluster]) -> dict[int, float]:
+    costs = {
+        index: cost
+        for index, cause in enumerate(clusters)
+        if cause is not effect and (cost := edge_cost(cause, effect)) is not None
+    }
+    began = {index: began_wait(clusters[index].span, effect.span) for index in costs}
+    if any(fits and _is_known_cause(clusters[index]) for index, fits in began.items()):
+        for index, fits in began.items():
+            costs[index] += NOT_WHEN_THE_WAIT_BEGAN if fits is False else 0.0
+    return costs
+
+
+def _is_known_cause(cluster: Cluster) -> bool:
+    kind = cluster.first.rule.kind
+    return cluster.left > _SURVIVED_LEFT and kind not in OF_PEERS | {"teardown", "suspect", "exit"}
+
+
+def edge_cost(cause: Cluster, effect: Cluster) -> float | None:
+    """Return what it costs that `cause` brought `effect` about, in nats; nothing where it cannot."""
+    edge = kinds()[cause.first.rule.kind].brings.get(effect.first.rule.kind)
+    if edge is None:
+        return None
+    cost = edge[1] + _scope_cost(edge[0], cause.ranks, effect.ranks)
+    if cause.first.rule.kind in _REPEATED and effect.first.rule.reason in _OF_A_PROGRAM:
+        cost += _NO_WORD_OF_A_PEER
+    return cost + follows_cost(cause.span, effect.span)
 
 
 def _scope_cost(where: str, cause: frozenset[int], effect: frozenset[int]) -> float:
@@ -303,18 +466,3 @@ def _scope_cost(where: str, cause: frozenset[int], effect: frozenset[int]) -> fl
         return _UNKNOWN_SCOPE
     fits = bool(cause & effect) if where == "same" else len(cause | effect) > 1
     return 0.0 if fits else _ELSEWHERE
-
-
-def _ways_from(root: int, direct: Sequence[dict[int, float]]) -> dict[int, float]:
-    """The cheapest way from `root` to every cluster and to the end (Dijkstra; there are a few dozen)."""
-    cost = dict.fromkeys([END, *range(len(direct))], NO_WAY)
-    cost[root] = 0.0
-    open_ = set(range(len(direct)))
-    while open_:
-        nearest = min(open_, key=lambda index: cost[index])
-        open_.discard(nearest)
-        if cost[nearest] == NO_WAY:
-            break
-        for index, step in direct[nearest].items():
-            cost[index] = min(cost[index], cost[nearest] + step)
-    return cost

@@ -11,6 +11,7 @@ import yaml
 from holdfast.diagnose.explain.diagnosis import mask_varying
 from holdfast.diagnose.explain.explain import OF_PEERS, Cluster, rank_of
 from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.rules.rules import Rule
 
 _SCOPE_LIMIT: Final = 64
 _DIGITS: Final = re2.compile(r"\d+")
@@ -19,6 +20,17 @@ _CASELESS.case_sensitive = False
 _ABSENT_SHARE: Final = 0.34
 """More of the ranks than this without a word say nothing about any of them."""
 _BESIDE_LINES: Final = 10
+_OF_HOSTS: Final = frozenset({
+    "gpu_memory", "gpu_link", "gpu_lost", "gpu_fault", "cuda_error", "node", "fabric", "disk", "host_memory", "frozen",
+    "death", "crash",
+})  # fmt: skip
+"""What a host may be at fault for: the host that printed such a line is named. An exception comes from the program."""
+_OF_ITS_OWN_STATE: Final = frozenset({"disk", "host_memory"})
+"""What is full on that host, though a restart does not empty it."""
+_ENDS_ON_A_HOST: Final = frozenset({"cuda_error", "host_memory", "frozen", "death", "crash"})
+"""What the end of a process on a host tells of that host."""
+_OF_NO_PROCESS: Final = frozenset({"node", "fabric", "scheduler", "service", "disk"})
+"""What befalls a process from outside: the process that ended of it is not at fault."""
 _NOBODY: Final = re2.compile(
     r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)",
     _CASELESS,
@@ -45,14 +57,16 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
             )
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
+    _leave_out_bystanders(rule, found, everything)
     is_whole_node = rule.first_death and found["node"]  # other ranks were ended because of that
     is_named = found["rank"] or found["local_rank"] or is_whole_node
-    if not is_named and rule.kind not in OF_PEERS:
+    if not is_named and rule.kind not in OF_PEERS | _OF_NO_PROCESS:
         of_exit = _of_the_only_exit(everything)
         found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
-        if not found["node"] and rule.action != "exclude_and_restart":
+        is_sure = rule.action != "exclude_and_restart"  # an exit alone takes no node out
+        if not found["node"] and is_sure and rule.kind in _ENDS_ON_A_HOST and rule.restart_helps:
             found["node"] = of_exit.get("node", set())
-    if not found["node"]:
+    if not found["node"] and (rule.kind in OF_PEERS or _host_may_be_at_fault(rule)):
         found["node"] = _nodes_beside(root.first, everything)
     if not found["node"]:
         told = (names().told(event.rule.kind, event.text) for event in alike)
@@ -62,6 +76,27 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
         for name, values in found.items()
         if (known := sorted(values)[:_SCOPE_LIMIT])
     }
+
+
+def _host_may_be_at_fault(rule: Rule) -> bool:
+    """Whether the host that printed a line of `rule` is a suspect; what a restart elsewhere does not help is not."""
+    return rule.kind in _OF_HOSTS and (rule.restart_helps or rule.kind in _OF_ITS_OWN_STATE)
+
+
+def _leave_out_bystanders(
+    rule: Rule, found: dict[str, set[Any]], everything: Iterable[Event]
+) -> None:
+    """Take out of `found` who stands for nobody in particular: every rank of the job, and peers that all differ."""
+    logs = {id(event.log): event.log for event in everything}
+    known = {rank for log in logs.values() for rank in log.ranks}
+    for name, everybody in (("rank", known), ("local_rank", set())):
+        those = found[name]
+        if len(those) > 1 and those >= everybody and those == set(range(max(those) + 1)):
+            found[name] = set()
+    if rule.kind in OF_PEERS and len(found["node"]) > 1:
+        found["node"] = (
+            set()
+        )  # each tells of another: their ends followed from one that none of them names
 
 
 def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
@@ -102,7 +137,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
     }
     for event in events:
         captures = {**names().told(event.rule.kind, event.text), **event.captures}
-        node = captures.get("node", "").rstrip(".")
+        node = "" if event.rule.kind == "exception" else captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
         # Who tells of a peer or of another host is not the rank at fault.
         of_others = event.rule.kind in OF_PEERS or bool(
@@ -117,7 +152,9 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         )
         found["rank"] |= {int(one) for one in _DIGITS.findall(captures.get("ranks", ""))}
         own = None if event.node is None or _NOBODY.search(event.node) else event.node
-        found["node"].add(node or (None if of_others else own))
+        # A local rank alone names no process of a job of several hosts.
+        place = _host_may_be_at_fault(event.rule) or (local_rank is not None and rank is None)
+        found["node"].add(node or (own if place and not of_others else None))
         found["gpu"].add(captures["gpu"].lower() if "gpu" in captures else None)
         found["link"].add(int(captures["link"]) if "link" in captures else None)
     return {name: values - {None} for name, values in found.items()}

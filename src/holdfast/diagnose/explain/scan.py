@@ -1,15 +1,29 @@
 """Log files to events: each line that a rule knows, once, with what is needed to weigh it. Bounded memory."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
+from holdfast.diagnose.explain.diagnosis import mask_varying
+from holdfast.diagnose.explain.life import (
+    STEPS_SURVIVED,
+    Before,
+    Counters,
+    Habits,
+    OwnSteps,
+    Steps,
+    own_went_on,
+)
+from holdfast.diagnose.explain.newest_step import step_rule
 from holdfast.diagnose.logs.files import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
-from holdfast.diagnose.logs.lines import Line, clean_line
-from holdfast.diagnose.logs.progress import PROGRESS, reported_step
+from holdfast.diagnose.logs.lines import Line, clean_line, learn_prefixes
+from holdfast.diagnose.logs.prefixes import Prefixes
+from holdfast.diagnose.logs.programs import Programs, is_in_quotes
+from holdfast.diagnose.logs.progress import PROGRESS, reported, reported_step
 from holdfast.diagnose.logs.records import plain_text, record_lines
-from holdfast.diagnose.logs.tracebacks import Raised, TracebackReader
+from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
+from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
@@ -19,26 +33,43 @@ _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
 """The last so many lines of progress before an event, or the end of a block: older ones tell no more."""
 _SHAPES_LIMIT: Final = 65_536
+_OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
+"""Kinds that say something of the program alone: what an exit handler raises of these began nothing."""
+_OF_A_CALL: Final = _OF_PROGRAMS | {"service", "disk", "device_memory"}
+"""Kinds of error that a program can catch, report and go on after."""
+_OUTLIVED_LINES: Final = 20
+"""Lines between two errors of a process from which on the first did not bring the second about at once."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
 """Lines of others after which a traceback that does not go on counts as torn."""
-JOB_STEPS_RECOVERED: Final = 3
-"""Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
-together, but their output may arrive a step or two late."""
+_BACK_S: Final = 30.0
+"""Lines of several processes may be out of order by so much."""
+_MATCHES_LIMIT: Final = 512
+"""So many lines that look like progress are read for `_PROGRESS_LINES` that are."""
+_COUNTER_LINES: Final = 128
+"""The last so many lines before an event in which counters are looked for."""
+_FEW_COUNTER_LINES: Final = 16
+"""Where events stand close together."""
+_COUNTER_SHARE: Final = 4
+_ALWAYS_COUNTER_LINES: Final = 4096
+"""Beyond these, one line in so many is looked at, and no more."""
+_ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
+"""An error before one of these was not survived, though the error may come again in the next attempt."""
 
-
-StreamKey: TypeAlias = int | tuple[str | None, int | None] | None
-"""A rank; where none is known the host and local rank."""
+StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
+"""A rank; where none is known the host with the local rank, or with its process."""
 
 
 @dataclass
 class Stream:
     """One rank's part of a log."""
 
-    last_step: int | None = None
+    steps: OwnSteps = field(default_factory=OwnSteps)
     tracebacks: TracebackReader = field(default_factory=TracebackReader)
     chain: "Event | None" = None
     """The root so far of the newest chain of tracebacks."""
+    newest: "Event | None" = None
+    """The newest error that ended a traceback."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,37 +90,99 @@ class Event:
     log: "_Log"
     log_line: int
     """Lines of its log up to it, over all parts."""
-    own_step_before: int | None
-    """The last step that its rank had reported."""
-    job_step_before: int | None
-    job_steps_before: int
-    attempt: int
+    frame_lines: int
+    """Lines of tracebacks among these."""
+    before: Before
+    """How far its job was."""
+    script: str = ""
+    """The program whose traceback it ends."""
+    introduced: bool = False
+    """The traceback begins behind other words of its line."""
+    survived_before: int = 0
+    """How often the job went on after the same error."""
+    time_s: float | None = None
+    """The time in its line, or else in the last line before it that has one; seconds since 1970, in the log's zone."""
+    has_own_time: bool = False
     whole_traceback: bool = False
     demoted: bool = False
     """A better line of the same chain of tracebacks states the root, or Python went on after it."""
+    caught: Caught = "nobody"
+    """The printer of its traceback."""
 
     @property
     def recovered(self) -> bool:
         """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
-        if self.own_progress:
+        if self.log.clock.is_before(self.log.last_step_s, self.time_s):
+            return False  # the steps below it were printed before it: logs were put together
+        if self.own_progress or self.log.steps.went_on(self.before):
             return True
-        if self.log.attempt > self.attempt:  # the job was started again since
-            return self.log.steps - self.log.steps_before_attempt >= JOB_STEPS_RECOVERED
-        steps = self.log.steps - self.job_steps_before
-        if self.log.largest_step is not None and self.job_step_before is not None:
-            steps = min(steps, self.log.largest_step - self.job_step_before)
-        return steps >= JOB_STEPS_RECOVERED
+        return self.log.steps.total < STEPS_SURVIVED and self.log.counters.went_on(self.before)
+
+    @property
+    def of_generated_program(self) -> bool:
+        """Whether it ends the traceback of a program that the job made, ran and outlived many like."""
+        return bool(self.script) and self.log.programs.is_generated(self.script)
+
+    @property
+    def is_report(self) -> bool:
+        """Whether the job's own words introduce it, or quote it: it may be about another program."""
+        if self.introduced:
+            return not self.log.programs.is_own_folder(self.script)
+        if self.whole_traceback or "\\n" not in self.text:
+            return False
+        said = self.rule.regex.search(self.text)
+        return said is not None and is_in_quotes(self.text, said.start())
 
     @property
     def own_progress(self) -> bool:
         """Whether its rank, where that is known, made progress after it."""
-        own, before = self.stream.last_step, self.own_step_before
-        return self.rank is not None and own is not None and (before is None or own > before)
+        return self.rank is not None and own_went_on(self.stream.steps, self.before)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether its process said much after it, then raised another error, and little after that one."""
+        last, log = self.stream.newest, self.log
+        if last is None or last is self or self.rule.kind not in _OF_A_CALL:
+            return False
+        if log.ranks and not self.is_of_named_process:
+            return False  # another rank may have raised the other error
+        between = (last.log_line - last.frame_lines) - (self.log_line - self.frame_lines)
+        after = (log.lines - log.frame_lines) - (last.log_line - last.frame_lines)
+        return (
+            after // max(1, len(log.ranks)) < _OUTLIVED_LINES <= between // max(1, len(log.ranks))
+        )
+
+    @property
+    def is_of_named_process(self) -> bool:
+        """Whether its line or its file names the process, by rank or otherwise."""
+        return self.stream is not self.log.streams.get(None)
 
     @property
     def lines_below(self) -> int:
         """Lines of its log after it, for each rank that the log knows."""
         return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
+
+
+class _Clock:
+    """The times of one log, as its lines state them."""
+
+    def __init__(self) -> None:
+        self.last_s: float | None = None
+        self.went_back = False
+        """The log was put together out of several."""
+        self._by_form: dict[str, float] = {}
+
+    def note(self, stamp: Stamp | None) -> float | None:
+        """Take in the time of a line; return the last time, which holds for lines without one."""
+        if stamp is not None:
+            before = self._by_form.get(stamp.form, stamp.seconds)
+            self.went_back |= stamp.seconds < before - _BACK_S
+            self._by_form[stamp.form] = self.last_s = stamp.seconds
+        return self.last_s
+
+    def is_before(self, one_s: float | None, other_s: float | None) -> bool:
+        """Whether `one_s` lies before `other_s`, though it was read later."""
+        return self.went_back and one_s is not None and other_s is not None and one_s < other_s - 1
 
 
 class _Log:
@@ -101,13 +194,20 @@ class _Log:
         """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
         self.ranks = ranks
         """Of the job, as far as any of its logs names them."""
-        self.steps = 0
-        """Steps of the job that were reported."""
-        self.last_step: int | None = None
-        self.largest_step: int | None = None
-        self.attempt = self.steps_before_attempt = 0
+        self.prefixes = Prefixes()
+        self.clock = _Clock()
+        self.last_step_s: float | None = None
+        """The latest time at which a step was reported."""
+        self.steps = Steps()
+        self.counters = Counters()
+        self.habits = Habits()
+        self.programs = Programs()
         self.lines = 0
+        self.frame_lines = 0
+        """Lines of tracebacks among these."""
         self.streams: dict[StreamKey, Stream] = {}
+        self.tracebacks = TracebackReader()
+        """Of all streams together: launchers may prefix the lines of one traceback differently."""
         self.open: dict[StreamKey, int] = {}
         """Streams inside a traceback, which want every line, and the line of the log at which each had its last."""
         self.reporters: dict[str, dict[int, int | None]] = {}
@@ -116,8 +216,15 @@ class _Log:
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
         """Up to here the block's progress is noted; the rest waits until an event needs it."""
+        self.newest_at: tuple[int, Line] | None = None
+        """Where in the block its newest line of progress begins, and the line."""
+        self.newest: Event | None = None
+        """The newest line of progress."""
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
+        self.steps_noted = 0
+        self.weighed: dict[str, tuple[int, int, bool]] = {}
+        """By rule: the signs of life when its kept events were last weighed; no new ones, none recovered since."""
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams:
@@ -135,9 +242,13 @@ class _Log:
                 None if enqueued is None else int(enqueued)
             )
         first = self.first.setdefault(event.rule.id, [])
-        if len(first) >= KEPT_PER_RULE:
-            survived = [one for one in first if one.recovered]
-            first[:] = survived[-1:] + [one for one in first if not one.recovered]
+        life = (self.steps_noted, self.counters.newest_rise, self.clock.went_back)
+        if len(first) >= KEPT_PER_RULE and self.weighed.get(event.rule.id) != life:
+            self.weighed[event.rule.id] = life
+            recovered = [one.recovered for one in first]
+            survived = [one for one, is_over in zip(first, recovered, strict=True) if is_over]
+            others = [one for one, is_over in zip(first, recovered, strict=True) if not is_over]
+            first[:] = survived[-1:] + others
         if len(first) < KEPT_PER_RULE:
             first.append(event)
         else:
@@ -146,6 +257,8 @@ class _Log:
     def events(self) -> Iterator[Event]:
         for kept in (*self.first.values(), *self.last.values()):
             yield from kept
+        if self.newest is not None:
+            yield self.newest
 
 
 class Scan:
@@ -206,8 +319,9 @@ def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
 
 
 def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
-    log.block, log.steps_noted_to = block, 0
-    position = 0
+    learn_prefixes(log.prefixes, block)
+    log.block, log.steps_noted_to, log.newest_at = block, 0, None
+    position, start, start_line = 0, number, log.lines
     for raw in block.split(b"\n"):
         if raw:
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
@@ -222,13 +336,15 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         number += 1
         log.lines += 1
     _note_progress(log, file, len(block), len(block))
+    _note_newest(log, file, start, start_line)
+    log.clock.note(last_time(block, len(block), log.clock.last_s))
     log.block = b""  # one a log would be kept else
 
 
 def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
     hot = log.rules.hot.search(raw) is not None
     if hot or log.open:
-        line = clean_line(raw, number)
+        line = clean_line(raw, number, log.prefixes)
         if _scan_line(log, file, line):
             return
         if hot and log.rules.digits_matter(line.text):
@@ -251,56 +367,81 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     """Note the last steps reported before `end` and after the last event; older ones there change nothing."""
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
-    found: deque[Any] = deque()
-    while start < end and len(found) < _PROGRESS_LINES:
+    if log.steps.total < STEPS_SURVIVED:
+        are_many = log.counters.now > _ALWAYS_COUNTER_LINES + log.lines // _COUNTER_SHARE
+        most = _FEW_COUNTER_LINES if are_many else _COUNTER_LINES
+        log.counters.note(_last_lines(block, start, end, most))
+    noted: deque[tuple[int, Line]] = deque()
+    seen = 0
+    while start < end and len(noted) < _PROGRESS_LINES and seen < _MATCHES_LIMIT:
         window = max(start, end - _PROGRESS_WINDOW_BYTES)
         window = window if window == start else _line_start(block, start, window)
-        found.extendleft(reversed(list(PROGRESS.finditer(block, window, end))))
+        for match in reversed(list(PROGRESS.finditer(block, window, end))):
+            seen += 1
+            low, line = _line_of(log, match, first)
+            if reported(line.text) is not None:  # bars that count something else push no step out
+                noted.appendleft((low, line))
+            if len(noted) == _PROGRESS_LINES or seen == _MATCHES_LIMIT:
+                break
         end = window
-    noted = list(found)[-_PROGRESS_LINES:]
-    if log.last_step is None and noted and (earliest := PROGRESS.search(block, first, resume)):
-        noted.insert(
-            0, earliest
-        )  # else an error before the first step would never be seen to be survived
-    for match in noted:
-        low = _line_start(block, first, match.start())
-        high = _line_end(block, match.end())
-        _note_step(log, file, clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0))
+    if log.steps.is_empty and noted and (earliest := PROGRESS.search(block, first, resume)):
+        # else an error before the first step would never be seen to be survived
+        noted.appendleft(_line_of(log, earliest, first))
+    for low, line in noted:
+        stamp = time_of_line(line.time, line.text, log.clock.last_s)
+        _note_step(log, file, line, _note_time(log, stamp, low))
+    if noted:
+        log.newest_at = noted[-1]
 
 
-def _note_step(log: _Log, file: LogFile, line: Line) -> None:
-    step = reported_step(line.text)
-    if step is None:
+def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
+    """Make an event of the block's newest line of progress; the block begins at these lines of file and log."""
+    if log.newest_at is None:
         return
+    position, line = log.newest_at
+    lines = log.block.count(b"\n", 0, position)
+    line = replace(line, number=number + lines)
+    rule = step_rule(line.text, reported_step(line.text) or 0)
+    log.newest = _event(log, file, line, log.stream(_key(line, file))[1], rule, {})
+    log.newest.log_line = log_line + lines
+
+
+def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
+    """Return where in the block the line of a match begins, and the line."""
+    low = _line_start(log.block, first, match.start())
+    high = min(_line_end(log.block, match.end()), low + LINE_LIMIT_BYTES)
+    return low, clean_line(log.block[low:high], 0, log.prefixes)
+
+
+def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes]:
+    """Return the last lines of a part of a block; the first may be cut."""
+    start = max(start, end - _PROGRESS_WINDOW_BYTES)
+    return block[start:end].splitlines()[-most:]
+
+
+def _note_time(log: _Log, stamp: Stamp | None, line_start: int) -> float | None:
+    """Return the time of a line of the log's block: its own stamp, or else the last before it."""
+    return log.clock.note(stamp or last_time(log.block, line_start, log.clock.last_s))
+
+
+def _note_step(log: _Log, file: LogFile, line: Line, time_s: float | None) -> None:
+    found = reported(line.text)
+    if found is None:
+        return
+    if time_s is not None:
+        log.last_step_s = time_s if log.last_step_s is None else max(time_s, log.last_step_s)
+    log.steps_noted += 1
     key, stream = log.stream(_key(line, file))
-    before = stream.last_step
-    # The job was started again within this log; the first rank that goes back tells, the others do so too.
-    went_back = (
-        before is not None
-        and step < before
-        and log.last_step is not None
-        and log.last_step >= before
-    )
-    stream.last_step = step
-    log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
-    if log.last_step is None or went_back:
-        log.last_step = step
-        if went_back and isinstance(key, int):
-            log.attempt, log.steps_before_attempt, log.largest_step = (
-                log.attempt + 1,
-                log.steps,
-                step,
-            )
-    elif step > log.last_step:
-        log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
-        log.last_step = step
+    log.steps.note(*found, stream.steps, is_rank=isinstance(key, int))
 
 
 def _key(line: Line, file: LogFile) -> StreamKey:
     if line.rank is not None:
         return line.rank
     if line.local_rank is None:
-        return file.rank if line.host is None or file.rank is not None else (line.host, None)
+        if file.rank is not None or (line.host is None and line.process is None):
+            return file.rank
+        return line.host, line.process
     return line.local_rank if line.host is None else (line.host, line.local_rank)
 
 
@@ -308,13 +449,21 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
     """Take one line in; return whether lines of its shape are to be looked at again."""
     key, stream = log.stream(_key(line, file))
     raised = stream.tracebacks.feed(line)
+    mixed = log.tracebacks.feed(line)
     _note_open(log, key, stream)
     if stream.tracebacks.is_open and raised is None and (line.text[:1] in " \t" or not line.text):
+        log.frame_lines += 1
         return True  # a frame or its source text, which may quote anything
     if raised is not None:
-        _link(stream, raised, _note(log, file, raised.line, stream, raised))
+        event = _note(log, file, raised.line, stream, raised)
+        _link(stream, raised, event)
+        if event is not None and event.caught == "nobody" and event.rule.kind in _OF_A_CALL:
+            stream.newest = event
         return True
-    return _note(log, file, line, stream) is not None or stream.tracebacks.expects
+    event = _note(log, file, line, stream)
+    if event is not None and mixed is not None:
+        _take_catcher(event, mixed)
+    return event is not None or stream.tracebacks.expects
 
 
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
@@ -339,7 +488,41 @@ def _note(
     if file is not None:
         _note_progress(log, file, log.line_start, log.line_end)
     rule, captures = found
-    event = Event(
+    event = _event(log, file, line, stream, rule, captures)
+    stamp = time_of_line(line.time, line.text, log.clock.last_s)
+    event.time_s = _note_time(log, stamp, log.line_start)
+    event.has_own_time = stamp is not None
+    event.whole_traceback = raised is not None
+    if raised is not None:
+        event.script, event.introduced = raised.script, raised.introduced
+        log.programs.note(
+            raised.script,
+            introduced=raised.introduced,
+            progress=log.steps.total + log.counters.rises,
+        )
+    if rule.kind in _ENDS:
+        log.habits.note_end()
+        log.programs.note_end()
+    elif rule.kind in _OF_PROGRAMS:
+        where_raised = "" if raised is None else raised.deepest
+        event.survived_before = log.habits.survived_before(
+            rule.id,
+            mask_varying(f"{line.text.strip()} {where_raised}"),
+            log.steps.total + log.counters.rises,
+        )
+    log.keep(event)
+    return event
+
+
+def _event(
+    log: _Log,
+    file: LogFile | None,
+    line: Line,
+    stream: Stream,
+    rule: Rule,
+    captures: dict[str, str],
+) -> Event:
+    return Event(
         rule=rule,
         captures=captures,
         file="" if file is None else str(file.path),
@@ -352,14 +535,11 @@ def _note(
         stream=stream,
         log=log,
         log_line=log.lines,
-        own_step_before=stream.last_step,
-        job_step_before=log.largest_step,
-        job_steps_before=log.steps,
-        attempt=log.attempt,
-        whole_traceback=raised is not None,
+        frame_lines=log.frame_lines,
+        before=Before(
+            own=dict(stream.steps.rises), job=log.steps.so_far(), rises_seen=log.counters.now
+        ),
     )
-    log.keep(event)
-    return event
 
 
 def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> int | None:
@@ -387,4 +567,9 @@ def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
         loser = event if keep_before else before
         loser.demoted = True
         stream.chain = before if keep_before else event
-    event.demoted |= raised.ignored
+    _take_catcher(event, raised)
+
+
+def _take_catcher(event: Event, raised: Raised) -> None:
+    event.caught = raised.caught
+    event.demoted |= raised.caught == "the interpreter" and event.rule.kind in _OF_PROGRAMS

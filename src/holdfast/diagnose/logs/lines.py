@@ -9,6 +9,8 @@ from typing import Any, Final
 import re2
 import yaml
 
+from holdfast.diagnose.logs.prefixes import Prefixes
+
 TEXT_LIMIT: Final = 4096
 """Characters of a line that rules meet."""
 CITED_LIMIT: Final = 400
@@ -35,9 +37,11 @@ class Line:
     local_rank: int | None
     host: str | None = None
     time: str | None = None
-    """As printed."""
+    """As printed; of two times, the outer: one clock gives it to all lines."""
     stream: str | None = None
     """`stdout` or `stderr`, where a prefix says so."""
+    process: str | None = None
+    """What else distinguishes the process that printed it, in a prefix that was learnt."""
 
 
 class Dialects:
@@ -53,7 +57,7 @@ class Dialects:
         self._groups = [sorted(one.groupindex.items()) for one in self._patterns]
 
     def part(self, text: str) -> tuple[str, dict[str, str]]:
-        """`text` without its prefixes, and what they tell; of two that tell the same, the later."""
+        """`text` without its prefixes, and what they tell; of two ranks the later, of two times the first."""
         told: dict[str, str] = {}
         for _ in range(_PREFIXES_LIMIT):
             found = self._set.Match(text)
@@ -62,7 +66,7 @@ class Dialects:
             first = min(found)
             prefix = self._patterns[first].match(text)
             for name, group in self._groups[first]:
-                if value := prefix[group]:
+                if (value := prefix[group]) and not (name == "time" and name in told):
                     told[name] = value
             text = text[prefix.end() :]
         return text, told
@@ -75,13 +79,13 @@ def dialects() -> Dialects:
     return Dialects(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
-def clean_line(raw: bytes, number: int) -> Line:
-    """Decode `raw` (invalid UTF-8 replaced), drop ANSI codes, and part its prefixes from its text."""
-    whole = raw.decode("utf-8", "replace")
-    if not whole.isprintable():  # tabs too, but most lines are spared the work
-        whole = _CONTROL.sub(" ", _ANSI.sub("", whole))
-    whole = whole.rstrip()
-    text, told = dialects().part(whole)
+def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
+    """Decode `raw` (invalid UTF-8 replaced), drop ANSI codes, and part its prefixes from its text.
+
+    `learnt` holds the prefixes of the line's own log; the packaged dialects are tried before and behind them.
+    """
+    whole = _printable(raw)
+    text, told = _parted(whole, learnt)
     if text[:1] in "│|" and (box := _BOX.search(text)):
         text = box[1]
     rank = told.get("rank", told.get("task"))
@@ -97,4 +101,38 @@ def clean_line(raw: bytes, number: int) -> Line:
         told.get("host"),
         told.get("time"),
         told.get("stream"),
+        told.get("process"),
     )
+
+
+def _printable(raw: bytes) -> str:
+    whole = raw.decode("utf-8", "replace")
+    if not whole.isprintable():  # tabs too, but most lines are spared the work
+        whole = _CONTROL.sub(" ", _ANSI.sub("", whole))
+    return whole.rstrip()
+
+
+def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
+    text, told = dialects().part(whole)
+    if not learnt or (text[:1] in "│|" and _BOX.search(text)):
+        return text, told
+    # A dialect may have taken a part of the log's own prefix, or the whole of another.
+    for start, known in ((text, told), (whole, {})):
+        if (found := learnt.part(start)) is not None:
+            behind, more = dialects().part(found[0])
+            told = {**known, **found[1], **more}
+            outer = [one["time"] for one in (known, found[1], more) if "time" in one]
+            return behind, told | dict(zip(("time",), outer, strict=False))
+    return text, told
+
+
+def learn_prefixes(learnt: Prefixes, block: bytes) -> None:
+    """Learn the prefixes of a log from the next block of its lines."""
+    rests = []
+    for raw in learnt.sample(block):
+        whole = _printable(raw.partition(b"\r")[0])
+        text, _ = dialects().part(whole)
+        if not _BOX.search(text):
+            rests.append((text, text != whole))
+    if rests:
+        learnt.learn(rests)

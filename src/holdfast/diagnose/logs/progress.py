@@ -35,6 +35,8 @@ def _somewhere(pattern: str) -> str:
 _DIALECTS: Final = _given()
 _PATTERNS: Final = [re2.compile(one["pattern"], _options()) for one in _DIALECTS]
 _FIRST_EPOCHS: Final = [one.get("first_epoch", 0) for one in _DIALECTS]
+BARS: Final = frozenset(number for number, one in enumerate(_DIALECTS) if one.get("is_bar", False))
+"""Numbers of the dialects whose last line a program prints once more on leaving."""
 
 PROGRESS: Final = re2.compile(
     "|".join(
@@ -50,8 +52,8 @@ for _one in _DIALECTS:
 _SET.Compile()
 
 
-def reported_step(text: str) -> int | None:
-    """The training step of a line without its prefixes; nothing where it reports none."""
+def reported(text: str) -> tuple[int, int] | None:
+    """Return the training step of a line without its prefixes, after the number of its dialect."""
     found = _SET.Match(text)
     if not found:
         return None
@@ -62,7 +64,13 @@ def reported_step(text: str) -> int | None:
     step = _number(told["step"])
     if "total" in told:
         step += (int(told["epoch"]) - _FIRST_EPOCHS[index]) * int(told["total"])
-    return step
+    return index, step
+
+
+def reported_step(text: str) -> int | None:
+    """Return the training step of a line without its prefixes; nothing where it reports none."""
+    found = reported(text)
+    return None if found is None else found[1]
 
 
 def _number(text: str) -> int:

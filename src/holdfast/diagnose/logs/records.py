@@ -25,6 +25,10 @@ _TEXT_KEYS: Final = (
     "stack",
 )
 """Where JSON loggers put what was said, and the traceback that belongs to it."""
+_TEXT_KEYS_AS_JSON: Final = tuple(f'"{key}"'.encode() for key in _TEXT_KEYS)
+_JSON_BEGINNINGS: Final = (b"\n{", b' {"', b']{"', b':{"')
+_PREFIX_BYTES: Final = 160
+"""So far into a line its JSON may begin."""
 _LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(
     ("fatal", "critical", "panic", "emerg", "emergency"), "FATAL"
 )
@@ -96,18 +100,26 @@ def plain_text(block: bytes) -> bytes:
 
     The lines of one message stand in one line of the log: here `\\r` parts them, which ends a line and counts none.
     """
-    if not block.startswith(b"{") and b"\n{" not in block:
+    if not block.startswith(b"{") and not any(begin in block for begin in _JSON_BEGINNINGS):
         return block
     return b"\n".join(_as_text(line) for line in block.split(b"\n"))
 
 
 def _as_text(line: bytes) -> bytes:
-    said = _said(line)
-    return line if said is None else said
+    """What a line of JSON says, behind the prefix that stands before the JSON; else the line."""
+    start = line.find(b'{"', 0, _PREFIX_BYTES)
+    if start < 0 or not line.endswith((b"}", b"}\r")):
+        return line
+    said = _said(line[start:])
+    if said is None:
+        return line
+    return said if start == 0 else b"\r".join(line[:start] + one for one in said.split(b"\r"))
 
 
 def _said(line: bytes) -> bytes | None:
-    entry = _parsed(line) if line.startswith(b"{") else None
+    if not any(key in line for key in _TEXT_KEYS_AS_JSON):
+        return None
+    entry = _parsed(line)
     if not isinstance(entry, dict):
         return None
     found: list[str] = []
@@ -129,6 +141,9 @@ def _said(line: bytes) -> bytes | None:
     ):  # as syslog has it: the dialects know its prefix
         by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
         found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]
+    rank = entry.get("rank")
+    if isinstance(rank, int) and rank >= 0:
+        found = [f"[rank{rank}]: {one}" for one in found]
     return "\r".join(found).encode("utf-8", "replace")
 
 
@@ -139,7 +154,9 @@ def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
         parts = [job, *(job.get("steps") or [])] if isinstance(job, dict) else []
         for part in parts:
             states = _states(part.get("state")) if isinstance(part, dict) else set()
-            if not states or states & {"COMPLETED", "RUNNING", "PENDING"}:
+            if not states or states & {"RUNNING", "PENDING"}:
+                continue
+            if "COMPLETED" in states and part is not job:
                 continue
             place = text.find(f'"{min(states)}"', at)
             at = place + 1 if place >= 0 else at

@@ -1,7 +1,11 @@
-"""Python tracebacks, put together line by line within one rank's output."""
+"""Python tracebacks, put together line by line within one rank's output, and who caught each.
+
+A traceback is judged by the line that introduces it and by its frames, not by its exception: what a finalizer, an exit
+handler, a logging handler or a resource tracker raises is printed, and the program goes on or was ending anyway.
+"""
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import re2
 
@@ -10,6 +14,10 @@ from holdfast.diagnose.logs.lines import Line
 Link = Literal["none", "cause", "context", "inner"]
 """How a traceback follows the one before it: `raise … from`, an error while handling one, or the original
 traceback that PyTorch repeats inside the message of the one it raises in the parent process."""
+
+Caught = Literal["nobody", "a thread", "the interpreter"]
+"""The printer of a traceback. `a thread`: a thread or a task of an event loop ended, and the program went on.
+`the interpreter`: a finalizer, an exit handler or a logging handler failed, and Python went on."""
 
 HEADER: Final = "Traceback (most recent call last)"
 _HEADER = re2.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?$")
@@ -20,7 +28,29 @@ _SENTENCES: Final[dict[str, Link]] = {
 }
 _ANOTHER_PROCESS = re2.compile(r"^-- Process \d+ terminated with the following error:$")
 """torch.multiprocessing repeats the original traceback below."""
-_FRAME = re2.compile(r'^\s+File "([^"]*)", line [0-9]+(, in <module>)?')
+_INTRODUCTION = re2.compile(
+    r"^(?:"
+    r"(?P<interpreter>Exception ignored\b|Error in atexit\b|Error in sys\.\w+:$|-+ Logging error -+$|Call stack:$"
+    r"|Exception in thread .*interpreter shutdown\b|Error in .*\bfinalizer\b)"
+    r"|(?P<thread>Exception in thread\b|(?:Task|Future) exception was never retrieved|Unhandled exception in event loop"
+    r"|Exception in callback\b|Unhandled exception in thread\b)"
+    r")"
+)
+"""The line before a header; it names the catcher of the traceback."""
+_BARE_INTRODUCTION = re2.compile(
+    r"(?i)^(?:\W|\d|original|error|critical|fatal|exception)*$|^[a-z_][\w.]*\s{3,}$"
+)
+"""Before a header: nothing, a severity, or the name of the exception as notebooks print it."""
+_FRAME = re2.compile(r'^\s+File "(?P<path>[^"]*)", line [0-9]+(?:, in (?P<function>\S+)|,|\s*$)')
+"""A frame of a traceback; those of faulthandler's dumps have no comma."""
+_BY_THE_INTERPRETER = re2.compile(
+    r"/multiprocessing/resource_tracker\.py \w+$|/multiprocessing/util\.py (?:_run_finalizers|_exit_function)$"
+    r"|/logging/(?:__init__|handlers)\.py (?:emit|flush|handleError|shutdown|doRollover)$"
+    r"|/weakref\.py (?:__call__|_exitfunc)$"
+    r"|/concurrent/futures/\w+\.py _python_exit$|/threading\.py _shutdown$| __del__$"
+)
+"""The path and function of an outermost frame that only the interpreter calls."""
+_BY_A_THREAD = re2.compile(r"/threading\.py _bootstrap(?:_inner)?$")
 _EXCEPTION = re2.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?::\s|:$|$)")
 _LIBRARY = re2.compile(r"/site-packages/|/dist-packages/|/lib(?:64)?/python[0-9.]+/|^<frozen ")
 _NOTEBOOK_HEADER = re2.compile(r"^[A-Za-z_][\w.]*\s+Traceback \(most recent call last\):?$")
@@ -41,8 +71,14 @@ class Raised:
     """Whether the deepest frame lies beside the job's script, or else outside the standard library and the
     installed packages."""
     link: Link
-    ignored: bool
-    """Python printed it and went on (`Exception ignored in: …`)."""
+    caught: Caught
+    """The printer of the traceback, by the line before its header and by its outermost frame."""
+    deepest: str
+    """The file of its deepest frame."""
+    script: str
+    """The file of the program that ran; the deepest frame's where none says so."""
+    introduced: bool
+    """It begins behind other words of its line, and no frame lies in a library: a report about a program."""
 
 
 class TracebackReader:
@@ -55,17 +91,19 @@ class TracebackReader:
         self._rank: int | None = None
         self._link: Link = "none"
         self._next_link: Link = "none"
-        self._ignored = False
-        self._next_ignored = False
+        self._caught: Caught = "nobody"
+        self._next_caught: Caught = "nobody"
         self._deepest = ""
         self._script_folder = ""
+        self._script = ""
+        self._introduced = False
         self._length = 0
         self._foreign = 0
 
     @property
     def expects(self) -> bool:
         """Whether what was said last makes a difference to the next traceback."""
-        return self.is_open or self._next_link != "none" or self._next_ignored
+        return self.is_open or self._next_link != "none" or self._next_caught != "nobody"
 
     def feed(self, line: Line) -> Raised | None:
         """Take one line; return the exception when this line ends a traceback."""
@@ -74,6 +112,7 @@ class TracebackReader:
         if HEADER in text and (header := _HEADER.search(text)):
             self._begin("inner" if "Original " + HEADER in text else self._next_link, indent)
             self._rank = int(header["rank"]) if header["rank"] else None
+            self._introduced = _BARE_INTRODUCTION.search(text[: header.start()]) is None
             if _NOTEBOOK_HEADER.search(text):
                 self._deepest = "<notebook>"
             return None
@@ -83,7 +122,7 @@ class TracebackReader:
                 text
             ):  # the header is missing: cut away, or lost among other ranks' lines
                 self._begin(self._next_link, max(indent - _FRAME_INDENT, 0))
-                self._deepest = frame[1]
+                self._take_frame(frame)
             elif _BOX_END.search(text):
                 self._begin(self._next_link, indent)
                 self._deepest = "<box>"
@@ -91,16 +130,22 @@ class TracebackReader:
         self._length += 1
         if not text or indent > self._indent:
             if frame := _FRAME.search(text):
-                self._deepest = frame[1]
                 self._indent = max(self._indent, indent - _FRAME_INDENT)
-                if frame[2] and not self._script_folder:
-                    self._script_folder = frame[1].rpartition("/")[0]
+                self._take_frame(frame)
         elif self._deepest and is_exception(text.lstrip()):
             self.is_open = False
             rank = line.rank if self._rank is None else self._rank
             said = replace(line, text=text.lstrip(), rank=rank)
-            return Raised(said, self._in_user_code(), self._link, self._ignored)
-        else:
+            return Raised(
+                line=said,
+                in_user_code=self._in_user_code(),
+                link=self._link,
+                caught=self._caught,
+                deepest=self._deepest,
+                script=self._script or self._deepest,
+                introduced=self._introduced,
+            )
+        elif not self._look_for_link(text):
             self._foreign += 1
         if self._foreign > _FOREIGN_LIMIT or self._length > _LENGTH_LIMIT:
             self.is_open = False
@@ -115,18 +160,39 @@ class TracebackReader:
         self.is_open = True
         self._indent = indent
         self._link, self._next_link = link, "none"
-        self._ignored, self._next_ignored = self._next_ignored, False
-        self._deepest = self._script_folder = ""
+        self._caught, self._next_caught = self._next_caught, "nobody"
+        self._deepest = self._script_folder = self._script = ""
+        self._introduced = False
         self._length = self._foreign = 0
 
-    def _look_for_link(self, text: str) -> None:
+    def _take_frame(self, frame: Any) -> None:
+        path, function = frame["path"], frame["function"] or ""
+        if not self._deepest and self._caught == "nobody":
+            outermost = f"{path} {function}"
+            if _BY_THE_INTERPRETER.search(outermost):
+                self._caught = "the interpreter"
+            elif _BY_A_THREAD.search(outermost):
+                self._caught = "a thread"
+        if function == "<module>" and not self._script_folder:
+            self._script_folder = path.rpartition("/")[0]
+        if _LIBRARY.search(path):
+            self._introduced = False
+        elif function == "<module>":
+            self._script = path
+        self._deepest = path
+
+    def _look_for_link(self, text: str) -> bool:
+        """Return whether `text` introduces the next traceback: it may stand within one that was never finished."""
         stripped = text.strip()
         if stripped in _SENTENCES:
             self._next_link = _SENTENCES[stripped]
         elif _ANOTHER_PROCESS.search(stripped):
             self._next_link = "inner"
-        elif stripped.startswith("Exception ignored in"):
-            self._next_ignored = True
+        elif introduction := _INTRODUCTION.search(stripped):
+            self._next_caught = "the interpreter" if introduction["interpreter"] else "a thread"
+        else:
+            return False
+        return True
 
 
 def is_exception(text: str) -> bool:

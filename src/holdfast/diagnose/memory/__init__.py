@@ -19,11 +19,19 @@ from holdfast.diagnose.memory.good import add_good_run, keep_filters
 from holdfast.diagnose.memory.known import Known
 from holdfast.diagnose.memory.learn import learn
 from holdfast.diagnose.memory.own_rules import faults_of, own_topics, read_topic
-from holdfast.diagnose.memory.store import judge, kept_of, memory_of, remember, remember_incident
+from holdfast.diagnose.memory.store import (
+    Judged,
+    judge,
+    kept_of,
+    memory_of,
+    remember,
+    remember_incident,
+)
 from holdfast.diagnose.memory.topics import Learned
 
 __all__ = [
     "Case",
+    "Judged",
     "Known",
     "Learned",
     "add_good_run",

@@ -17,9 +17,18 @@ from holdfast.diagnose.memory.recall import Past, Recall
 from holdfast.diagnose.memory.store import adopt_incidents, filter_of, key_of, learned_of, past_of
 from holdfast.diagnose.memory.topics import Learned, learned_topics
 from holdfast.diagnose.rules.packaged import packaged_topics
-from holdfast.diagnose.rules.rules import ROUTINE, RuleSet, Topic
+from holdfast.diagnose.rules.rules import ENDING, ROUTINE, RuleSet, Topic
 
-_EFFECTS = (ROUTINE, "exit", "teardown", "death", "peer_lost", "store_lost", "collective_timeout")
+_EFFECTS = (
+    ROUTINE,
+    ENDING,
+    "exit",
+    "teardown",
+    "death",
+    "peer_lost",
+    "store_lost",
+    "collective_timeout",
+)
 """Kinds of what mostly follows from something else: likeness of such lines tells nothing of the cause."""
 PAST_LIMIT = 5000
 """So many past incidents are compared with, the newest, besides all that a person judged."""

@@ -7,10 +7,10 @@ from typing import Final, get_args
 
 import re2
 
-from holdfast.diagnose.rules.rules import ROUTINE, Rule
+from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
-_WEAK: Final = frozenset({ROUTINE, "suspect", "exit", "teardown"})
+_WEAK: Final = frozenset({ROUTINE, ENDING, "suspect", "exit", "teardown"})
 """Kinds that say nothing of what began a failure."""
 _HOST: Final = re2.compile(
     r"(?i)oom[_-]?kill|out of memory: kill|cgroup|slurmstepd|\btask \d+: out of memory|signal(?:led)?: ?9"

@@ -157,7 +157,7 @@ class Recall:
         `kept` gives the compressed log; it is called only where the case is open. `follows` says of a line whether it
         tells only what followed from a failure: such lines are alike in all failures.
         """
-        if not self.past:
+        if not self.past or diagnosis.ended_well:
             return diagnosis
         notes = diagnosis.notes
         lines: list[tuple[str, LogLine | None]] = []
@@ -244,6 +244,7 @@ def _decided_by(
     done = f" What was done then: {one.done}" if one.done else ""
     return replace(
         diagnosis,
+        outcome="stopped" if diagnosis.outcome == "stopped" else "failed",
         reason=one.reason,
         category=category,
         root_line=diagnosis.root_line if line is None else line,

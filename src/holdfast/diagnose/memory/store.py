@@ -100,7 +100,7 @@ def remember(
         keep_suggestion(ledger, f"m{memory_id}", suggested, now_s=now_s)
         how = f"`holdfast incidents confirm m{memory_id}` puts it in force if it spoils no other answer."
         notes = (*notes, f"The model suggests a rule. If its answer is right, {how}")
-    return replace(decided, notes=(*decided.notes, *notes))
+    return replace(decided, id=f"m{memory_id}", notes=(*decided.notes, *notes))
 
 
 def remember_incident(ledger: Ledger, incident_id: int, kept: Iterable[Kept]) -> None:
@@ -323,7 +323,7 @@ def _of_diagnosis(found: dict[str, Any], kept: Iterable[Kept], at_s: float) -> M
         rule_id=next(iter(found.get("decided_by", ())), ""),
         scope=dict(found.get("scope", {})),
         fingerprint=str(found.get("fingerprint", "")),
-        action=str(found["action"]),
+        action="" if found["action"] == "none" else str(found["action"]),
         roots=list(roots[:ROOTS_LIMIT]),
         lines=lines,
         words=search_words([*roots, *(one[2] for one in lines)]),

@@ -6,6 +6,7 @@ A topic file in `rules/` has `order` (its place; the first rule that matches a l
 """
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -16,10 +17,12 @@ import yaml
 
 from holdfast.core.errors import BadUse
 from holdfast.diagnose.rules.causes import kinds
-from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
+from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category, Ending
 
 ROUTINE: Final = "routine"
 """The kind of rule whose lines are no events: it shields them from later rules."""
+ENDING: Final = "ending"
+"""The kind of rule whose lines state how a job or a process ended: they cause nothing."""
 Where = Literal["line", "user_exception", "library_exception"]
 CAPTURES: Final = frozenset(
     {"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"}
@@ -41,7 +44,7 @@ class Rule:
     pattern: str
     """RE2, searched in the line without its rank and time prefixes."""
     kind: str
-    """Its place among causes and effects: a kind of `causes.yaml`, or `routine`."""
+    """Its place among causes and effects: a kind of `causes.yaml`, `routine` or `ending`."""
     reason: str
     action: Action
     restart_helps: bool
@@ -58,8 +61,15 @@ class Rule:
     the user's own code, or not."""
     first_death: bool = False
     """This rank died before all others, of what no peer can cause: other ranks' errors follow from it."""
+    ending: Ending = ""
+    """What the line states about the end of the job."""
     alone: float | None = None
     """Given only where such a line begins a failure more or less readily than others of its kind (nats)."""
+
+    @functools.cached_property
+    def regex(self) -> Any:
+        """Return the compiled pattern."""
+        return re2.compile(self.pattern)
 
     @property
     def weight(self) -> float:
@@ -154,7 +164,7 @@ class RuleSet:
         for index in sorted(asked):
             rule = self.topics[index].find(text, where)
             if rule is not None:
-                match = re2.search(rule.pattern, text)
+                match = rule.regex.search(text)
                 return rule, {name: value for name, value in match.groupdict().items() if value}
         return None
 
@@ -165,7 +175,9 @@ class RuleSet:
         )
 
 
-_PATTERN_PARTS = re2.compile(r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)")
+_PATTERN_PARTS = re.compile(  # no log is read with this, and RE2's binding takes longer
+    r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)"
+)
 
 
 def with_any_digits(pattern: str) -> str:
@@ -207,11 +219,12 @@ def parse_topic(name: str, text: str) -> Topic:
 
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "kind": (*kinds(), ROUTINE),
+    "kind": (*kinds(), ROUTINE, ENDING),
     "reason": tuple(CATEGORIES),
     "action": get_args(Action),
     "category": get_args(Category),
     "where": get_args(Where),
+    "ending": get_args(Ending),
 }
 _FIELDS: Final = {field.name: field for field in fields(Rule)}
 

@@ -13,6 +13,36 @@ Action = Literal[
 ]
 
 
+Advice = Action | Literal["none"]
+"""The advice of a diagnosis: an action, or `none` if nothing is to be done."""
+
+
+Outcome = Literal[
+    "completed",
+    "completed_teardown_failed",
+    "stopped",
+    "failed",
+    "running",
+    "unknown",
+]
+"""How a job ended."""
+
+
+Ending = Literal[
+    "",
+    "step",
+    "work_done",
+    "process_succeeded",
+    "job_succeeded",
+    "job_failed",
+    "never_began",
+    "stopped",
+]
+"""The statement of a line about the end of a job: none, the newest step, finished work, the success of one
+process or of the job, the failure of a job, a job that was not started, a stop from outside. Lines of the
+kind `scheduler` are stops unless they say otherwise."""
+
+
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
 
 

@@ -22,12 +22,14 @@ import msgspec
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.phases import phase
 from holdfast.core.processes import die_with_parent, end_without_collecting
 from holdfast.evaluate.engines.choose import make_engine
 from holdfast.evaluate.engines.uplink import Uplink
 from holdfast.evaluate.types.engine import Engine, EngineSpec, Finished, SwapRefused
 from holdfast.evaluate.types.requests import Request, decode_request, encode_answer
 from holdfast.evaluate.wire import messages
+from holdfast.profile import start_evaluation, stop_phases
 
 
 class Pulse:
@@ -133,7 +135,7 @@ class EngineWorker:
     def _make(self) -> bool:
         self._engine = None
         try:
-            with self._pulse.held(LOAD_LIMIT_S):
+            with self._pulse.held(LOAD_LIMIT_S), phase("load"):
                 self._engine = make_engine(self._spec)
         except HoldfastError as error:
             self._unmade = str(error)
@@ -181,7 +183,7 @@ class EngineWorker:
         self._said = None
         began_s = self._clock.monotonic_s()
         try:
-            with self._pulse.held(LOAD_LIMIT_S):
+            with self._pulse.held(LOAD_LIMIT_S), phase("load"):
                 (self._engine.load if how == "load" else self._engine.swap)(Path(order.folder))
                 self._said = messages.Serving(
                     model=order.model,
@@ -320,6 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     die_with_parent()  # the node's agent; it is the one that lingers when the command is gone
     end_without_collecting()
+    start_evaluation(given.node)
 
     clock = SystemClock()
     pulse = Pulse(given.hang_after, clock)
@@ -357,6 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if end.keep and given.keep and unacked:
             keep_unacked(given.keep, worker.journals, unacked)
         worker.close()
+        stop_phases()
     return end.exit_code
 
 

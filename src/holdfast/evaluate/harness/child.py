@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from holdfast.core.phases import note_phase, phase
 from holdfast.core.processes import die_with_parent
 from holdfast.evaluate.harness.client import WireClient
 from holdfast.evaluate.harness.failure import sentence
@@ -18,6 +19,7 @@ from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
 from holdfast.evaluate.types.harness import Harness
 from holdfast.evaluate.types.requests import decode_answer
 from holdfast.evaluate.wire import messages
+from holdfast.profile import start_evaluation, stop_phases
 
 
 def work(
@@ -33,6 +35,14 @@ def work(
     # What this process forks itself (lm-eval bootstraps in a pool) ends with it, and is in its group.
     os.setpgid(0, 0)
     os.register_at_fork(after_in_child=die_with_parent)
+    start_evaluation(node)
+    try:
+        _work(channel, harnesses, node, logs)
+    finally:
+        stop_phases()
+
+
+def _work(channel: socket.socket, harnesses: Mapping[str, Harness], node: int, logs: Path) -> None:
     while True:
         try:
             job = receive(channel)
@@ -80,7 +90,7 @@ def _run(
         node=node,
         task=job.task,
         facts=job.facts,
-        asked=_sayer(channel),
+        asked=_sayer(channel, time.monotonic_ns()),
     )
     try:
         result = harness.run(job.entry, client, Path(job.folder))
@@ -92,8 +102,12 @@ def _run(
     return ended
 
 
-def _sayer(channel: socket.socket) -> Callable[[], None]:
-    return lambda: channel.sendall(frame(Asked()))
+def _sayer(channel: socket.socket, began_ns: int) -> Callable[[], None]:
+    def say() -> None:
+        note_phase("preprocess", began_ns)
+        channel.sendall(frame(Asked()))
+
+    return say
 
 
 def _measure(job: messages.MeasureSample, harness: Harness) -> messages.SampleMeasured:
@@ -101,7 +115,8 @@ def _measure(job: messages.MeasureSample, harness: Harness) -> messages.SampleMe
     measured, error = b"", ""
     try:
         answers = [decode_answer(body) for body in job.answers]
-        measured = harness.measure(job.entry, job.sample, answers, job.facts)
+        with phase("metric"):
+            measured = harness.measure(job.entry, job.sample, answers, job.facts)
     except BaseException as raised:
         traceback.print_exc()
         error = sentence(raised)

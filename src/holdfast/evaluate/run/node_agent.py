@@ -25,6 +25,7 @@ from holdfast.cluster import core_count
 from holdfast.core.child_process import end_soon
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import HoldfastError
+from holdfast.core.phases import ENV_PROFILE
 from holdfast.core.processes import become_subreaper, kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.types.errors import EvaluationError
@@ -49,6 +50,7 @@ from holdfast.evaluate.wire.messages import (
     StopEngine,
     Welcome,
 )
+from holdfast.profile import LocalSampler, own_node
 
 ENV_PLACE = "HOLDFAST_PLACE"
 _TAIL_BYTES = 4000
@@ -131,6 +133,7 @@ class Agent:
         if options.has_host:
             await self._start_host()
         alive = asyncio.create_task(self._say_alive())
+        sampling = asyncio.create_task(self._sample())
         try:
             async for message in self._line.messages():
                 if isinstance(message, Stop):
@@ -148,6 +151,8 @@ class Agent:
             return 128 + signal.SIGTERM
         finally:
             alive.cancel()
+            sampling.cancel()
+            await asyncio.gather(sampling, return_exceptions=True)
             self._stopping = True
             await self._end_children()
             for fetch in self._fetches.values():
@@ -168,6 +173,19 @@ class Agent:
         while True:
             await asyncio.sleep(1.0)
             self._line.send(Alive())
+
+    async def _sample(self) -> None:
+        """Sample this node while it evaluates; without a sampler the evaluation is the same."""
+        try:
+            sampler = LocalSampler(self.options.folder / "profile", own_node())
+        except OSError:
+            return
+        try:
+            while True:
+                sampler.look({})
+                await asyncio.sleep(1.0)
+        finally:
+            await asyncio.to_thread(sampler.close)
 
     async def _heed(self, message: Message) -> None:
         match message:
@@ -258,6 +276,7 @@ class Agent:
     ) -> None:
         log = self.options.folder / "logs" / f"{name.replace('/', '-')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        profile = str(self.options.folder / "profile")
         with log.open("ab") as output:
             child = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -266,7 +285,7 @@ class Agent:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, ENV_PROFILE: profile, **(environment or {})},
             )
         self._children[role, name] = child
         wait = asyncio.create_task(self._await_end(role, name, child, log))

@@ -21,12 +21,15 @@ from typing import Any
 
 from holdfast.core.channel import is_token
 from holdfast.core.clock import SystemClock
+from holdfast.core.paths import RunPaths
 from holdfast.core.processes import activity, die_with_parent, parent_of, process_state
 from holdfast.core.sockets import free_ports
 from holdfast.recover.agent.board import board_of
 from holdfast.recover.agent.held_connection import send_connection
 from holdfast.recover.agent.outbox import SUM_S, Envelope, Outbox
+from holdfast.recover.agent.sampling import Sampling
 from holdfast.recover.agent.stream import Stream, proof
+from holdfast.recover.agent.trust import Trust, why_not
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.localise.tester import NodeTester
 from holdfast.recover.signals.watch import Watch, sources_of_this_host
@@ -76,7 +79,14 @@ class Agent:
         self._launched: int | None = begin["launched"]
         self._last_end: list[int] | None = begin["last_end"]
         """The attempt and the return code of the launcher that ended last."""
-        self._channel = ChannelServer(self._heard, token=str(begin["channel_token"]))
+        self._channel = ChannelServer(
+            self._heard,
+            token=str(begin["channel_token"]),
+            suspect=lambda peer: why_not(peer, self._shims, parent_of),
+        )
+        self._trust: dict[Peer, Trust] = {}
+        self._shims: dict[int, Peer] = {}
+        """The shims that are connected, by their processes."""
         self._stop: dict[str, Any] | None = begin["stop"]
         self._incarnation = f"{os.getpid()}-{time.monotonic_ns()}"
         self._supervisor: Stream | None = None
@@ -101,6 +111,8 @@ class Agent:
         began_s = begin["began_s"]  # None: the node is tested, and has no job to watch over
         sources = [] if began_s is None else sources_of_this_host(since_s=float(began_s))
         self._watch = Watch(sources, self._send, SystemClock())
+        self._home = Path(home)
+        self._sampling = Sampling(str(begin["name"]), self._pids)
         self._checking: set[asyncio.Task[None]] = set()
         self._checked: dict[str, Any] | None = None
         """The last answer to an order `check`; sent again after a cut."""
@@ -115,6 +127,7 @@ class Agent:
             self._watch_states(),
             self._ping(),
             self._send_steps(),
+            self._sampling.keep(),
         )
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -195,6 +208,8 @@ class Agent:
         if self._holding is not None:
             send_connection(self._holding, stream.fd)
         self._node.send({"kind": "joined", "run_id": str(welcome["run_id"])})
+        if self._begin.get("is_profiled"):
+            self._sampling.begin(RunPaths(self._home, str(welcome["run_id"])).profile)
         is_new = 0 < self._generation < generation
         if generation > self._generation:
             self._generation, self._orders_seen = generation, 0
@@ -295,7 +310,7 @@ class Agent:
                 self._node.send(message)
             case "kill" if self._launched is None:
                 self._report_end()
-            case "kill" | "end":
+            case "kill" | "end" | "lead":
                 self._node.send(message)
             case "pass":
                 self._passed.append(message)
@@ -357,6 +372,16 @@ class Agent:
 
     def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
         kind, at_s = message["kind"], time.monotonic()
+        if kind == "gone":
+            self._trust.pop(peer, None)
+            self._shims.pop(peer.pid, None)
+        elif peer.role == "shim":
+            self._shims[peer.pid] = peer
+        elif kind != "cut_off":
+            why = self._trust.setdefault(peer, Trust()).judge(message, at_s, time.time())
+            if why:
+                self._channel.cut_off(peer, why)
+                return
         if kind == "exited":
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
                 at_s = min(at_s, float(message["at_monotonic_s"]))
@@ -389,6 +414,9 @@ class Agent:
                 self._facts = {key: one for key, one in self._facts.items() if self._is_known(one)}
         elif peer.role == "shim" and kind in ("exited", "gone"):
             self._processes.pop(rank, None)
+
+    def _pids(self) -> dict[int, int]:
+        return {rank: pid for rank, (_, _, pid) in self._processes.items()}
 
     def _note_rank(self, rank: int, attempt: int, *, is_attached: bool, pid: int) -> None:
         before = self._processes.get(rank)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cluster import is_in_pod
+from holdfast.core.clock import wall_offset_s
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -32,7 +33,8 @@ from holdfast.recover.agent.held_connection import HeldConnection
 from holdfast.recover.agent.kept_memory import end_kept_memory
 from holdfast.recover.agent.rendezvous import Meeting, loopback_listener, node_name
 from holdfast.recover.agent.time_limit import stop_in_time
-from holdfast.recover.launch import Job, Place, launch, stand_by
+from holdfast.recover.connected_node import LEFT
+from holdfast.recover.launching.launch import Job, Place, launch, stand_by
 from holdfast.recover.leadership import Sign, Superseded, Watch, leadership_of
 from holdfast.recover.outcome import Outcome
 from holdfast.recover.run_lock import RunLock
@@ -44,6 +46,8 @@ UNPUBLISHED_S = 20.0
 """Seconds from a node's start to its complaint about a missing token of the run."""
 LOCK_S = 5.0
 """Seconds for which the processes of a first node that is gone may hold the run's lock."""
+HAND_OVER_S = 60.0
+"""The same for a node whose supervisor has handed the lead over."""
 ALONE_S = 600.0
 """Seconds without a supervisor after which a node gives up, if its ranks do not train either."""
 READY_AFTER_S = 8.0
@@ -79,6 +83,7 @@ class Node:
         """The URLs for messages to people, for a supervisor of this node; they hold secrets."""
         self._name = node_name()
         self._began_s = time.monotonic()
+        self._wall_offset_s = wall_offset_s()
         self._node_id = f"{self._name}-{os.getpid()}-{secrets.token_hex(3)}"
         self._channel = loopback_listener()
         self._channel_token = secrets.token_hex(16)
@@ -120,6 +125,8 @@ class Node:
         self._supervisor: Child | None = None
         self._known: dict[str, Any] | None = None
         """The address of this node's own supervisor, and the run's token."""
+        self._is_successor = False
+        """True if the run's supervisor has handed the lead over to this node."""
         self._leads = True
         """False once another node's supervisor has taken over from this node's."""
         self._generation: int | None = None
@@ -199,6 +206,7 @@ class Node:
                 "adopts": adopts or supervisor.starts > 1,
                 "stop": self._stop,
                 "notify": self._notify,
+                "wall_offset_s": self._wall_offset_s,
             }
 
         supervisor = self._supervisor = Child(
@@ -305,6 +313,7 @@ class Node:
             "launched": self._launched,
             "last_end": self._last_end,
             "began_s": self._began_s,
+            "is_profiled": self._spec.profile,
             "stop": None if self._supervisor is not None else self._stop,
         }
 
@@ -323,6 +332,8 @@ class Node:
                 self._is_kill_due = True
                 if self._job is not None:
                     self._job.kill()
+            case "lead":
+                self._is_successor = True
             case "end" if self._supervisor is None:
                 self._end(message)
 
@@ -334,6 +345,9 @@ class Node:
                 self._end(message)
             case "generation":
                 self._generation = int(message["number"])
+            case "handed_over":
+                self._leads = False
+                self._end(LEFT)
             case "superseded":
                 self._leads = False
                 assert self._ended is not None
@@ -395,10 +409,13 @@ class Node:
     async def _follow(self, watch: Watch) -> None:
         """Start a supervisor here, if the last one is gone with its node and this node may lead."""
         assert self._meeting is not None
-        sign = await asyncio.to_thread(watch.gone)
+        is_successor, self._is_successor = self._is_successor, False
+        sign = await asyncio.to_thread(watch.gone, is_successor=is_successor)
         if sign is None:
             return
-        taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop())
+        # The process of the pod that ends still has to end.
+        lock_s = HAND_OVER_S if is_successor else LOCK_S
+        taken = await asyncio.to_thread(self._take_over, sign, asyncio.get_running_loop(), lock_s)
         if taken is None:
             return
         self._generation, lock = taken
@@ -422,7 +439,9 @@ class Node:
                 self._standby = None
         self._tasks.spawn(self._supervisor.keep(self._is_over))
 
-    def _take_over(self, sign: Sign, loop: asyncio.AbstractEventLoop) -> tuple[int, RunLock] | None:
+    def _take_over(
+        self, sign: Sign, loop: asyncio.AbstractEventLoop, lock_s: float
+    ) -> tuple[int, RunLock] | None:
         """Claim the lead; return the number after which this node leads, and the run's lock.
 
         None: this node may not lead.
@@ -439,7 +458,7 @@ class Node:
             if after is None:
                 return None
             try:
-                lock = RunLock.acquire(self._paths.lock, timeout_s=LOCK_S)
+                lock = RunLock.acquire(self._paths.lock, timeout_s=lock_s)
             except HoldfastError:  # a process of the first node lives
                 return None
             host = {"pid": os.getpid(), "host": socket.gethostname()}

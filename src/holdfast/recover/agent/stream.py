@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import json
 import socket
+import struct
 from typing import Any, Self
 
 from holdfast.core.channel import frame, read_frame
@@ -19,6 +20,8 @@ from holdfast.recover.channel import decode
 MAX_BYTES = 4 * 1024 * 1024
 """The most bytes of a message: an answer for all ranks of a node, or a rank's enveloped message."""
 CONNECT_TIMEOUT_S = 5.0
+_UNACKNOWLEDGED = struct.Struct("@24xI")
+"""The place of `tcpi_unacked` in the kernel's `struct tcp_info`."""
 
 
 def proof(token: str, role: str, nonce: str) -> str:
@@ -78,6 +81,20 @@ class Stream:
     def waiting_bytes(self) -> int:
         """The bytes that wait in this process for the other side."""
         return self._writer.transport.get_write_buffer_size()
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """True if the other host's kernel has acknowledged all that was sent to it.
+
+        Also True where this kernel does not answer.
+        """
+        try:
+            connection = self._writer.get_extra_info("socket")
+            size = _UNACKNOWLEDGED.size
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+        except (OSError, AttributeError):
+            return True
+        return len(told) < size or _UNACKNOWLEDGED.unpack(told)[0] == 0
 
     @property
     def fd(self) -> int:

@@ -5,7 +5,9 @@ carries the actions out; the function runs in the same way under a virtual clock
 the rules: a pair of phase and event that is not in the table changes nothing. `events` and `state`
 define the input and the output; `history` counts gains; `nodes` decides about single nodes.
 
-If a node must be left, the ranks save their state, and the next attempt begins on other nodes.
+If a node must be left, the ranks save their state, and the next attempt begins on other nodes. The
+time for that follows from the longest save of the run, since a kill would lose the steps since the
+last checkpoint.
 
 A broken loss ends the attempt. The next attempt goes on from a healthy checkpoint and runs the same
 steps again, on other ranks where it can (a replay, see `replay.classes`). If the loss breaks again
@@ -47,6 +49,7 @@ from holdfast.recover.policy.events import (
     RankFailed,
     Replay,
     Resolve,
+    Saved,
     StateSaved,
     StopAsked,
     Terminate,
@@ -54,7 +57,7 @@ from holdfast.recover.policy.events import (
 )
 from holdfast.recover.policy.history import after_failure
 from holdfast.recover.policy.nodes import Around, plan_for
-from holdfast.recover.policy.state import Phase, RestartLimits, State
+from holdfast.recover.policy.state import Phase, RestartLimits, State, move_grace_s
 from holdfast.recover.policy.table import TABLE, decide, finish, rule_of
 from holdfast.recover.skipping.plan import Skip
 
@@ -83,6 +86,7 @@ __all__ = [
     "Replay",
     "Resolve",
     "RestartLimits",
+    "Saved",
     "Skip",
     "State",
     "StateSaved",
@@ -92,6 +96,7 @@ __all__ = [
     "after_failure",
     "decide",
     "finish",
+    "move_grace_s",
     "plan_for",
     "rule_of",
 ]

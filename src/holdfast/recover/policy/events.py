@@ -20,6 +20,8 @@ class Adopted:
     """True if that attempt began below the launchers of the attempt before."""
     moves: bool = False
     """True if that attempt was to save its state and end, for a launch on other nodes."""
+    save_s: float | None = None
+    """Seconds of the longest save in the record of the move; None without a save."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,14 @@ class RankFailed:
 @dataclass(frozen=True)
 class JobFrozen:
     """The job stands still."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is durable."""
+
+    save_s: float
+    """Seconds from the call of `save` until the checkpoint was durable."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,8 @@ class Diagnosed:
     mitigation: str
     """The advice for a person, as a sentence."""
     restart_helps: bool
+    work_done: bool = False
+    """True if the job had done its work and failed only on ending."""
     waits_for_outside: bool = False
     killed_from_outside: bool = False
     """True if a signal from outside ended a rank or the launcher, and the logs show no other
@@ -159,6 +171,7 @@ Event = (
     | NodesBack
     | RankFailed
     | JobFrozen
+    | Saved
     | LossBroken
     | NodeToLeave
     | JobExited

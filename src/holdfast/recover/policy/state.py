@@ -34,6 +34,15 @@ class RestartLimits:
     """Seconds for a stop to save state first."""
 
 
+MOVE_SAVES = 3.0
+"""The longest saves of the run that fit into the time for a move: a save that is going on, a step
+that takes as long, and the save of the move."""
+UNKNOWN_SAVE_S = 200.0
+"""The seconds of a save if the run has not saved yet."""
+MOST_SAVE_S = 3600.0
+"""The most seconds of a save that count."""
+
+
 class Phase(Enum):
     """The phase of a run."""
 
@@ -91,6 +100,8 @@ class State:
     """True if the ranks save their state and leave, for a launch on more nodes."""
     keeps_size: bool = False
     """True if the present attempt cannot save, so that it stays on its nodes until it ends."""
+    save_s: float | None = None
+    """Seconds of the longest save of the run; None before the first save."""
     is_replay: bool = False
     """True if the present attempt, or the next one, runs the steps of a broken loss again."""
     replays_in_vain: int = 0
@@ -106,3 +117,14 @@ class State:
     def staying(self) -> "State":
         """Return the state without the move."""
         return replace(self, leaving="", grows=False)
+
+
+def move_grace_s(limits: RestartLimits, save_s: float | None) -> float:
+    """Return the seconds for the ranks to save their state for a move.
+
+    Args:
+        limits: the limits of the run.
+        save_s: seconds of the longest save of the run; None before the first save.
+    """
+    longest_s = UNKNOWN_SAVE_S if save_s is None else save_s
+    return limits.stop_grace_s + MOVE_SAVES * longest_s

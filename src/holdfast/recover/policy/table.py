@@ -24,13 +24,20 @@ from holdfast.recover.policy.events import (
     RankFailed,
     Replay,
     Resolve,
+    Saved,
     StateSaved,
     StopAsked,
     Terminate,
     Tick,
 )
 from holdfast.recover.policy.history import BROKEN_SLACK, after_failure, allowed_retries, place
-from holdfast.recover.policy.state import Phase, RestartLimits, State
+from holdfast.recover.policy.state import (
+    MOST_SAVE_S,
+    Phase,
+    RestartLimits,
+    State,
+    move_grace_s,
+)
 
 KEPT = "It failed before its first step below a launcher that was kept, which may be why: a new one is started."
 REPLAYS = (
@@ -81,16 +88,22 @@ def _adopt(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
     if not event.moves:
         return running, ()
     # The votes of the ranks are lost: the ranks may leave with code 0, which is not the end of the training.
-    leaving = replace(running, phase=Phase.LEAVING, grows=True)
-    return replace(leaving, deadline_s=now_s + limits.stop_grace_s), ()
+    leaving = replace(running, phase=Phase.LEAVING, grows=True, save_s=event.save_s)
+    # Ranks that have voted wait for a decision that does not come: a first save is not waited for.
+    return replace(leaving, deadline_s=now_s + move_grace_s(limits, event.save_s or 0.0)), ()
+
+
+def _learn_save(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, Saved)
+    longest_s = max(event.save_s, state.save_s or 0.0)
+    return replace(state, save_s=min(longest_s, MOST_SAVE_S)), ()
 
 
 def _grow(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
     if state.keeps_size:
         return state, ()
-    saving = replace(
-        state, phase=Phase.STOPPING, grows=True, deadline_s=now_s + limits.stop_grace_s
-    )
+    deadline_s = now_s + move_grace_s(limits, state.save_s)
+    saving = replace(state, phase=Phase.STOPPING, grows=True, deadline_s=deadline_s)
     return saving, (AskRanksToSave(),)
 
 
@@ -116,7 +129,9 @@ def _freeze_stopping(limits: RestartLimits, state: State, event: Event, now_s: f
 def _stop_again(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
     if state.is_moving:  # the ranks save their state already
-        return replace(state.staying(), stop_by=event.by), ()
+        latest_s = now_s + limits.stop_grace_s
+        deadline_s = None if state.deadline_s is None else min(state.deadline_s, latest_s)
+        return replace(state.staying(), stop_by=event.by, deadline_s=deadline_s), ()
     return _kill_leaving(limits, state, event, now_s)
 
 
@@ -181,6 +196,10 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
             f"{state.stop_by} asked to stop, so it was not restarted.",
             rule="stop-asked",
         )
+    if event.work_done:
+        why = f"{event.summary} It was not restarted."
+        end = End(state="completed", exit_code=0, outcome=f"{event.summary} {event.mitigation}")
+        return _resolved(state, end, why, rule="work-done")
     if state.in_place and not event.has_stepped:
         fresh, actions = _launch(limits, replace(state, has_stepped=False), event, now_s)
         why = f"{KEPT} {event.summary}"
@@ -263,7 +282,7 @@ def _save_first(limits: RestartLimits, state: State, event: Event, now_s: float)
 
 def _leave_node(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, NodeToLeave)
-    deadline_s = now_s + limits.stop_grace_s
+    deadline_s = now_s + move_grace_s(limits, state.save_s)
     leaving = replace(state, leaving=event.node, phase=Phase.STOPPING, deadline_s=deadline_s)
     return leaving, (AskRanksToSave(),)
 
@@ -339,6 +358,8 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.RUNNING, NodesBack): _grow,
     (Phase.RUNNING, RankFailed): _await_teardown,
     (Phase.RUNNING, JobFrozen): _kill_frozen,
+    (Phase.RUNNING, Saved): _learn_save,
+    (Phase.STOPPING, Saved): _learn_save,
     (Phase.RUNNING, LossBroken): _leave_broken_state,
     (Phase.RUNNING, NodeToLeave): _leave_node,
     (Phase.RUNNING, JobExited): _exited,

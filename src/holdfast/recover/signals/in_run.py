@@ -38,7 +38,10 @@ class Records(Protocol):
     """The recorder of signals."""
 
     def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        """Record an event."""
+        """Record an event before this method returns."""
+
+    def event_soon(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Record an event soon, without a wait for the ledger."""
 
     def events(self, *kinds: str) -> list[tuple[str, int, dict[str, Any]]]:
         """Return the events of some kinds."""
@@ -182,7 +185,7 @@ class NodeHealth:
             "reason": meaning.reason,
             **signal.to_json(),
         }
-        self._records.event("node_signal", told)
+        self._records.event_soon("node_signal", told)
         if meaning.weight != "record":
             self._observe("nodes", {"text": f"node {name}: {signal.text} ({signal.source})"})
 
@@ -205,7 +208,7 @@ class NodeHealth:
             return
         if notice.key not in known:
             told = {"node": name, **notice.to_json(self._clock.now_s())}
-            self._records.event("notice", told)
+            self._records.event_soon("notice", told)
             self._observe("nodes", {"text": f"node {name}: {notice.text} ({notice.source})"})
         known[notice.key] = notice
 
@@ -261,7 +264,7 @@ class NodeHealth:
         for name, finding, evidence, left_s in self._findings():
             if name not in here or name in self._to_leave:
                 continue
-            grace_s = self._spec.restarts.stop_grace_s + DUE_S
+            grace_s = policy.move_grace_s(self._spec.restarts, state.save_s or 0.0) + DUE_S
             is_due = left_s is not None and left_s <= grace_s
             plan = plan_for(finding, "healthy", self._around(is_due=is_due))
             if plan == "exclude":
@@ -424,7 +427,7 @@ class NodeHealth:
                 elif (name, source) in self._could_see:  # a source that was never read is not there
                     hidden[f"{source} on {name}"] = why
         for detector, why in self._liveness.changes(hidden).items():
-            self._records.event("cannot_see", {"detector": detector, "why": why})
+            self._records.event_soon("cannot_see", {"detector": detector, "why": why})
             text = f"{detector} cannot be seen: {why}" if why else f"{detector} can be seen again"
             self._observe("trouble", {"text": f"{text[:1].upper()}{text[1:]}."})
 

@@ -2,7 +2,8 @@
 
 A node that is gone does not come back into its job. The next job leaves out the nodes that are gone
 or cordoned. Slurm starts the next job only once the present job has ended, so the two never run
-together.
+together. With `--requeue=expedite` Slurm itself may start the present job again. Then the next job
+takes over only if the present job has ended for good.
 """
 
 import asyncio
@@ -10,11 +11,11 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
-from holdfast.cluster import EXPEDITE, SlurmJobs, SlurmNode, read_slurm_nodes
+from holdfast.cluster import SlurmJobs, SlurmNode, read_slurm_nodes
 from holdfast.core.clock import Clock
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.paths import RunPaths
-from holdfast.recover.slurm.submission import ENV_JOB, Submission, has_script, submit
+from holdfast.recover.slurm.submission import ENV_JOB, Submission, submit
 
 PATIENCE_S = 300.0
 """Seconds for a missing node that Slurm calls healthy to connect.
@@ -135,7 +136,9 @@ class Requeue:
         """Record that no node is missing."""
         self._since_s = None
 
-    async def look(self, connected: Collection[str], cordoned: Collection[str]) -> bool:
+    async def look(
+        self, connected: Collection[str], cordoned: Collection[str], given_up: asyncio.Event
+    ) -> bool:
         """Queue the run again if a next job is due; return True if the run is queued.
 
         A refusal or silence of Slurm is reported once; the next try is at a look `RETRY_S` later.
@@ -143,6 +146,7 @@ class Requeue:
         Args:
             connected: the names of the nodes whose agents are connected.
             cordoned: the names of the nodes on which nothing is launched.
+            given_up: set once the run is to stop; the next job is cancelled then.
         """
         now_s = self._clock.monotonic_s()
         self._since_s = now_s if self._since_s is None else self._since_s
@@ -163,7 +167,11 @@ class Requeue:
                     f"The run is not queued again: {self._limit} times in a row that gained nothing. The run waits "
                     "for nodes here."
                 )
-            job_id = await asyncio.to_thread(self._next, submission, excluded)
+            try:
+                job_id = await asyncio.to_thread(self._next, submission, excluded)
+            finally:
+                if given_up.is_set():
+                    await asyncio.to_thread(self._withdraw)
         # RuntimeError: no thread can be started.
         except (HoldfastError, OSError, RuntimeError) as error:
             self._try_at_s = now_s + RETRY_S
@@ -171,16 +179,34 @@ class Requeue:
                 self._complaint = str(error)
                 self._observe("trouble", {"text": str(error)})
             return False
+        if given_up.is_set():
+            return False
         own = self._environment[ENV_JOB]
         told = {"job": own, "next": job_id, "excluded": sorted(excluded), "reached": reached}
         self._records.event(QUEUED_AGAIN, told)
         without = f" without {', '.join(sorted(excluded))}" if excluded else ""
         self.queued = (
-            f"Nodes are missing. Slurm is to start job {own} again."
-            if job_id == own
+            f"Nodes are missing. Slurm is to start job {own} again. If the cluster's Epilog does not have it do so, "
+            f"the run goes on as Slurm job {job_id}{without} once job {own} has ended."
+            if submission.is_expedited(self._environment)
             else f"Nodes are missing. The run is queued again as Slurm job {job_id}{without}."
         )
         return True
+
+    def _withdraw(self) -> None:
+        """Cancel the next job of a run that was stopped while the job was submitted."""
+        submission = Submission.read(self._paths)
+        assert submission is not None
+        jobs = self._jobs()
+        later = submission.jobs[submission.jobs.index(self._environment[ENV_JOB]) + 1 :]
+        try:
+            # The answer to a submission may be lost, and with that the job's number.
+            for job_id in (*later, *submission.lost_jobs(self._paths.run_id, jobs)):
+                jobs.end(job_id)
+        except HoldfastError as error:
+            name = submission.job_name(self._paths.run_id)
+            text = f"{error} A next job of the stopped run may wait: scancel --state=PENDING --name={name}"
+            self._observe("trouble", {"text": text})
 
     def _excluded(
         self, connected: Collection[str], cordoned: Collection[str], waited_s: float
@@ -200,8 +226,6 @@ class Requeue:
     def _next(self, submission: Submission, excluded: Collection[str]) -> str:
         """Submit the next job unless an earlier supervisor has done so; return the job's number."""
         own, jobs = self._environment[ENV_JOB], self._jobs()
-        if EXPEDITE in submission.options and has_script(self._environment):
-            return own
         newest = submission.jobs[-1]
         if newest != own and not jobs.state(newest).is_over:
             return newest

@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from holdfast.cluster import SlurmJobs
+from holdfast.cluster import EXPEDITE, SlurmJobs
 from holdfast.core.atomic import replacing
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Event, Ledger, Run
@@ -24,6 +24,7 @@ from holdfast.core.paths import RunPaths
 from holdfast.recover.runs import remove_run
 
 ENV_JOB, ENV_RESTARTS, ENV_NODE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_NODEID"
+ENV_NAME = "SLURM_JOB_NAME"
 STEP = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --input=none"
 # Without --cpus-per-task a step has all cores that the job has on a node; --cpu-bind must not
 # narrow them.
@@ -97,6 +98,10 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
         """Return True in a job of this run."""
         job_id = environment.get(ENV_JOB)
         return job_id is not None and job_id in self.jobs
+
+    def is_expedited(self, environment: Mapping[str, str] = os.environ) -> bool:
+        """Return True if Slurm itself may start this job again, ahead of other jobs."""
+        return EXPEDITE in self.options and has_script(environment)
 
 
 def logs_of(paths: RunPaths, job_id: str) -> tuple[Path, Path]:
@@ -231,7 +236,9 @@ def stop_queued(run: Run, ledger: Ledger, home: Path, jobs: SlurmJobs | None = N
     if submission is None:
         raise BadUse(f"Run {run.run_id} waits for nothing that this command can end.")
     jobs = jobs or SlurmJobs()
-    due = [*submission.jobs[-1:], *submission.lost_jobs(run.run_id, jobs)]
+    # Of an expedited run, the job before the last may wait, too.
+    count = 2 if EXPEDITE in submission.options else 1
+    due = [*submission.jobs[-count:], *submission.lost_jobs(run.run_id, jobs)]
     for job_id in due:
         state = jobs.state(job_id)
         # A job that neither waits nor has ended runs, or Slurm is about to start the job again.
@@ -257,7 +264,11 @@ def is_left(run: Run, home: Path, environment: Mapping[str, str] = os.environ) -
     A run that was stopped by Slurm itself goes on in the job that Slurm starts again.
     """
     submission = Submission.read(RunPaths(home, run.run_id))
-    if submission is None or not submission.is_own(environment):
+    if submission is None:
+        return False
+    # The submitter may have died before it had recorded the number of the job.
+    is_named = environment.get(ENV_NAME) == submission.job_name(run.run_id)
+    if not is_named and not submission.is_own(environment):
         return False
     is_again = environment.get(ENV_RESTARTS, "0") != "0"
     return run.state in ("completed", "failed") or (run.state == "stopped" and not is_again)
@@ -274,7 +285,7 @@ def settle_jobs(
     """End the jobs that a run does not need after its end in this job; return their numbers.
 
     - A run that is queued again does not need the present job; the next job waits for the end of
-      the present job.
+      the present job. An expedited job ends by itself, so that Slurm may start it again.
     - Any other run does not need a next job, which was submitted while nodes were missing.
     - A job whose first node is gone has lost its batch script, and would keep its other nodes until
       its time limit. Such a job is ended, too; while Slurm does not answer, this is tried again for
@@ -289,7 +300,9 @@ def settle_jobs(
         return []
     own = environment[ENV_JOB]
     later = submission.jobs[submission.jobs.index(own) + 1 :]
-    due = [own] if is_queued and later else [] if is_queued else list(later)
+    due = [] if is_queued else list(later)
+    if is_queued and later and not submission.is_expedited(environment):
+        due = [own]
     if not has_script(environment) and own not in due:
         due.append(own)
     jobs = jobs or SlurmJobs()

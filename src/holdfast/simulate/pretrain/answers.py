@@ -20,6 +20,9 @@ from holdfast.simulate.pretrain.streams import draws
 MISSING: Final = 0.001
 """The part of time without enough nodes up to which spares are enough."""
 
+LEAST_FAILURES: Final = 30
+"""With fewer failures in all replications, chance would decide between intervals."""
+
 Progress = Callable[[str, float, float | None], None]
 
 
@@ -173,26 +176,25 @@ def best_interval(
     """Return the interval between saves with the greatest ETTR, and the mean ETTR of each interval tried.
 
     Daly's interval and those around it are tried, in steps of the square root of 2; up to a factor of 4 on either side.
+    Daly's interval is returned if fewer than `LEAST_FAILURES` failures strike.
     """
     first_s = max(
         daly_interval_s(max(scenario.saves.stall_s, 1e-3), scenario.mean_time_to_failure_s()), 1.0
     )
     first_s = min(first_s, scenario.days * 86400.0)
     tried: dict[float, float] = {}
-
-    def ettr_at(power: int) -> float:
-        interval_s = first_s * 2 ** (power / 2)
-        if interval_s not in tried:
-            varied = scenario.varied(interval_s=interval_s)
-            tried[interval_s] = replicate(varied, replications, seed=seed).ettr.mean
-            if progress is not None:
-                progress("trying intervals", len(tried), None)
-        return tried[interval_s]
-
+    failures = 0
     for power in range(-4, 5):
-        ettr_at(power)
-    best_s = max(tried, key=lambda interval_s: tried[interval_s])
-    return best_s, dict(sorted(tried.items()))
+        interval_s = first_s * 2 ** (power / 2)
+        answer = replicate(scenario.varied(interval_s=interval_s), replications, seed=seed)
+        tried[interval_s] = answer.ettr.mean
+        if power == 0:
+            failures = sum(len(one.incidents) for one in answer.outcomes)
+        if progress is not None:
+            progress("trying intervals", len(tried), None)
+    if failures < LEAST_FAILURES:
+        return first_s, tried
+    return max(tried, key=lambda interval_s: tried[interval_s]), tried
 
 
 def spares_needed(

@@ -206,11 +206,8 @@ class Advice:
 
     @property
     def flags(self) -> str:
-        """The options of `holdfast run` that the advice stands for."""
-        return (
-            f"--spares {self.spares} --hang-floor-s {self.hang_floor_s:.0f} "
-            f"--first-step-limit-s {self.first_step_limit_s:.0f}"
-        )
+        """The options of `holdfast run` that hold everywhere; `--spares` is for Slurm and Kubernetes alone."""
+        return f"--hang-floor-s {self.hang_floor_s:.0f} --first-step-limit-s {self.first_step_limit_s:.0f}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

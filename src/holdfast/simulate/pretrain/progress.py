@@ -55,8 +55,7 @@ class Progress:
         first_s = self._saves.interval_s - self._since_save_s
         if left_s <= first_s:
             return self._stall_left_s + left_s / self.speed
-        after_s = left_s - first_s
-        stalls = 1 + math.ceil(after_s / self._saves.interval_s - 1e-12) - 1
+        stalls = math.ceil((left_s - first_s) / self._saves.interval_s - 1e-12)
         return self._stall_left_s + left_s / self.speed + stalls * self._saves.stall_s
 
     def advance(self, now_s: float, span_s: float) -> Advance:
@@ -94,18 +93,23 @@ class Progress:
         return Advance(trained_s, stalled_s, work_s)
 
     def settle(self, now_s: float, loses: LostMemory) -> None:
-        """Keep what each tier has at `now_s`, after a failure that takes the memory of a process or a node."""
+        """Keep the saves of each tier after a failure at `now_s` that takes the memory of a process or a node.
+
+        A tier that finishes has each save whose stall is over, unless a node is lost.
+        """
         for tier in self._saves.tiers:
-            newest_s = self._newest(tier, now_s)
+            lag_s = 0.0 if tier.finishes and loses != "node" else tier.lag_s
+            newest_s = self._newest(tier, now_s - lag_s)
             if loses not in tier.outlives:
                 self._kept[tier.name] = -math.inf
             elif newest_s is not None:
                 self._kept[tier.name] = newest_s
         self._batches.clear()
 
-    def _newest(self, tier: Tier, now_s: float) -> float | None:
+    def _newest(self, tier: Tier, stalled_until_s: float) -> float | None:
+        """Return the state of the newest save whose stall was over at `stalled_until_s`."""
         for batch in reversed(self._batches):
-            ready_s = now_s - self._saves.stall_s - tier.lag_s - batch.first_s
+            ready_s = stalled_until_s - self._saves.stall_s - batch.first_s
             if ready_s < 0:
                 continue
             index = min(int(ready_s // batch.period_s), batch.count - 1)

@@ -258,6 +258,7 @@ class _Run:
         times = self._one.times
         in_place = launch.in_place and not self._new_nodes
         restore_s = self._restore()
+        self._attempt_from_s = self._progress.work_s
         self._new_nodes = self._mended_by_person = False
         self._launches += 1
         start_s = times.start_in_place_s if in_place else times.start_s
@@ -272,7 +273,6 @@ class _Run:
             while (struck := self._expose(max(ends_s - self._now_s, 0.0), spend)) is not None:
                 if (failure := self._strikes(struck)) is not None:
                     return failure
-        self._attempt_from_s = self._progress.work_s
         return self._train()
 
     def _find_nodes(self) -> None:

@@ -26,6 +26,8 @@ class Tier:
     restore_s: float = 60.0
     every: int = 1
     """Every so many saves goes here."""
+    finishes: bool = False
+    """A process of its own finishes a save in flight if the trainers alone die."""
 
 
 SHORTEST_S, LONGEST_S = 60.0, 3600.0
@@ -198,34 +200,55 @@ class Scenario:
         return replace(self, **changes)
 
 
+MOST: Final = 1_000_000
+"""GPUs, and spare nodes: more than any cluster has, since each node costs memory."""
+_ABOVE_0: Final = frozenset(
+    {
+        "gpus",
+        "gpus_per_node",
+        "days",
+        "step_s",
+        "work_s",
+        "interval_s",
+        "again_s",
+        "technicians",
+        "lemon_factor",
+        "heat_factor",
+    }
+)
+_PARTS_OF_1: Final = frozenset(
+    {
+        "hangs",
+        "bad_data",
+        "recognised",
+        "damaged",
+        "lemons",
+        "finds_node",
+        "blames_other",
+        "in_vain",
+        "long_repairs",
+        "person_finds_node",
+    }
+)
+
+
 def _check(one: Scenario) -> None:
-    positive = {
-        "gpus": one.gpus,
-        "gpus per node": one.gpus_per_node,
-        "days": one.days,
-        "step_s": one.step_s,
-        "interval_s": one.saves.interval_s,
-        "again_s": one.hardware.again_s,
-    }
-    for name, value in positive.items():
-        if not (math.isfinite(value) and value > 0):
-            raise BadUse(f"{name} is {value}. Give a number above 0.")
-    parts: dict[str, float] = {
-        "hangs": one.hangs,
-        "bad_data": one.bad_data,
-        "recognised": one.recognised,
-        "damaged": one.saves.damaged,
-        "lemons": one.hardware.lemons,
-        "finds_node": one.hardware.finds_node,
-        "in_vain": one.hardware.in_vain,
-    }
-    for name, value in parts.items():
-        if not 0.0 <= value <= 1.0:
-            raise BadUse(f"{name} is {value}. Give a part, from 0 to 1.")
+    for part in (one, one.saves, one.times, one.people, one.hardware, one.limits):
+        for name in (each.name for each in fields(part)):
+            value = getattr(part, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if name in _ABOVE_0 and not (math.isfinite(value) and value > 0):
+                raise BadUse(f"{name} is {value}. Give a number above 0.")
+            if name in _PARTS_OF_1 and not 0.0 <= value <= 1.0:
+                raise BadUse(f"{name} is {value}. Give a part, from 0 to 1.")
+            if not (math.isfinite(value) and value >= 0):
+                raise BadUse(f"{name} is {value}. Give a number of 0 or more.")
+    for name, value in (("gpus", one.gpus), ("spares", one.hardware.spares)):
+        if value > MOST:
+            raise BadUse(f"{name} is {value:,}. Give {MOST:,} at most.")
     if one.saves.damaged == 1.0:
         raise BadUse("damaged is 1, so no save can be restored. Give a part below 1.")
-    if one.hardware.spares < 0 or one.saves.stall_s < 0:
-        raise BadUse("Spares and stall_s cannot be negative. Give 0 or more.")
     if not any(tier.outlives == ALL for tier in one.saves.tiers):
         raise BadUse("No tier outlives the loss of a node. Add one, such as disk.")
     if not 0 < one.slow_speed <= 1:
@@ -332,14 +355,21 @@ def holdfast(gpus: int, **changes: Any) -> Scenario:
             outlives=frozenset({"process", "none"}),
             lag_s=measured["durable_s"],
             restore_s=measured["memory_restore_s"],
+            finishes=True,
         ),
         Tier(
             name="peer",
             outlives=ALL,
             lag_s=measured["durable_s"] + measured["peer_lag_s"],
             restore_s=measured["peer_restore_s"],
+            finishes=True,
         ),
-        replace(DISK, restore_s=assumed["disk_restore_s"], lag_s=assumed["synchronous_stall_s"]),
+        replace(
+            DISK,
+            restore_s=assumed["disk_restore_s"],
+            lag_s=assumed["synchronous_stall_s"],
+            finishes=True,
+        ),
     )
     one = Scenario(
         name="holdfast",

@@ -155,10 +155,7 @@ def _told(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-_FOLDER = Path(__file__).parent
-TEMPLATES = _FOLDER / "templates"
-UPLOT_SCRIPT = _FOLDER / "vendor" / "uplot-1.6.32.iife.min.js"
-UPLOT_STYLE = _FOLDER / "vendor" / "uplot-1.6.32.min.css"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(view: TraceView) -> str:
@@ -169,8 +166,8 @@ def render(view: TraceView) -> str:
     Raises:
         HoldfastError: jinja2 is not installed.
     """
-    scripts = [UPLOT_SCRIPT.read_text(), (TEMPLATES / "report.js").read_text()]
-    style = UPLOT_STYLE.read_text() + (TEMPLATES / "report.css").read_text()
+    scripts = [page.UPLOT_SCRIPT.read_text(), (TEMPLATES / "report.js").read_text()]
+    style = page.UPLOT_STYLE.read_text() + (TEMPLATES / "report.css").read_text()
     return template(TEMPLATES / "report.html.j2").render(
         view=view,
         light=_series(LIGHT),

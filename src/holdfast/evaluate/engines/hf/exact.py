@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from holdfast.core.phases import note_phase
 from holdfast.evaluate.engines.hf.calls import Calls
 from holdfast.evaluate.engines.hf.sampling import Recipe, Recipes
 from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens
@@ -131,12 +132,14 @@ class Generation:
         if not self.recipe.is_plain:
             return self._generate_whole()
         while True:
+            phase, began_ns = "prefill" if self.cache is None else "decode", time.monotonic_ns()
             if self.cache is None:
                 logits, self.cache = self.calls.read(self.prompt)
             else:
                 logits, self.cache = self.calls.read_on(self.newest, self.position(), self.cache)
             scores = logits[:, -1].to(torch.float32, copy=True)
             answer = self.take(scores, scores.argmax(dim=-1, keepdim=True))
+            note_phase(phase, began_ns)
             if answer is not None or time.monotonic() >= until_s:
                 return answer
 
@@ -159,6 +162,7 @@ class Generation:
     def _generate_whole(self) -> Answer:
         """By `generate` itself, for what this loop does not do (beams, constraints)."""
         before = self.prompt.shape[1]
+        began_ns = time.monotonic_ns()
         with torch.random.fork_rng(enabled=self.random is not None):
             if self.random is not None:
                 torch.manual_seed(self.random.initial_seed())
@@ -171,6 +175,7 @@ class Generation:
                 **self.recipe.kwargs,
             )
         self.tokens = output[0, before:].tolist()
+        note_phase("decode", began_ns)
         return self._answer(stopped=self.tokens[-1] in self.recipe.eos or self.is_stop(self.tokens))
 
     def _answer(self, *, stopped: bool) -> Answer:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from holdfast.core.phases import phase
 from holdfast.evaluate.engines.hf.batching import RunningBatch, plan_scores, score_batch
 from holdfast.evaluate.engines.hf.calls import Calls
 from holdfast.evaluate.engines.hf.exact import Generation, fault_of, input_of, score
@@ -124,9 +125,10 @@ class OneByOne(Work):
     def _score(self, packed: bytes, requests: dict[int, Request]) -> None:
         self._begin(requests)
         try:
-            answers = score(
-                self._calls, packed, [request.continuation for request in requests.values()]
-            )
+            with phase("prefill"):
+                answers = score(
+                    self._calls, packed, [request.continuation for request in requests.values()]
+                )
         except _OF_THE_REQUEST as error:
             self._fail(requests, error)
             return
@@ -150,7 +152,8 @@ class Together(Work):
             self._join()
         while len(self._running) and time.monotonic() < until_s:
             try:
-                over = self._running.step()
+                with phase("decode"):
+                    over = self._running.step()
             except _OF_THE_REQUEST as error:
                 self._fail(self._running.give_up(), error)
                 return
@@ -174,7 +177,8 @@ class Together(Work):
             for packed, requests in chosen
         ]
         try:
-            answers = score_batch(self._calls.model, asked)
+            with phase("prefill"):
+                answers = score_batch(self._calls.model, asked)
         except _OF_THE_REQUEST as error:
             if len(chosen) > 1:  # one of them is to blame: ask each by itself
                 self._one_by_one(chosen)

@@ -1,0 +1,118 @@
+"""Measure the console on a large ledger: the first page's time and size, and the memory with 50 listening browsers.
+
+python benchmarks/console.py            # 1,000 runs, 1,000,000 events, ten minutes of streams
+python benchmarks/console.py --quick    # 100 runs, 20,000 events, 15 s of streams
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+
+from holdfast.core.ledger import Attempt, Event, Ledger, Run
+from holdfast.core.paths import ledger_url
+
+KINDS = ("step_report", "checkpoint", "decision", "stop_asked", "nodes_tested")
+CLIENTS = 50
+
+
+def fill(home: Path, runs: int, events: int) -> None:
+    with Ledger.open(ledger_url(home)) as ledger:
+        for number in range(runs):
+            run_id = f"run-{number:04d}"
+            state = "running" if number >= runs - 20 else "completed"
+            run = {
+                "state": state,
+                "command": ["x"],
+                "options": {},
+                "cwd": "/w",
+                "host": "elsewhere",
+                "pid": 1,
+            }
+            ledger.add_run(Run(run_id=run_id, started_at_s=1e9 + number, **run))
+            ledger.add_attempt(Attempt(run_id=run_id, number=1, started_at_s=1e9 + number))
+            ledger.add_events(
+                [
+                    Event(run_id=run_id, attempt=1, at_s=1e9 + at, kind=KINDS[at % len(KINDS)])
+                    for at in range(events // runs)
+                ]
+            )
+
+
+async def measure(
+    home: Path, base: str, code: str, process: psutil.Process, seconds: float
+) -> dict:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=base, timeout=60.0, limits=limits) as client:
+        await client.post("/enter", data={"code": code}, headers={"Origin": base})
+        started_s = time.monotonic()
+        first = await client.get("/")
+        result: dict = {"first_page_ms": (time.monotonic() - started_s) * 1000}
+        result["first_page_bytes"] = len(first.content)
+        for path in ("/", "/runs", "/runs/run-0001", "/decisions"):
+            took_ms = []
+            for _ in range(10):
+                started_s = time.monotonic()
+                (await client.get(path)).raise_for_status()
+                took_ms.append((time.monotonic() - started_s) * 1000)
+            result[f"median_ms {path}"] = statistics.median(took_ms)
+        received = [0]
+
+        async def listen() -> None:
+            async with client.stream("GET", "/stream") as answer:
+                async for line in answer.aiter_lines():
+                    received[0] += line.startswith("event:")
+
+        clients = [asyncio.create_task(listen()) for _ in range(CLIENTS)]
+        await asyncio.sleep(2)
+        sizes = []
+        end_s = time.monotonic() + seconds
+        with Ledger.open(ledger_url(home)) as ledger:
+            while time.monotonic() < end_s:
+                ledger.add_event(
+                    Event(run_id="run-0001", attempt=1, at_s=time.time(), kind="decision")
+                )
+                sizes.append(process.memory_info().rss)
+                await asyncio.sleep(0.2)
+        for one in clients:
+            one.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        third = max(1, len(sizes) // 3)
+        result["events_received"] = received[0]
+        result["memory_bytes_first_third"] = statistics.median(sizes[:third])
+        result["memory_bytes_last_third"] = statistics.median(sizes[-third:])
+        return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    quick = parser.parse_args().quick
+    runs, events, seconds = (100, 20_000, 15.0) if quick else (1000, 1_000_000, 600.0)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        fill(home, runs, events)
+        command = [sys.executable, "-m", "holdfast.cli.main", "ui", "--port", "0", "--json"]
+        environment = {**os.environ, "HOLDFAST_HOME": folder}
+        console = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert console.stdout is not None
+            base, _, code = json.loads(console.stdout.readline())["link"].partition("/enter#")
+            result = asyncio.run(measure(home, base, code, psutil.Process(console.pid), seconds))
+        finally:
+            console.terminate()
+            console.wait()
+    print(json.dumps({"runs": runs, "events": events, "clients": CLIENTS, **result}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

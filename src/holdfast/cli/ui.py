@@ -1,0 +1,127 @@
+"""`holdfast ui`: the console, and the functions by which its actions are carried out."""
+
+import socket
+from collections.abc import Callable, Sequence
+
+import click
+
+from holdfast.cli.incidents import judge_incident
+from holdfast.cli.main import Place
+from holdfast.cli.nodes import cordon_node, return_cordoned_node
+from holdfast.cli.output import print_json
+from holdfast.core.ledger import Ledger
+from holdfast.core.processes import whoami
+from holdfast.recover import approve_run, detach, state_on_this_host, stop_queued, stop_run
+from holdfast.ui import ActionName, Address, Backend, Order, serve
+
+STOP_TIMEOUT_S = 3600.0
+APPROVE_TIMEOUT_S = 120.0
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8470,
+    show_default=True,
+    help="0: any free port.",
+)
+@click.option("--ledger", metavar="URL", help="The ledger, as `holdfast --ledger URL` names it.")
+@click.option(
+    "--allow-host",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which browsers reach the console, such as a proxy's; may be repeated.",
+)
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="A proxy whose X-Forwarded-For and -Proto count; may be repeated.",
+)
+@click.option(
+    "--open-reading",
+    is_flag=True,
+    help="Show the pages also to people who are not signed in. Actions never.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each sign-in link as one JSON object.")
+@click.pass_obj
+def command(
+    place: Place,
+    host: str,
+    port: int,
+    ledger: str | None,
+    names: tuple[str, ...],
+    proxies: tuple[str, ...],
+    open_reading: bool,
+    as_json: bool,
+) -> None:
+    """Serve the runs, incidents, nodes, evaluations and decisions as live pages.
+
+    \b
+    holdfast ui
+    holdfast ui --ledger postgresql+psycopg://team@db/holdfast --port 8470
+
+    Open the link that is printed. The link signs a browser in once.
+    """  # noqa: D301 - click wants the character itself
+    place = Place(place.home, ledger or place.ledger)
+    address = Address(
+        host=host, port=port, names=names, proxies=proxies, reading_is_open=open_reading
+    )
+
+    def show(link: str) -> None:
+        if as_json:
+            print_json("ui", {"link": link})
+        else:
+            click.echo(f"Sign in, once, with {link}")
+
+    with Ledger.open(place.ledger) as opened:
+        serve(backend_of(place, opened), address, show=show)
+
+
+def backend_of(place: Place, ledger: Ledger) -> Backend:
+    """Return the console's functions over a ledger."""
+    actions: dict[ActionName, Callable[[Order], str]] = {
+        "confirm": lambda order: judge_incident(place, order.target, by=order.by),
+        "correct": lambda order: judge_incident(place, order.target, reason=order.why, by=order.by),
+        "stop": lambda order: _stop(place, ledger, order),
+        "approve": lambda order: (
+            f"Approved: {approve_run(order.target, ledger, place.home, timeout_s=APPROVE_TIMEOUT_S)}"
+        ),
+        "restart": lambda order: _restart(place, order),
+        "cordon": lambda order: " ".join(cordon_node(place, order.target, order.why, by=order.by)),
+        "return": lambda order: " ".join(return_cordoned_node(place, order.target, force=True)),
+    }
+    return Backend(
+        ledger=ledger,
+        home=place.home,
+        state_of=lambda run_id, state, host: (
+            state_on_this_host(run_id, state, place.home) if host == socket.gethostname() else state
+        ),
+        actions=actions,
+        reasons=_reasons,
+        me=whoami(),
+    )
+
+
+def _reasons() -> Sequence[str]:
+    from holdfast.diagnose import CATEGORIES
+
+    return sorted(one for one in CATEGORIES if one != "Unknown")
+
+
+def _stop(place: Place, ledger: Ledger, order: Order) -> str:
+    run = ledger.run(order.target)
+    if run.state == "queued":
+        stop_queued(run, ledger, place.home)
+    else:
+        stop_run(run.run_id, ledger, place.home, timeout_s=STOP_TIMEOUT_S)
+    return ledger.run(run.run_id).outcome
+
+
+def _restart(place: Place, order: Order) -> str:
+    pid = detach(order.target, place.home, ["--ledger", place.ledger], environment={})
+    return f"The run goes on, under process {pid} of {socket.gethostname()}."

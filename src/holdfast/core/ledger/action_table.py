@@ -1,0 +1,61 @@
+"""The ledger's operations on people's actions: one record an action, for the audit."""
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any, Literal
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import IntegrityError
+
+from holdfast.core.ledger import schema
+from holdfast.core.ledger.records import ActionRecord
+
+
+class ActionTable(ABC):
+    """A part of `Ledger`: the table `actions`."""
+
+    @abstractmethod
+    def _write(self) -> AbstractContextManager[Connection]:
+        """Open a transaction that writes."""
+
+    @abstractmethod
+    def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
+        """Return the rows of a table as records."""
+
+    def add_action(self, action: ActionRecord) -> int | None:
+        """Record an action before the action begins, and return its new id.
+
+        Returns:
+            The id; None if an action of the same key is recorded already, by any process.
+        """
+        values = asdict(action)
+        del values["action_id"]
+        table = schema.actions
+        with self._write() as connection:
+            same = select(table.c.action_id).where(table.c.key == action.key)
+            if connection.execute(same).first() is not None:
+                return None
+            try:
+                # A savepoint: on PostgreSQL another console may record the same key meanwhile.
+                with connection.begin_nested():
+                    key = connection.execute(table.insert().values(**values)).inserted_primary_key
+            except IntegrityError:
+                return None
+        assert key is not None
+        return int(key[0])
+
+    def end_action(self, action_id: int, state: Literal["done", "refused"], outcome: str) -> None:
+        """Record the result of an action, once."""
+        table = schema.actions
+        with self._write() as connection:
+            connection.execute(
+                table.update()
+                .where(table.c.action_id == action_id, table.c.state == "asked")
+                .values(state=state, outcome=outcome)
+            )
+
+    def action(self, key: str) -> ActionRecord | None:
+        """Return the action of this key; None without such an action."""
+        found = self._read(ActionRecord, schema.actions, schema.actions.c.key == key)
+        return found[0] if found else None

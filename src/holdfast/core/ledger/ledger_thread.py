@@ -1,0 +1,167 @@
+"""Use a ledger from an event loop, which must not wait for a silent server.
+
+One thread carries out all operations, in order. The loop leaves writes to the thread. For reads,
+and for writes before an action, the loop waits a limited time. While an operation is stuck, the loop
+does not wait at all. The thread keeps the writes until the ledger answers.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar, cast
+
+from holdfast.core.errors import HoldfastError, LedgerError
+from holdfast.core.ledger.ledger import Ledger
+
+WAIT_S = 5.0
+"""The longest wait of the loop for one operation."""
+MOST_WAITING = 10_000
+"""The most operations that may wait; further ones are dropped."""
+CLOSE_S = 10.0
+"""Seconds at the end for the operations that wait. The event loop stands still meanwhile."""
+T = TypeVar("T")
+
+
+class LedgerThread:
+    """The thread of one ledger. The methods may be called from any thread."""
+
+    def __init__(self, ledger: Ledger, *, wait_s: float = WAIT_S, close_s: float = CLOSE_S) -> None:
+        """Carry out each operation in the caller's thread, until `start`.
+
+        Args:
+            ledger: the ledger.
+            wait_s: the longest wait for one operation, in seconds.
+            close_s: the longest wait at the end for all operations, in seconds.
+        """
+        self._plain = ledger
+        self._wait_s = wait_s
+        self._close_s = close_s
+        self._work: queue.Queue[tuple[Callable[[Ledger], Any], _Answer] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._began_s: float | None = None
+        """The time at which the present operation began."""
+        self._errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self.ledger = cast("Ledger", _Routed(self))
+        """The same ledger; the thread carries out its operations."""
+
+    def start(self) -> None:
+        """Carry out the operations in a thread from now on, if a thread can be started."""
+        thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
+    def call(self, use: Callable[[Ledger], T]) -> T:
+        """Return the result of an operation, which comes after all earlier ones.
+
+        Raises:
+            LedgerError: the ledger does not answer. The operation is carried out later.
+            HoldfastError: the operation failed.
+        """
+        if self._thread is None:
+            return use(self._plain)
+        answer = self._put(use, is_awaited=True)
+        try:
+            return cast("T", answer.future.result(0.0 if self.is_stuck else self._wait_s))
+        except TimeoutError:
+            answer.is_awaited = False
+            raise LedgerError(
+                "The ledger does not answer. The run goes on, and its records wait. See that the ledger's server runs."
+            ) from None
+
+    def later(self, use: Callable[[Ledger], object]) -> None:
+        """Leave an operation to the thread. `take_errors` has its error.
+
+        Raises:
+            HoldfastError: the operation failed, and there is no thread.
+        """
+        if self._thread is None:
+            use(self._plain)
+        else:
+            self._put(use, is_awaited=False)
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if the present operation takes longer than a caller waits."""
+        began_s = self._began_s
+        return began_s is not None and time.monotonic() - began_s > self._wait_s
+
+    def take_errors(self) -> list[str]:
+        """Return the errors of the operations for which no caller has waited."""
+        found = []
+        while not self._errors.empty():
+            error = self._errors.get()
+            is_plain = isinstance(error, HoldfastError | OSError)
+            # Values that come from a rank may not fit into the database.
+            found.append(str(error) if is_plain else f"A record was not written: {error!r}.")
+        return found
+
+    def close(self) -> None:
+        """End the thread after the operations that wait, as far as they end in time.
+
+        `take_errors` has the number of the others.
+        """
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(self._close_s)
+            if self._thread.is_alive():
+                # The mark of the end waits in the place of the present operation.
+                count = self._work.qsize()
+                self._errors.put(
+                    LedgerError(
+                        f"The ledger has not answered for {self._close_s:g} s: the last records of the run are "
+                        f"missing ({count} operations). See that the ledger's server runs."
+                    )
+                )
+            self._thread = None
+
+    def _put(self, use: Callable[[Ledger], Any], *, is_awaited: bool) -> "_Answer":
+        answer = _Answer(is_awaited)
+        if self._work.qsize() >= MOST_WAITING:
+            error = LedgerError(
+                "The ledger has not answered for long. Records of the run are lost."
+            )
+            answer.future.set_exception(error)
+            if not is_awaited:
+                self._errors.put(error)
+        else:
+            self._work.put((use, answer))
+        return answer
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            use, answer = work
+            self._began_s = time.monotonic()
+            try:
+                answer.future.set_result(use(self._plain))
+            except Exception as error:
+                answer.future.set_exception(error)
+                if not answer.is_awaited:
+                    self._errors.put(error)
+            self._began_s = None
+
+
+class _Answer:
+    def __init__(self, is_awaited: bool) -> None:
+        self.future: Future[Any] = Future()
+        self.is_awaited = is_awaited
+
+
+class _Routed:
+    """A ledger whose operations the thread carries out."""
+
+    def __init__(self, thread: LedgerThread) -> None:
+        self._thread = thread
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._thread._plain, name)
+        if not callable(value):
+            return value
+
+        def operate(*args: Any, **kwargs: Any) -> Any:
+            return self._thread.call(lambda _ledger: value(*args, **kwargs))
+
+        return operate

@@ -1,0 +1,55 @@
+"""Read the ledger under a time limit that the database itself enforces."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from holdfast.core.errors import LedgerError
+
+_INSTRUCTIONS = 10_000
+"""Instructions of SQLite's virtual machine between two looks at the clock: well below a millisecond."""
+
+
+class TooSlow(LedgerError):
+    """A query took longer than its limit, and was ended."""
+
+
+@contextmanager
+def bounded_reading(engine: Engine, limit_s: float) -> Iterator[Connection]:
+    """Open a transaction that only reads, and end each query that exceeds the limit.
+
+    SQLite looks at one deadline for the whole block; PostgreSQL limits each statement.
+
+    Raises:
+        TooSlow: a query took longer than `limit_s`.
+    """
+    with engine.connect() as connection:
+        is_sqlite = connection.dialect.name == "sqlite"
+        driver: Any = connection.connection.dbapi_connection
+        deadline_s = time.monotonic() + limit_s
+        if is_sqlite:
+            driver.set_progress_handler(lambda: time.monotonic() > deadline_s, _INSTRUCTIONS)
+        try:
+            if not is_sqlite:
+                connection.execute(text("SET TRANSACTION READ ONLY"))
+                connection.execute(text(f"SET LOCAL statement_timeout = {round(limit_s * 1000)}"))
+            yield connection
+        except (OperationalError, DBAPIError) as error:
+            if _is_timeout(error):
+                raise TooSlow(
+                    f"The ledger did not answer within {limit_s:g} s, and the query was ended. "
+                    "Try again; if it stays so, look at the load of the ledger's disk or server."
+                ) from error
+            raise
+        finally:
+            if is_sqlite:
+                driver.set_progress_handler(None, 0)
+
+
+def _is_timeout(error: DBAPIError) -> bool:
+    said = str(error.orig)
+    return said == "interrupted" or "statement timeout" in said

@@ -1,0 +1,308 @@
+"""Tell whether a job lived on after an error: by its steps, by any counter that rises, and by errors that came before.
+
+| sign of life | when it counts |
+|---|---|
+| steps in a trainer's dialect (`Steps`) | the error's own rank reports a larger step, or the job three |
+| a number that only rises, beside the same words (`Counters`) | the log has no steps, and it rose four times |
+| another error of the same process (`Event.outlived`) | much was logged in between, and little after it |
+| the same error again (`Habits`) | the job made progress after it at least three times before |
+"""
+
+import string
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import re2
+
+from holdfast.diagnose.logs.progress import BARS
+
+STEPS_SURVIVED: Final = 3
+"""Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
+together, but their output may arrive a step or two late."""
+_RISES_OF_A_COUNTER: Final = 8
+"""A number that rose so often, and hardly ever fell, counts something."""
+_RISES_SURVIVED: Final = 4
+_FALLS: Final = 8
+"""One fall in so many rises is a restart, or lines out of order."""
+_NUMBERS: Final = 6
+"""The first numbers of a line with words beside them; a counter stands among them."""
+_PLACES: Final = 1024
+_HABITUAL: Final = 3
+_HABITS: Final = 4096
+
+_SEPARATORS: Final = bytes.maketrans(b"=[](){},;|<>#@\"'\t", b" " * 17)
+_NO_LETTERS: Final = bytes(set(range(128)) - set(string.ascii_letters.encode()))
+_LARGEST_DIGITS: Final = 9
+_WORDS: Final = 32
+_LINE_BYTES: Final = 256
+_NO_WORK = re2.compile(
+    rb"(?i)retr[iy]|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart"
+    rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
+    rb"|terminat|watchdog|cancel|dump|leaked"
+)
+"""Words of lines whose numbers rise while a job waits, is watched, or ends."""
+
+
+@dataclass
+class _Count:
+    """Hold the steps of one job in one dialect."""
+
+    last: int
+    largest: int
+    steps: int = 0
+    """Steps of the job that were reported, each print for at most `STEPS_SURVIVED`."""
+    rises: int = 0
+    """Lines that reported a larger step than the line before."""
+    attempt: int = 0
+    steps_before_attempt: int = 0
+
+
+@dataclass
+class OwnSteps:
+    """Hold the steps of one stream, by dialect: the last, and how often it rose."""
+
+    last: dict[int, int] = field(default_factory=dict)
+    rises: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Hold the progress of a job when an error was printed."""
+
+    own: Mapping[int, int]
+    """By dialect: how often the steps of the error's own stream had risen."""
+    job: Mapping[int, tuple[int, int, int, int]]
+    """By dialect: the job's largest step, its steps, its rises and its attempt."""
+    rises_seen: int
+    """Lines in which counters had been looked for."""
+
+
+class Steps:
+    """Count the steps that a log reports, each dialect for itself."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, _Count] = {}
+
+    @property
+    def total(self) -> int:
+        """Return the steps of the dialect that reported most."""
+        return max((one.steps for one in self._counts.values()), default=0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no step was reported."""
+        return not self._counts
+
+    def note(self, dialect: int, step: int, own: OwnSteps, *, is_rank: bool) -> None:
+        """Take in a step that a stream reports."""
+        before = own.last.get(dialect)
+        own.last[dialect] = step
+        if before is not None and step > before:
+            own.rises[dialect] = own.rises.get(dialect, 0) + 1
+        count = self._counts.get(dialect)
+        if count is None:
+            self._counts[dialect] = _Count(last=step, largest=step)
+            return
+        count.largest = max(step, count.largest)
+        # The job was started again within this log; the first rank that goes back tells, the others do so too.
+        if before is not None and step < before <= count.last:
+            count.last = step
+            if is_rank:
+                count.attempt += 1
+                count.steps_before_attempt, count.largest = count.steps, step
+        elif step > count.last:
+            count.steps += min(step - count.last, STEPS_SURVIVED)
+            count.rises += 1
+            count.last = step
+
+    def so_far(self) -> dict[int, tuple[int, int, int, int]]:
+        """Return by dialect the largest step, the steps, the rises and the attempt."""
+        return {
+            dialect: (one.largest, one.steps, one.rises, one.attempt)
+            for dialect, one in self._counts.items()
+        }
+
+    def went_on(self, before: Before) -> bool:
+        """Return whether the job reported three steps beyond those before an error."""
+        return any(
+            self._went_on(dialect, count, before.job.get(dialect))
+            for dialect, count in self._counts.items()
+        )
+
+    def _went_on(
+        self, dialect: int, count: _Count, before: tuple[int, int, int, int] | None
+    ) -> bool:
+        if before is None:
+            return count.steps >= STEPS_SURVIVED
+        largest, steps, rises, attempt = before
+        if count.attempt > attempt:  # the job was started again since
+            return count.steps - count.steps_before_attempt >= STEPS_SURVIVED
+        if count.rises - rises <= _drawn_on_leaving(dialect):
+            return False
+        return min(count.steps - steps, count.largest - largest) >= STEPS_SURVIVED
+
+
+def own_went_on(own: OwnSteps, before: Before) -> bool:
+    """Return whether a stream's own steps rose after an error.
+
+    The first step that a stream prints is no progress: a bar that was drawn long before may be drawn again.
+    """
+    return any(
+        rises - before.own.get(dialect, 0) > _drawn_on_leaving(dialect)
+        for dialect, rises in own.rises.items()
+    )
+
+
+def _drawn_on_leaving(dialect: int) -> int:
+    """Return how many rises after an error may be steps that were made before the error.
+
+    A bar that was not drawn at every step shows the last steps when the error closes the bar.
+    """
+    return 1 if dialect in BARS else 0
+
+
+@dataclass
+class _Numbers:
+    """Follow the numbers beside the same words."""
+
+    largest: int
+    rises: int = 0
+    falls: int = 0
+    latest: deque[int] = field(default_factory=lambda: deque(maxlen=_RISES_SURVIVED))
+    """The lines, counted, in which the number rose last."""
+
+    def note(self, number: int, now: int) -> None:
+        if number > self.largest:
+            self.largest = number
+            self.rises += 1
+            self.latest.append(now)
+        elif number < self.largest - max(2, self.largest // 50):
+            self.falls += 1
+            if self.falls * _FALLS > self.rises + _FALLS:
+                self.rises = self.falls = 0
+                self.latest.clear()
+            self.largest = number
+
+    @property
+    def is_counter(self) -> bool:
+        return self.rises >= _RISES_OF_A_COUNTER and self.falls * _FALLS <= self.rises
+
+
+class Counters:
+    """Find the numbers that rise from line to line, under any name."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        """Lines that were looked at."""
+        self._by_place: dict[tuple[bytes, bytes], _Numbers | None] = {}
+        """By the words beside a number; None where these are no words of work."""
+        self._known = (0, 0)
+        self._known_at = 0
+
+    def note(self, lines: Iterable[bytes]) -> None:
+        """Take in raw lines."""
+        for raw in lines:
+            self.now += 1
+            words = raw[:_LINE_BYTES].translate(_SEPARATORS).split()[:_WORDS]
+            is_work: bool | None = None
+            for place, number in _numbers(words):
+                if place not in self._by_place:
+                    is_work = _NO_WORK.search(raw) is None if is_work is None else is_work
+                    if len(self._by_place) >= _PLACES:
+                        del self._by_place[next(iter(self._by_place))]
+                    self._by_place[place] = _Numbers(number) if is_work else None
+                elif (known := self._by_place[place]) is not None:
+                    known.note(number, self.now)
+
+    @property
+    def rises(self) -> int:
+        """Return how often the busiest of them rose."""
+        return self._newest()[1]
+
+    @property
+    def newest_rise(self) -> int:
+        """Return the line in which the last four rises of one of them began, at the latest."""
+        return self._newest()[0]
+
+    def went_on(self, before: Before) -> bool:
+        """Return whether one of them rose four times after an error."""
+        return self.newest_rise > before.rises_seen
+
+    def _newest(self) -> tuple[int, int]:
+        """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
+        if self._known_at != self.now:
+            counters = [
+                one for one in self._by_place.values() if one is not None and one.is_counter
+            ]
+            self._known_at = self.now
+            self._known = (
+                max((one.latest[0] for one in counters), default=0),
+                max((one.rises for one in counters), default=0),
+            )
+        return self._known
+
+
+def _numbers(words: Sequence[bytes]) -> Iterator[tuple[tuple[bytes, bytes], int]]:
+    """Yield the first whole numbers among words, each with the words beside it.
+
+    No part of a time, a date, an address or a fraction is one, and none that no word stands beside.
+    """
+    found = 0
+    for at, word in enumerate(words):
+        if word.isalpha():
+            continue
+        name, value = _parted(word)
+        if not value.isdigit() or len(value) > _LARGEST_DIGITS:
+            continue
+        after = words[at + 1] if at + 1 < len(words) else b""
+        if not name:
+            name = words[at - 1] if at else b""
+        beside = name.translate(None, _NO_LETTERS), after.translate(None, _NO_LETTERS)
+        if not any(beside):
+            continue
+        yield beside, int(value)
+        found += 1
+        if found == _NUMBERS:
+            break
+
+
+def _parted(word: bytes) -> tuple[bytes, bytes]:
+    """Return the name and the value of `name:5` and `name/5`, and no name for `5`, `5:` and `5/90`."""
+    for mark in (b":", b"/"):
+        name, found, value = word.partition(mark)
+        if found and value.isdigit() and name[-1:].isalpha():
+            return name, value
+    return b"", word.rstrip(b":").partition(b"/")[0]
+
+
+class Habits:
+    """Count the errors that a job printed before and survived each time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._ends = 0
+        """Lines about an end: no error before such a line was survived."""
+
+    def note_end(self) -> None:
+        """Take in the end of a process or of the job."""
+        self._ends += 1
+
+    def survived_before(self, rule_id: str, text: str, progress: int) -> int:
+        """Return how often the job went on after the same error, given its progress (steps or rises) so far."""
+        key = (rule_id, text)
+        times, ends, last = self._seen.pop(key, (0, self._ends, progress))
+        if ends != self._ends:
+            times = 0
+        elif progress > last:
+            times += 1
+        if len(self._seen) >= _HABITS:
+            del self._seen[next(iter(self._seen))]
+        self._seen[key] = (times, self._ends, max(last, progress))
+        return times
+
+
+def is_habitual(survived_before: int) -> bool:
+    """Return whether an error that was survived so often is routine, also the last time."""
+    return survived_before >= _HABITUAL

@@ -1,0 +1,101 @@
+"""Weigh by their times whether one event can have brought about another.
+
+Where a time is absent, or two clocks cannot be compared, every cost is 0.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.diagnose.explain.scan import Event
+from holdfast.diagnose.logs.times import waited_s
+
+_SLACK_S: Final = 60.0
+"""Output is kept back, and clocks of nodes differ: a cause may be printed so long after its effect."""
+_AFTER_ITS_EFFECT: Final = 4.0
+NOT_WHEN_THE_WAIT_BEGAN: Final = 1.5
+"""For a cause that happened at another time than the wait began, where another cause happened then."""
+_LATE_SHARE: Final = 0.1
+"""A wait may begin before its cause by so much of its length: the collective is entered, then a peer dies."""
+_EARLY_S: Final = 300.0
+_SOON_S: Final = 900.0
+_LONG_AFTER_ITS_CAUSE: Final = 1.5
+"""For what does not wait and yet comes later than that."""
+_SAME_END_S: Final = 900.0
+_INCOMPARABLE_S: Final = 30 * 86_400.0
+"""Two times further apart lack a year or a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The time in which equal events were printed."""
+
+    first_s: float
+    """The first of them was not printed before."""
+    printed_s: float | None
+    """The time of the first event with a time in its own line."""
+    last_s: float
+    clock: int
+    """Spans of one number can be compared."""
+    waited_s: float | None = None
+    """For a timeout: the seconds of the wait before the line was printed."""
+
+
+def follows_cost(cause: Span | None, effect: Span | None) -> float:
+    """Return the nats that time adds to the cost that `cause` brought about `effect`."""
+    if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
+        return 0.0
+    late_s = cause.first_s - effect.printed_s
+    if abs(late_s) > _INCOMPARABLE_S:
+        return 0.0
+    if late_s > _SLACK_S:
+        return _AFTER_ITS_EFFECT
+    at_once = effect.waited_s is None and cause.printed_s is not None
+    return _LONG_AFTER_ITS_CAUSE if at_once and effect.printed_s - cause.last_s > _SOON_S else 0.0
+
+
+def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
+    """Return whether `cause` happened at the beginning of the wait of `effect`; None without comparable times."""
+    if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
+        return None
+    if effect.waited_s is None or cause.waited_s is not None:
+        return None
+    after_began_s = cause.first_s - effect.printed_s + effect.waited_s
+    if abs(after_began_s) > _INCOMPARABLE_S:
+        return None
+    return -_EARLY_S < after_began_s < max(_SLACK_S, _LATE_SHARE * effect.waited_s)
+
+
+def clocks_of(events: Iterable[Event]) -> dict[int, int]:
+    """Return the number of the clock of each log by the log's `id`: logs whose clocks agree end together."""
+    ends_s = {id(one.log): one.log.clock.last_s for one in events}
+    clocks: dict[int, int] = {}
+    clock, before_s = -1, -math.inf
+    for end_s, log in sorted((end_s, log) for log, end_s in ends_s.items() if end_s is not None):
+        clock += end_s - before_s > _SAME_END_S
+        clocks[log], before_s = clock, end_s
+    return clocks
+
+
+def span_of(events: Iterable[Event], clocks: Mapping[int, int]) -> Span | None:
+    """Return the span of `events` by the clock that most of them share; None where no event has a time."""
+    timed = [(one.time_s, one) for one in events if one.time_s is not None]
+    if not timed:
+        return None
+    clock, _ = Counter(clocks[id(one.log)] for _, one in timed).most_common(1)[0]
+    mine = [(time_s, one) for time_s, one in timed if clocks[id(one.log)] == clock]
+    times_s = [time_s for time_s, _ in mine]
+    waits_s = [
+        waits
+        for _, one in mine
+        if one.rule.kind == "collective_timeout" and (waits := waited_s(one.text))
+    ]
+    return Span(
+        first_s=min(times_s),
+        printed_s=min((time_s for time_s, one in mine if one.has_own_time), default=None),
+        last_s=max(times_s),
+        clock=clock,
+        waited_s=max(waits_s, default=None),
+    )

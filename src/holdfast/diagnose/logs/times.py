@@ -1,0 +1,188 @@
+"""Convert the time stamps of log lines to seconds.
+
+A stamp without a year, or without a date, takes the missing part from the stamp before in the log. Seconds since
+boot are no wall clock's time and stay unread.
+"""
+
+import calendar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import re2
+
+_CLOCK: Final = r"\d{2}:\d{2}:\d{2}(?:[.,]\d+)?"
+_ZONE: Final = r"(?: ?(?:Z\b|UTC|[+-]\d{2}:?\d{2}))?"
+_DATED: Final = (
+    rf"\d{{4}}[-/]\d{{2}}[-/]\d{{2}}[T _-]{_CLOCK}{_ZONE}"
+    rf"|\d{{2}}/\d{{2}}/(?:\d{{4}}|\d{{2}})[ T]{_CLOCK}"
+    rf"|(?:[A-Z][a-z]{{2}} )?[A-Z][a-z]{{2}} [ \d]\d {_CLOCK}(?: \d{{4}})?"
+)
+TIME_PATTERN: Final = rf"{_DATED}|{_CLOCK}|1[5-9]\d{{8}}\.\d{{1,9}}"
+"""The forms of a time before a line, in RE2."""
+_HEAD_CHARACTERS: Final = 64
+"""So far into a line its stamp may begin."""
+_WINDOWS_BYTES: Final = (512, 4096)
+_STAMP_IN_BYTES: Final = re2.compile(
+    rf"(?m)^[^\n]{{0,{_HEAD_CHARACTERS}}}?(?:\b({_DATED})|\[?[IWEF](\d{{3,4}} {_CLOCK}))".encode()
+)
+_GLOG: Final = re2.compile(rf"^\[?[IWEF](\d{{3,4}} {_CLOCK})")
+_DAY_S: Final = 86_400.0
+_YEAR_S: Final = 365.2425 * _DAY_S
+_NO_YEAR: Final = 1972
+"""For a stamp without a year, before any other: a leap year, so that each date exists."""
+_MONTHS: Final = (
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+)
+# Groups have no names in these: the binding of RE2 looks a name up anew in each match, for longer than it matches.
+_ISO = re2.compile(r"^(\d{4})[-/](\d{2})[-/](\d{2})[T _-]([\d:.,]+)(?: ?(Z|UTC|[+-]\d{2}:?\d{2}))?")
+_US = re2.compile(r"^(\d{2})/(\d{2})(?:/(\d{4}|\d{2}))?[ T]([\d:.,]+)")
+_NAMED = re2.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(?: (\d{4}))?")
+_SHORT = re2.compile(r"^(\d{1,2})(\d{2}) ([\d:.,]+)")
+_DAYLESS = re2.compile(rf"^{_CLOCK}$")
+_EPOCH = re2.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
+
+_WAITED = re2.compile(
+    r"(?i)(?:ran for|waited(?: for)?|timed? ?out(?: \(?ms\)?)?(?: after| of| for|=|:)?|timeout\(ms\)=)"
+    r" ?(?P<number>\d+(?:\.\d+)?)"
+    r" ?(?P<unit>ms|milliseconds|s|sec|secs|seconds|min|mins|minutes)?\b"
+)
+_UNITS_S: Final = {"ms": 1e-3, "milliseconds": 1e-3, "min": 60.0, "mins": 60.0, "minutes": 60.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A time as a line states it."""
+
+    seconds: float
+    """Since 1970 in UTC, or in the unnamed zone of the log."""
+    form: str
+    """Stamps of one form in one log come from one clock."""
+
+
+def parse_time(text: str, before: float | None = None) -> Stamp | None:
+    """Return the time that `text` states; None where `text` is no time of a wall clock.
+
+    `before`, in seconds, is the time of a line before: year and day come from there where `text` names none.
+    """
+    for form, pattern in _FORMS.items():
+        if (found := pattern.search(text)) is not None:
+            try:
+                return Stamp(_READERS[form](found, before), form)
+            except (ValueError, OverflowError):
+                return None
+    return None
+
+
+def time_of_line(stated: str | None, text: str, before: float | None = None) -> Stamp | None:
+    """Return the time of a line: from the prefix (`stated`), or from the stamp of a C++ library before `text`."""
+    if stated is not None and (found := parse_time(stated, before)) is not None:
+        return found
+    glog = _GLOG.search(text)
+    return None if glog is None else parse_time(glog[1], before)
+
+
+def last_time(block: bytes, end: int, before: float | None = None) -> Stamp | None:
+    """Return the last stamp with a date at the beginning of a line of `block`, up to 4 KiB before `end`."""
+    for size in _WINDOWS_BYTES:
+        found = None
+        for found in _STAMP_IN_BYTES.finditer(block, max(0, end - size), end):  # noqa: B007
+            pass
+        if found is not None:
+            stated = (found[1] or found[2]).decode("ascii", "replace")
+            return parse_time(stated, before)
+    return None
+
+
+def waited_s(text: str) -> float | None:
+    """Return for how many seconds a timeout had waited, as its line states; None where the line states no wait."""
+    found = _WAITED.search(text)
+    if found is None:
+        return None
+    unit = (found["unit"] or ("ms" if "(ms)" in found[0].lower() else "s")).lower()
+    return float(found["number"]) * _UNITS_S.get(unit, 1.0)
+
+
+def _clock_s(text: str) -> float:
+    hours, minutes, seconds = text.replace(",", ".").split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def _date_s(year: int, month: int, day: int) -> float:
+    if not 1 <= day <= calendar.monthrange(year, month)[1]:
+        raise ValueError(day)
+    return float(calendar.timegm((year, month, day, 0, 0, 0)))
+
+
+def _iso(found: Any, _before: float | None) -> float:
+    year, month, day, clock, zone = found.groups()
+    zone_s = 0.0
+    if zone and zone[0] in "+-":
+        sign = -1 if zone[0] == "-" else 1
+        zone_s = sign * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
+    return _date_s(int(year), int(month), int(day)) + _clock_s(clock) - zone_s
+
+
+def _with_year(year: str | None, month: int, day: int, clock: str, before: float | None) -> float:
+    if year is not None:
+        return _date_s(int(year) + (2000 if len(year) == 2 else 0), month, day) + _clock_s(clock)
+    if before is None:
+        return _date_s(_NO_YEAR, month, day) + _clock_s(clock)
+    around = 1970 + int(before // _YEAR_S)
+    tries = (_date_s(one, month, day) + _clock_s(clock) for one in (around - 1, around, around + 1))
+    return min(tries, key=lambda one: abs(one - before))
+
+
+def _us(found: Any, before: float | None) -> float:
+    month, day, year, clock = found.groups()
+    return _with_year(year, int(month), int(day), clock, before)
+
+
+def _named(found: Any, before: float | None) -> float:
+    name, day, clock, year = found.groups()
+    return _with_year(year, 1 + _MONTHS.index(name), int(day), clock, before)
+
+
+def _short(found: Any, before: float | None) -> float:
+    month, day, clock = found.groups()
+    return _with_year(None, int(month), int(day), clock, before)
+
+
+def _dayless(found: Any, before: float | None) -> float:
+    clock_s = _clock_s(found[0])
+    if before is None:
+        return clock_s
+    return clock_s + _DAY_S * round((before - clock_s) / _DAY_S)
+
+
+def _epoch(found: Any, _before: float | None) -> float:
+    return float(found[0])
+
+
+_FORMS: Final[dict[str, Any]] = {
+    "iso": _ISO,
+    "us": _US,
+    "named": _NAMED,
+    "short": _SHORT,
+    "dayless": _DAYLESS,
+    "epoch": _EPOCH,
+}
+_READERS: Final[dict[str, Callable[[Any, float | None], float]]] = {
+    "iso": _iso,
+    "us": _us,
+    "named": _named,
+    "short": _short,
+    "dayless": _dayless,
+    "epoch": _epoch,
+}

@@ -1,0 +1,70 @@
+"""Profile one run: counters of its nodes, phases of its ranks.
+
+`sources` measure the counters of a node; `sampler`, one process a node, writes them. `phases` finds what a rank does by
+hooks in the rank. Both append to a `recording`, which reports read. `captures` trace a few steps with
+PyTorch's own profiler on request. `iterations` finds steps where nothing is instrumented.
+`report`, the second face, adds up a recording; `formulas` has the theory and `synthetic` jobs that did not run.
+"""
+
+from holdfast.core.phases import ENV_NODE, own_node
+from holdfast.profile.captures import (
+    Captured,
+    captured,
+    outlier_rank,
+    request_capture,
+)
+from holdfast.profile.incidents import IncidentMark, incidents_of
+from holdfast.profile.iterations import from_lines, iterations_of, step_of, typical_s
+from holdfast.profile.local import LEAST_INTERVAL_S, LocalSampler, new_folder, record
+from holdfast.profile.metrics import METRICS, PHASES, STEP_PHASE, Metric
+from holdfast.profile.phases import (
+    end_step,
+    start_evaluation,
+    start_from_environment,
+    stop_phases,
+    timed_data,
+)
+from holdfast.profile.recording import (
+    ClockReading,
+    MemoryUse,
+    Recording,
+    RecordingWriter,
+    Series,
+    SeriesId,
+    Span,
+)
+
+__all__ = [
+    "ENV_NODE",
+    "LEAST_INTERVAL_S",
+    "METRICS",
+    "PHASES",
+    "STEP_PHASE",
+    "Captured",
+    "ClockReading",
+    "IncidentMark",
+    "LocalSampler",
+    "MemoryUse",
+    "Metric",
+    "Recording",
+    "RecordingWriter",
+    "Series",
+    "SeriesId",
+    "Span",
+    "captured",
+    "end_step",
+    "from_lines",
+    "incidents_of",
+    "iterations_of",
+    "new_folder",
+    "outlier_rank",
+    "own_node",
+    "record",
+    "request_capture",
+    "start_evaluation",
+    "start_from_environment",
+    "step_of",
+    "stop_phases",
+    "timed_data",
+    "typical_s",
+]

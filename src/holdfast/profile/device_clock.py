@@ -1,0 +1,156 @@
+"""Put the times of a device on the host's clock, without a synchronisation.
+
+CUDA events give the time between two of them, and nothing about the host. But the device reaches an event
+after the host has recorded the event, and before the host sees the event completed. Each event so bounds the offset of
+the two clocks from both sides, and an idle device bounds it closely.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+WAITING_STEPS: Final = 8
+"""The most steps whose events may be outstanding; the host's times are used for an older one."""
+
+
+class DeviceClock:
+    """The offset between a device's time and the host's, in nanoseconds."""
+
+    def __init__(self) -> None:
+        self._offset_ns: int | None = None
+
+    def reached(self, device_ns: int, recorded_ns: int, seen_ns: int) -> None:
+        """Take what one completed event shows.
+
+        Args:
+            device_ns: the event's time by the device.
+            recorded_ns: the host's time at which the event was recorded.
+            seen_ns: the host's time at which the event was first seen completed.
+        """
+        least_ns, most_ns = recorded_ns - device_ns, seen_ns - device_ns
+        if self._offset_ns is None:
+            self._offset_ns = least_ns
+        self._offset_ns = max(least_ns, min(self._offset_ns, most_ns))
+
+    def host_ns(self, device_ns: int) -> int:
+        """Return the host's time of a time by the device."""
+        assert self._offset_ns is not None
+        return device_ns + self._offset_ns
+
+
+class Event(Protocol):
+    """A CUDA event that keeps its time."""
+
+    def record(self) -> Any:
+        """Record the event on the current stream."""
+
+    def query(self) -> bool:
+        """Return True if the device has reached the event. Never wait."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Return the milliseconds from this event to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One moment: the host's time, and the event that was recorded then, if any."""
+
+    host_ns: int
+    event: Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A phase between two marks."""
+
+    phase: str
+    start: Mark
+    end: Mark
+
+
+class DeviceTimes:
+    """Reads the events of past steps once the device has reached them. Use it in one thread only."""
+
+    def __init__(self, make_event: Callable[[], Event], now_ns: Callable[[], int]) -> None:
+        """Record nothing yet.
+
+        Args:
+            make_event: makes an event.
+            now_ns: the host's monotonic clock.
+        """
+        self._make_event = make_event
+        self._now_ns = now_ns
+        self._free: list[Event] = []
+        self._steps: deque[tuple[int | None, Sequence[Marked]]] = deque()
+        self._clock = DeviceClock()
+        self._reference: tuple[Event, int] | None = None
+        """An event that the device has reached, and its time by the device."""
+
+    def mark(self) -> Mark:
+        """Record an event; return it with the host's time."""
+        event = self._free.pop() if self._free else self._make_event()
+        host_ns = self._now_ns()
+        event.record()
+        return Mark(host_ns, event)
+
+    def end_step(self, step: int | None, phases: Sequence[Marked]) -> None:
+        """Keep the phases of a step until their events can be read."""
+        self._steps.append((step, phases))
+
+    def completed(self) -> list[tuple[int | None, list[tuple[str, int, int]]]]:
+        """Return the steps whose events the device has reached, each with its phases by the host's clock."""
+        found = []
+        while self._steps and self._is_complete(self._steps[0][1]):
+            step, phases = self._steps.popleft()
+            found.append((step, self._read(phases)))
+        while len(self._steps) > WAITING_STEPS:
+            step, phases = self._steps.popleft()
+            found.append(
+                (step, [(one.phase, one.start.host_ns, one.end.host_ns) for one in phases])
+            )
+        return found
+
+    @staticmethod
+    def _is_complete(phases: Sequence[Marked]) -> bool:
+        # Events of one stream complete in their order, so the last one stands for all.
+        last = max((one.end for one in phases), key=lambda mark: mark.host_ns, default=None)
+        return last is None or last.event is None or last.event.query()
+
+    def _read(self, phases: Sequence[Marked]) -> list[tuple[str, int, int]]:
+        seen_ns = self._now_ns()
+        marks = sorted(
+            {id(mark): mark for one in phases for mark in (one.start, one.end)}.values(),
+            key=lambda mark: mark.host_ns,
+        )
+        device_ns: dict[int, int] = {}
+        for mark in marks:
+            if mark.event is None or not mark.event.query():
+                continue
+            if self._reference is None:
+                self._reference = mark.event, 0
+            event, at_ns = self._reference
+            device_ns[id(mark)] = at_ns + round(event.elapsed_time(mark.event) * 1e6)
+            self._clock.reached(device_ns[id(mark)], mark.host_ns, seen_ns)
+        times = {
+            id(mark): self._clock.host_ns(device_ns[id(mark)])
+            if id(mark) in device_ns
+            else mark.host_ns
+            for mark in marks
+        }
+        self._renew_reference(marks, device_ns)
+        return [(one.phase, times[id(one.start)], times[id(one.end)]) for one in phases]
+
+    def _renew_reference(self, marks: Sequence[Mark], device_ns: dict[int, int]) -> None:
+        # A float of milliseconds is exact to less than a microsecond for some seconds only.
+        former = self._reference
+        for mark in marks:
+            if id(mark) not in device_ns or mark.event is None:
+                continue
+            self._reference = mark.event, device_ns[id(mark)]
+        kept = None if self._reference is None else self._reference[0]
+        events = [mark.event for mark in marks if id(mark) in device_ns]
+        if former is not None:
+            events.append(former[0])
+        unique = {id(event): event for event in events if event is not None and event is not kept}
+        self._free.extend(unique.values())

@@ -1,0 +1,44 @@
+"""The incidents of a run, as a recording shows them beside its counters and phases."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.core.ledger import Ledger
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncidentMark:
+    """An incident of the run's ledger.
+
+    Attributes:
+        kind: exit, hang or anomaly.
+        reason: the diagnosed reason; empty if there is none.
+        start_ns: Unix nanoseconds of the fault.
+        end_ns: Unix nanoseconds at which training went on; None if it did not.
+        rank: the rank that failed first; None if unknown.
+    """
+
+    incident_id: int
+    kind: str
+    reason: str
+    start_ns: int
+    end_ns: int | None
+    rank: int | None
+    step: int | None
+
+
+def incidents_of(ledger: "Ledger", run_id: str) -> list[IncidentMark]:
+    """Return the incidents of a run, as the ledger holds them."""
+    return [
+        IncidentMark(
+            incident_id=one.incident_id or 0,
+            kind=one.kind,
+            reason=str(one.diagnosis.get("reason") or ""),
+            start_ns=round(one.fault_at_s * 1e9),
+            end_ns=None if one.resumed_at_s is None else round(one.resumed_at_s * 1e9),
+            rank=one.rank,
+            step=one.step,
+        )
+        for one in ledger.incidents(run_id)
+    ]

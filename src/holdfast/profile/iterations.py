@@ -1,0 +1,136 @@
+"""Find the iterations of a job that nothing instruments: from its log, or from the utilisation of its GPUs alone.
+
+From the log, an iteration is the time between two lines with successive step numbers, divided by the steps between.
+From the utilisation, an iteration is a stretch of high values between two low ones.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from holdfast.profile.metrics import STEP_PHASE
+from holdfast.profile.recording import Recording, Series, Span
+
+STEP_LINE: Final = re.compile(
+    r"\b(?:global[_ ]?step|training[_ ]step|iteration|iter|step)s?\b[\"']?\s*[:=#]?\s*(\d+)\b",
+    re.IGNORECASE,
+)
+"""A line with a step's number: `step 12`, `iteration 12/ 1000`, `"global_step": 12`."""
+LOW: Final = 20.0
+"""Percent below which a GPU rests between two iterations."""
+HIGH: Final = 70.0
+"""Percent from which a GPU works at an iteration."""
+LEAST_LOW_S: Final = 30.0
+LEAST_ITERATION_S: Final = 60.0
+"""Shorter stretches are noise. Omnistat 1.14 has the same four limits (`inspect/constants.py`)."""
+UTILISATIONS: Final = ("gpu_sm_active", "gpu_utilization")
+"""The metrics that show iterations, the better one first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Iteration:
+    """One iteration, of one or several steps.
+
+    Attributes:
+        start_ns: Unix nanoseconds.
+        end_ns: Unix nanoseconds.
+        last_step: the last step in it; None if the log names none.
+        steps: the number of steps in it; 1 if the log names none.
+    """
+
+    start_ns: int
+    end_ns: int
+    last_step: int | None = None
+    steps: int = 1
+
+
+def step_of(line: str) -> int | None:
+    """Return the step that a line of a log names; None if the line names none."""
+    match = STEP_LINE.search(line)
+    return None if match is None else int(match[1])
+
+
+def from_lines(lines: Iterable[tuple[int, int]]) -> list[Iteration]:
+    """Return the iterations between the lines of a log.
+
+    Args:
+        lines: for each line that names a step, the line's time in Unix nanoseconds and the step, in their order. A step
+            that is named again, or goes back after a restart, begins anew.
+    """
+    found = []
+    before: tuple[int, int] | None = None
+    for at_ns, step in lines:
+        if before is not None and step == before[1]:
+            continue
+        if before is not None and step > before[1] and at_ns > before[0]:
+            one = Iteration(
+                start_ns=before[0], end_ns=at_ns, last_step=step, steps=step - before[1]
+            )
+            found.append(one)
+        before = at_ns, step
+    return found
+
+
+def from_utilisation(series: Series) -> list[Iteration]:
+    """Return the iterations that the utilisation of one GPU shows.
+
+    An iteration begins at the first value of at least `HIGH` and ends at the last such value before a stretch of values
+    below `LOW` that lasts `LEAST_LOW_S`. The last iteration of a series may go on, and is left out.
+    """
+    found: list[Iteration] = []
+    start_ns: int | None = None
+    last_high_ns = 0
+    low_since_ns: int | None = None
+    for at_ns, value in zip(series.times_ns, series.values, strict=True):
+        if value >= HIGH:
+            start_ns = at_ns if start_ns is None else start_ns
+            last_high_ns = at_ns
+        if value >= LOW:
+            low_since_ns = None
+            continue
+        low_since_ns = at_ns if low_since_ns is None else low_since_ns
+        if start_ns is not None and at_ns - low_since_ns >= LEAST_LOW_S * 1e9:
+            if last_high_ns - start_ns >= LEAST_ITERATION_S * 1e9:
+                found.append(Iteration(start_ns=start_ns, end_ns=last_high_ns))
+            start_ns = None
+    return found
+
+
+def iterations_of(recording: Recording) -> tuple[list[Iteration], str]:
+    """Return the iterations of a recording, and what shows them.
+
+    Returns:
+        the iterations in the order of time, and `phases`, `log`, the name of a metric, or an empty text if nothing
+        shows any.
+    """
+    first_rank = min(recording.ranks, default=None)
+    mine = [one for one in recording.spans if one.rank == first_rank and one.step is not None]
+    if logged := [one for one in mine if one.phase == STEP_PHASE]:
+        return [_iteration([one]) for one in logged], "log"
+    if mine:
+        by_step: dict[int, list[Span]] = {}
+        for one in mine:
+            by_step.setdefault(one.step or 0, []).append(one)
+        return [_iteration(spans) for spans in by_step.values()], "phases"
+    for metric in UTILISATIONS:
+        for series in recording.of(metric):
+            if found := from_utilisation(series):
+                return found, metric
+    return [], ""
+
+
+def typical_s(iterations: Sequence[Iteration]) -> float | None:
+    """Return the median seconds of a step; None without iterations."""
+    if not iterations:
+        return None
+    return median((one.end_ns - one.start_ns) / one.steps for one in iterations) / 1e9
+
+
+def _iteration(spans: Sequence[Span]) -> Iteration:
+    return Iteration(
+        start_ns=min(one.start_ns for one in spans),
+        end_ns=max(one.end_ns for one in spans),
+        last_step=spans[0].step,
+    )

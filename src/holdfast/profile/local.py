@@ -1,0 +1,138 @@
+"""Record without a supervisor: a sampler beside this process, and the phases of this process."""
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.core.child_process import RestartLimit, end_within
+from holdfast.core.paths import holdfast_home
+from holdfast.core.phases import ENV_PROFILE, own_node
+from holdfast.core.processes import module_command
+from holdfast.profile.phases import recorder, start_phases, stop_phases
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE: Final = "holdfast.profile.sampler"
+INTERVAL_S: Final = 1.0
+LEAST_INTERVAL_S: Final = 0.1
+"""GPM and DCGM measure over at least so long."""
+END_S: Final = 30.0
+"""Seconds for the sampler's last sample."""
+RESTARTS: Final = 1000
+QUICK_END_S: Final = 30.0
+QUICK_ENDS: Final = 5
+
+
+class LocalSampler:
+    """The sampler of this node, as a child of this process."""
+
+    def __init__(self, folder: Path, node: str, interval_s: float = INTERVAL_S) -> None:
+        """Start the sampler.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        command, self._environment = module_command(MODULE)
+        self._command = [*command, str(folder), node, str(interval_s)]
+        self._limit = RestartLimit(
+            restarts=RESTARTS, quick_end_s=QUICK_END_S, quick_ends=QUICK_ENDS
+        )
+        self._pids: dict[int, int] = {}
+        self._process = self._start()
+
+    @property
+    def pid(self) -> int:
+        """Return the sampler's process id."""
+        return self._process.pid
+
+    def look(self, pids: Mapping[int, int]) -> None:
+        """Start the sampler again if it has ended, and send it the process of each rank."""
+        if (returncode := self._process.poll()) is not None:
+            if self._limit.is_exceeded:
+                return
+            ran_s = math.inf if returncode < 0 else time.monotonic() - self._began_s
+            if not self._limit.allows_restart(ran_s):
+                return
+            self._process = self._start()
+        if dict(pids) != self._pids:
+            self._pids = dict(pids)
+            self._send()
+
+    def close(self) -> None:
+        """End the sampler."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        end_within(self._process, END_S)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._began_s = time.monotonic()
+        self._process = subprocess.Popen(
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal ends the job first
+        )
+        if self._pids:
+            self._send()
+        return self._process
+
+    def _send(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it ends just now
+            self._process.stdin.write(json.dumps({"ranks": self._pids}).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+def new_folder(stem: str) -> Path:
+    """Return a folder for a recording without a run: `$HOLDFAST_HOME/profiles/STEM-TIME`."""
+    now = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return holdfast_home() / "profiles" / f"{stem}-{now}"
+
+
+@contextlib.contextmanager
+def record(
+    folder: str | os.PathLike[str] | None = None, *, modules: "Sequence[torch.nn.Module]" = ()
+) -> Iterator[Path]:
+    """Record the block: the phases of this rank, and the counters of this node.
+
+    Under `holdfast run` and `holdfast profile` the node is sampled already, and the block adds the phases alone. Else
+    the process with the local rank 0 samples the node. In a process that is recorded already, the block adds nothing.
+
+    Args:
+        folder: the folder of the recording, the same on all ranks; None: the launcher's, else a new one in
+            `$HOLDFAST_HOME/profiles`.
+        modules: the modules whose forward and backward are phases. None are needed: the recorder finds the modules
+            whose parameters an optimizer steps, at the optimizer's first step.
+
+    Yields:
+        The folder.
+    """
+    present = recorder()
+    if present is not None and folder is None:
+        yield present.folder
+        return
+    told = os.environ.get(ENV_PROFILE)
+    place = Path(folder or told or new_folder("job"))
+    rank = int(os.environ.get("RANK", "0"))
+    samples = not told and os.environ.get("LOCAL_RANK", "0") == "0"
+    sampler = LocalSampler(place, own_node()) if samples else None
+    try:
+        if sampler is not None:
+            sampler.look({rank: os.getpid()})
+        start_phases(place, rank=rank, node=own_node(), attempt=0, modules=modules)
+        yield place
+    finally:
+        stop_phases()
+        if sampler is not None:
+            sampler.close()

@@ -1,0 +1,600 @@
+"""Record what a rank does: data, forward, backward, optimizer, communication, checkpoint stall, evaluation.
+
+Hooks note the moments; nothing synchronises the device. Where CUDA is used, a moment is also a CUDA event. The event is
+read after a later step, so that forward, backward and optimizer have the device's times. A thread writes the spans each
+second, so that a disk that hangs costs spans and no training. No error of a hook reaches the training: the recorder
+then stops.
+
+`communication` is the time between the last gradient of a backward and the end of what DistributedDataParallel and its
+like do after it: the communication that backward did not hide.
+"""
+
+import atexit
+import contextlib
+import functools
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
+
+from holdfast.core.phases import ENV_PROFILE, own_node, set_phase_sink
+from holdfast.profile.captures import Captures
+from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
+from holdfast.profile.recording import RecordingWriter
+
+if TYPE_CHECKING:
+    import torch
+
+WRITE_EVERY_S: Final = 1.0
+SHORTEST_NS: Final = 100_000
+"""A checkpoint stall that is shorter is a call of `save` that saves nothing."""
+SPANS_A_STEP: Final = 1024
+"""The most spans of one step; further ones are left out and counted."""
+WAITING_STEPS: Final = 4096
+"""The most steps that wait for the disk; further ones are left out and counted."""
+MOST_ROOTS: Final = 16
+SILENT_STEPS: Final = 3
+"""Steps without a forward of a module, after which its parts are hooked in its place (LightningModule)."""
+MOST_SEARCHES: Final = 8
+"""The most searches for modules: each takes up to a second, and an optimizer may hold copies of the parameters."""
+JOINED_NS: Final = 1_000_000
+"""In a process without steps, spans of one phase that are no further apart become one span …"""
+LONGEST_JOINED_NS: Final = 1_000_000_000
+"""… of at most so long: the tokens of a generation would be a span each."""
+MEMORY_EVERY_NS: Final = 1_000_000_000
+FLUSH_S: Final = 2.0
+
+_P = ParamSpec("_P")
+_logger = logging.getLogger("holdfast")
+
+
+class PhaseRecorder:
+    """The phases of this process. All methods but `close` are called from the training thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        writer: Callable[[], RecordingWriter],
+        captures: Captures,
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        device: DeviceTimes | None = None,
+        has_steps: bool = True,
+    ) -> None:
+        """Record nothing yet, and start the thread that writes.
+
+        Args:
+            folder: the folder of the recording.
+            writer: opens the rank's file; called in the thread.
+            captures: of the rank.
+            now_ns: the monotonic clock, in nanoseconds.
+            device: the times of the device; None: the host's times are recorded.
+            has_steps: False for a process without steps, whose spans are written as they come.
+        """
+        self._has_steps = has_steps
+        self._lock = threading.Lock()
+        self._open_span: tuple[str, int, int] | None = None
+        """Without steps: the last span, which the next one of the same phase extends."""
+        self.folder = folder
+        self._open_writer = writer
+        self._captures = captures
+        self.now_ns = now_ns
+        self.device = device
+        self.has_failed = False
+        self._pid = os.getpid()
+        self.thread_id = threading.get_ident()
+        self._marked: list[Marked] = []
+        """The phases of the present step that the device runs."""
+        self._spans: list[tuple[str, int, int]] = []
+        """The phases of the present step that the host runs."""
+        self._steps: deque[tuple[int | None, Sequence[tuple[str, int, int]]]] = deque()
+        self._memory: deque[tuple[int, int | None, int, int, int]] = deque(maxlen=WAITING_STEPS)
+        self._memory_due_ns = 0
+        self._dropped = 0
+        self._step: int | None = None
+        self._is_counted = False
+        """True if the script reports its steps; else the optimizer's steps are counted."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._write_all, name="holdfast-profile", daemon=True
+        )
+        self._thread.start()
+
+    # Moments
+
+    def mark(self) -> Mark:
+        """Return this moment, with an event of the device where there is one."""
+        return Mark(self.now_ns()) if self.device is None else self.device.mark()
+
+    def ended(self, phase: str, start: Mark, end: Mark | None = None) -> None:
+        """Record a phase of the device from `start` until `end`; None: until now."""
+        if len(self._marked) >= SPANS_A_STEP:
+            self._dropped += 1
+            return
+        self._marked.append(Marked(phase, start, end or self.mark()))
+
+    def span(self, phase: str, start_ns: int, end_ns: int) -> None:
+        """See `core.phases.PhaseSink.span`."""
+        if self.has_failed or os.getpid() != self._pid:
+            return
+        if phase == "checkpoint_stall" and end_ns - start_ns < SHORTEST_NS:
+            return
+        if not self._has_steps:
+            self._extend(phase, start_ns, end_ns)
+            return
+        if len(self._spans) >= SPANS_A_STEP:
+            self._dropped += 1
+            return
+        self._spans.append((phase, start_ns, end_ns))
+
+    def _extend(self, phase: str, start_ns: int, end_ns: int) -> None:
+        with self._lock:  # threads of one evaluation
+            last = self._open_span
+            if (
+                last is not None
+                and last[0] == phase
+                and start_ns - last[2] <= JOINED_NS
+                and end_ns - last[1] <= LONGEST_JOINED_NS
+            ):
+                self._open_span = phase, last[1], max(last[2], end_ns)
+                return
+            self._open_span = phase, start_ns, end_ns
+            if last is not None:
+                self._keep(None, [last])
+
+    def step(self, step: int | None = None) -> None:
+        """End the present step.
+
+        Args:
+            step: the steps completed; None: an optimizer has stepped, which counts until a script reports steps.
+        """
+        if step is None:
+            if self._is_counted:
+                return
+            step = 1 if self._step is None else self._step + 1
+        else:
+            self._is_counted = True
+        self._step = step
+        marked, self._marked = self._marked, []
+        spans, self._spans = self._spans, []
+        if self.device is None:
+            spans += [(one.phase, one.start.host_ns, one.end.host_ns) for one in marked]
+        else:
+            self.device.end_step(step, marked)
+            for earlier, phases in self.device.completed():
+                self._keep(earlier, phases)
+            self._note_memory()
+        self._keep(step, spans)
+        if not self._captures.is_idle:
+            self._captures.on_step()
+
+    def close(self) -> None:
+        """Write the remaining spans and stop. Closing twice is harmless; a fork of this process closes nothing."""
+        if os.getpid() != self._pid or self._closed.is_set():
+            return
+        if self._open_span is not None:
+            self._keep(None, [self._open_span])
+        if self._spans or self._marked:
+            self._keep(
+                None,
+                [
+                    *self._spans,
+                    *((one.phase, one.start.host_ns, one.end.host_ns) for one in self._marked),
+                ],
+            )
+        self._closed.set()
+        self._thread.join(FLUSH_S)
+
+    def _keep(self, step: int | None, spans: Sequence[tuple[str, int, int]]) -> None:
+        if not spans:
+            return
+        if len(self._steps) < WAITING_STEPS:
+            self._steps.append((step, spans))
+        else:
+            self._dropped += len(spans)
+
+    def _note_memory(self) -> None:
+        now_ns = self.now_ns()
+        if now_ns < self._memory_due_ns:
+            return
+        self._memory_due_ns = now_ns + MEMORY_EVERY_NS
+        stats = sys.modules["torch"].cuda.memory_stats()
+        self._memory.append(
+            (
+                now_ns,
+                self._step,
+                stats["allocated_bytes.all.current"],
+                stats["reserved_bytes.all.current"],
+                stats["allocated_bytes.all.peak"],
+            )
+        )
+
+    # The thread that writes
+
+    def _write_all(self) -> None:
+        writer: RecordingWriter | None = None
+        while True:
+            is_last = self._closed.wait(WRITE_EVERY_S)
+            # A disk that fails, or is full, costs what is recorded meanwhile.
+            with contextlib.suppress(OSError):
+                writer = writer or self._open_writer()
+                self._write(writer)
+                self._captures.look()
+                self._captures.finish()
+            if is_last:
+                if writer is not None:
+                    writer.close()
+                return
+
+    def _write(self, writer: RecordingWriter) -> None:
+        while self._steps:
+            step, spans = self._steps[0]
+            writer.spans(step, spans)
+            self._steps.popleft()
+        while self._memory:
+            at_ns, step, allocated, reserved, peak = self._memory.popleft()
+            writer.memory(
+                at_ns, step, allocated_bytes=allocated, reserved_bytes=reserved, peak_bytes=peak
+            )
+        dropped, self._dropped = self._dropped, 0
+        if dropped:
+            writer.dropped(dropped)
+
+
+_recorder: PhaseRecorder | None = None
+_hooks: "_Hooks | None" = None
+
+
+def recorder() -> PhaseRecorder | None:
+    """Return the recorder of this process; None: nothing is recorded."""
+    return _recorder
+
+
+def start_phases(
+    folder: Path, *, rank: int, node: str, attempt: int, modules: Sequence["torch.nn.Module"] = ()
+) -> PhaseRecorder:
+    """Record the phases of this process into a folder, until `stop_phases`.
+
+    Args:
+        folder: the folder of the recording.
+        rank: the rank of this process.
+        node: the name of its node.
+        attempt: the number of the run's attempt.
+        modules: the modules whose forward and backward are phases; none: those whose parameters an optimizer steps.
+    """
+    global _recorder, _hooks  # noqa: PLW0603 - one process is one rank: its hooks are process-wide by nature
+    stop_phases()
+    open_writer = functools.partial(RecordingWriter, folder, node=node, rank=rank, attempt=attempt)
+    _recorder = PhaseRecorder(folder, open_writer, Captures(folder, rank))
+    _hooks = _Hooks(_recorder, modules)
+    _install_hooks()
+    set_phase_sink(_recorder)
+    atexit.register(stop_phases)
+    return _recorder
+
+
+def start_from_environment(rank: int, attempt: int) -> None:
+    """Record the phases of this process if its launcher has set `$HOLDFAST_PROFILE`."""
+    if _recorder is None and (folder := os.environ.pop(ENV_PROFILE, "")):
+        # A program that this rank starts is not the rank.
+        start_phases(Path(folder), rank=rank, node=own_node(), attempt=attempt)
+
+
+def start_evaluation(node: int) -> None:
+    """Record the phases of an evaluation's process, if its launcher has set `$HOLDFAST_PROFILE`.
+
+    Args:
+        node: the number of the node, which stands for a rank: engines and harness processes of a node share a file.
+    """
+    global _recorder  # noqa: PLW0603 - see `start_phases`
+    if folder := os.environ.get(ENV_PROFILE):
+        stop_phases()
+        open_writer = functools.partial(RecordingWriter, Path(folder), node=own_node(), rank=node)
+        captures = Captures(Path(folder), node)
+        _recorder = PhaseRecorder(Path(folder), open_writer, captures, has_steps=False)
+        set_phase_sink(_recorder)
+        atexit.register(stop_phases)
+
+
+def end_step(step: int) -> None:
+    """End a step that the script reports. Do nothing where nothing is recorded."""
+    if _recorder is None or _hooks is None or _recorder.has_failed:
+        return
+    _install_hooks()
+    _guarded(_recorder.step)(step)
+
+
+def _install_hooks() -> None:
+    if _hooks is not None and not _hooks.is_installed and "torch" in sys.modules:
+        _guarded_in_any_thread(_hooks.install)()
+
+
+def stop_phases() -> None:
+    """Remove all hooks, write the remaining spans, and record no more."""
+    global _recorder, _hooks  # noqa: PLW0603 - see `start_phases`
+    atexit.unregister(stop_phases)
+    set_phase_sink(None)
+    if _hooks is not None:
+        _hooks.remove()
+    if _recorder is not None:
+        _recorder.close()
+    _recorder = _hooks = None
+
+
+def _guarded_in_any_thread(hook: Callable[_P, None]) -> Callable[_P, None]:
+    """Return a hook whose errors stop the recorder, and never reach the training.
+
+    The hooks of a backward on a CUDA device run in a thread of that device.
+    """
+
+    @functools.wraps(hook)
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        one = _recorder
+        if one is None or one.has_failed or _is_traced():
+            return
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            one.has_failed = True
+            _logger.warning("The profile of this rank records no more phases: %r", error)
+
+    return guarded
+
+
+def _guarded(hook: Callable[_P, None]) -> Callable[_P, None]:
+    """Return such a hook, which does nothing in other threads than the training's."""
+    guarded = _guarded_in_any_thread(hook)
+
+    @functools.wraps(hook)
+    def in_training_thread(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        if _is_traced() or _recorder is None or threading.get_ident() != _recorder.thread_id:
+            return
+        guarded(*args, **kwargs)
+
+    return in_training_thread
+
+
+def _is_traced() -> bool:
+    """Return True while PyTorch compiles a program or captures a CUDA graph.
+
+    A hook would become part of either. A compilation of a full graph refuses the hook's calls, and a query of an event
+    makes a capture fail.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    return bool(
+        torch.compiler.is_compiling()
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    )
+
+
+class _Hooks:
+    """The hooks of this process, in PyTorch and in the model."""
+
+    def __init__(self, recorder: PhaseRecorder, modules: Sequence["torch.nn.Module"]) -> None:
+        self._recorder = recorder
+        self._given = [weakref.ref(one) for one in modules]
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
+        """Weak, so that a model that the script drops gives its memory back."""
+        self._removals: list[Callable[[], None]] = []
+        self._of_modules: list[Callable[[], None]] = []
+        self.is_installed = False
+        self.silent_steps = 0
+        """Steps since the last forward of a hooked module."""
+        self._searches = 0
+        self.depth = 0
+        self.forward: Mark | None = None
+        self.backward: Mark | None = None
+        self.optimizer: Mark | None = None
+
+    def install(self) -> None:
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self.is_installed = True
+        self._removals += [
+            register_optimizer_step_pre_hook(_optimizer_begins).remove,
+            register_optimizer_step_post_hook(_optimizer_ends).remove,
+        ]
+        self._time_data()
+        if self._given:
+            self._hook([one for ref in self._given if (one := ref()) is not None])
+
+    def remove(self) -> None:
+        for removal in (*self._removals, *self._of_modules):
+            removal()
+        self._removals.clear()
+        self._of_modules.clear()
+
+    def _time_data(self) -> None:
+        from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+        original = _BaseDataLoaderIter.__next__
+
+        @functools.wraps(original)
+        def timed(self: Any) -> Any:
+            start_ns = time.monotonic_ns()
+            batch = original(self)
+            if _recorder is not None and threading.get_ident() == _recorder.thread_id:
+                _recorder.span("data", start_ns, time.monotonic_ns())
+            return batch
+
+        _BaseDataLoaderIter.__next__ = timed  # type: ignore[method-assign]
+
+        def restore() -> None:
+            if _BaseDataLoaderIter.__next__ is timed:  # else another one has wrapped it since
+                _BaseDataLoaderIter.__next__ = original  # type: ignore[method-assign]
+
+        self._removals.append(restore)
+
+    def use_device(self) -> None:
+        """Take the device's times once the job uses CUDA."""
+        torch = sys.modules["torch"]
+        if self._recorder.device is None and torch.cuda.is_initialized():
+            make_event = functools.partial(torch.cuda.Event, enable_timing=True)
+            self._recorder.device = DeviceTimes(make_event, self._recorder.now_ns)
+
+    def find_modules(self, optimizer: "torch.optim.Optimizer") -> None:
+        """Hook the outermost modules whose parameters the optimizer steps; later their parts, if they stay silent."""
+        is_silent = not self._roots or self.silent_steps >= SILENT_STEPS
+        if self._given or not is_silent or self._searches >= MOST_SEARCHES:
+            return
+        self._searches += 1
+        wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        parts = [
+            child for ref in self._roots if (root := ref()) is not None for child in root.children()
+        ]
+        found = parts or _outermost_modules()
+        roots = [root for root in found if any(id(one) in wanted for one in root.parameters())]
+        if roots:
+            self._hook(roots[:MOST_ROOTS])
+        self.silent_steps = 0
+
+    def _hook(self, roots: "Sequence[torch.nn.Module]") -> None:
+        for removal in self._of_modules:
+            removal()
+        self._of_modules.clear()
+        self._roots = [weakref.ref(root) for root in roots]
+        for root in roots:
+            if root._compiled_call_impl is not None:
+                continue  # compiled in place: a hook would have the model compiled again
+            self._of_modules += [
+                root.register_forward_pre_hook(_forward_begins, prepend=True).remove,
+                root.register_forward_hook(_forward_ends).remove,
+            ]
+
+
+def _outermost_modules() -> "list[torch.nn.Module]":
+    """Return the modules of this process that are part of no other module."""
+    torch = sys.modules["torch"]
+    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
+    inner = {id(child) for one in modules for child in one.children()}
+    return [one for one in modules if id(one) not in inner]
+
+
+# Functions of the module, not methods: a copy of a hooked model then holds no recorder.
+
+
+@_guarded
+def _forward_begins(_module: Any, _args: Any) -> None:
+    assert _hooks is not None
+    _hooks.depth += 1
+    if _hooks.depth == 1:
+        _hooks.use_device()
+        _hooks.backward = None  # of a backward that raised
+        _hooks.forward = _mark()
+
+
+@_guarded
+def _forward_ends(_module: Any, _args: Any, output: Any) -> None:
+    assert _hooks is not None
+    assert _recorder is not None
+    _hooks.depth = max(0, _hooks.depth - 1)
+    start, _hooks.forward = _hooks.forward, None if _hooks.depth == 0 else _hooks.forward
+    if _hooks.depth > 0 or start is None:
+        return
+    _hooks.silent_steps = 0
+    is_training = sys.modules["torch"].is_grad_enabled()
+    _recorder.ended("forward" if is_training else "evaluation", start)
+    if is_training and (first := _first_tensor(output)) is not None:
+        first.register_hook(_backward_begins)
+
+
+def _first_tensor(output: Any, depth: int = 0) -> Any:
+    """Return the first tensor of a module's output through which gradients flow."""
+    if isinstance(output, sys.modules["torch"].Tensor):
+        return output if output.grad_fn is not None else None
+    if depth < 3:
+        values = output.values() if hasattr(output, "values") else output
+        if isinstance(values, list | tuple) or hasattr(output, "values"):
+            return next(
+                (one for value in values if (one := _first_tensor(value, depth + 1)) is not None),
+                None,
+            )
+    return None
+
+
+@_guarded_in_any_thread
+def _backward_begins(_gradient: Any) -> None:
+    assert _hooks is not None
+    if _hooks.backward is None:
+        _hooks.backward = _mark()
+        _after_backward(_gradients_end)
+
+
+@_guarded_in_any_thread
+def _gradients_end() -> None:
+    assert _hooks is not None
+    assert _recorder is not None
+    start, _hooks.backward = _hooks.backward, None
+    if start is None:
+        return
+    end = _mark()
+    _recorder.ended("backward", start, end)
+    if _is_distributed():
+        # A callback that is queued now comes after those of DistributedDataParallel.
+        _after_backward(functools.partial(_communication_ends, end))
+
+
+@_guarded_in_any_thread
+def _communication_ends(start: Mark) -> None:
+    assert _recorder is not None
+    _recorder.ended("communication", start)
+
+
+def _after_backward(callback: Callable[[], None]) -> None:
+    sys.modules["torch"].autograd.Variable._execution_engine.queue_callback(callback)
+
+
+@_guarded
+def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    assert _hooks is not None
+    _hooks.depth = 0
+    _hooks.find_modules(optimizer)
+    _hooks.silent_steps += 1
+    _hooks.use_device()
+    _hooks.optimizer = _mark()
+
+
+@_guarded
+def _optimizer_ends(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    assert _hooks is not None
+    assert _recorder is not None
+    start, _hooks.optimizer = _hooks.optimizer, None
+    if start is not None:
+        _recorder.ended("optimizer", start)
+        _recorder.step()
+
+
+def _is_distributed() -> bool:
+    distributed = sys.modules["torch"].distributed
+    return bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _mark() -> Mark:
+    assert _recorder is not None
+    return _recorder.mark()
+
+
+def timed_data(batches: Any) -> Iterator[Any]:
+    """Yield the batches of any iterable, each wait for one recorded as `data`. A DataLoader is recorded by itself."""
+    iterator = iter(batches)
+    while True:
+        start_ns = time.monotonic_ns()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        if _recorder is not None:
+            _recorder.span("data", start_ns, time.monotonic_ns())
+        yield batch

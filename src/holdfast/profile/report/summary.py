@@ -1,0 +1,471 @@
+"""Add up a recording: speed, MFU, phases, idle valleys, memory beside theory, energy, gaps."""
+
+import bisect
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from holdfast.core import words
+from holdfast.core.errors import BadUse
+from holdfast.profile.formulas.flops import (
+    Peak,
+    flops_per_token,
+    hardware_flops_per_token,
+    peak_of,
+    utilization,
+)
+from holdfast.profile.formulas.memory import StageMemory, stage_memory
+from holdfast.profile.iterations import iterations_of
+from holdfast.profile.job import Job
+from holdfast.profile.metrics import EVALUATION_PHASES, STEP_PHASE, SYNTHETIC, TRAINING_PHASES
+from holdfast.profile.recording import Recording, Series, Span
+from holdfast.profile.valleys import (
+    SHARE_OF_MEDIAN,
+    Stretch,
+    Valleys,
+    find_valleys,
+    local_ranks,
+    phases_of_rank,
+    ranks_of,
+)
+
+FORMULA: Final = "6·N + 12·L·H·Q·T FLOPs a token; causal: the second term counts half"
+UNCOVERED: Final = "between phases"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Hold one step of the reference rank, in Unix ns; a step that ran twice is two."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Hold the speed of the steps.
+
+    Attributes:
+        steps: steps that were recorded whole.
+        median_step_s: from one step's start to the next one's.
+        tokens_a_step: None if the job's layout is not given.
+        tokens_per_s: tokens a step over the median step, of the whole job.
+        source: `phases`, `log`, or the metric whose rise and fall shows the steps.
+    """
+
+    steps: int
+    median_step_s: float
+    tokens_a_step: int | None
+    tokens_per_s: float | None
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utilization:
+    """Hold MFU and HFU as shares, with attention counted in full and causally, and the peak."""
+
+    peak: Peak
+    mfu_full: float
+    mfu_causal: float
+    hfu_full: float
+    hfu_causal: float
+    tokens_per_s_per_gpu: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Hold the time of one phase, in the mean of the ranks.
+
+    Attributes:
+        seconds: without the phases that lie inside it.
+        share: of the time that was recorded.
+        idle_share: of the phase's sampled time, the part in which the device was idle; None if
+            no utilisation was sampled.
+    """
+
+    name: str
+    seconds: float
+    share: float
+    idle_share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankMemory:
+    """Hold the peak memory of one rank's PyTorch beside the theory for its pipeline stage."""
+
+    rank: int
+    stage: int | None
+    peak_bytes: int
+    reserved_bytes: int
+    theory: StageMemory | None
+
+    @property
+    def residual_bytes(self) -> float | None:
+        """Return the measured peak minus the theory; None without a theory."""
+        return None if self.theory is None else self.peak_bytes - self.theory.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Energy:
+    """Hold the energy of the recorded GPUs.
+
+    Attributes:
+        joules_a_step: None if no step was recorded.
+        source: the energy counter, or power times time.
+    """
+
+    joules: float
+    joules_a_step: float | None
+    gpus: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSummary:
+    """Hold what a recording shows; each part is None where `missing` has the reason."""
+
+    name: str
+    recording: Recording
+    job: Job | None
+    start_ns: int
+    end_ns: int
+    steps: tuple[Step, ...]
+    speed: Speed | None
+    utilization: Utilization | None
+    phases: tuple[Phase, ...]
+    valleys: Valleys
+    memory: tuple[RankMemory, ...]
+    energy: Energy | None
+    missing: tuple[str, ...]
+
+    @property
+    def wall_s(self) -> float:
+        """Return the recorded seconds."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def evaluation(self) -> bool:
+        """Return True if the recording is of an evaluation and not of training."""
+        names = {phase.name for phase in self.phases}
+        return bool(names & set(EVALUATION_PHASES)) and not names & set(TRAINING_PHASES)
+
+    @property
+    def idle_share(self) -> float | None:
+        """Return the share of the devices' sampled time that is idle valleys."""
+        if not self.valleys.watched_s:
+            return None
+        return sum(self.valleys.seconds_by_cause().values()) / self.valleys.watched_s
+
+
+def summarize(
+    recording: Recording, *, name: str, job: Job | None = None, peak_tflops: float | None = None
+) -> ProfileSummary:
+    """Add up a recording.
+
+    Args:
+        recording: the run.
+        name: the run's name.
+        job: the model, its layout and the GPU; None: no tokens, no MFU, no theory of memory.
+        peak_tflops: the GPU's dense peak, which counts before the job's.
+
+    Raises:
+        BadUse: `peak_tflops` is not above 0.
+    """
+    start_ns, end_ns = _bounds(recording)
+    steps, source = _steps(recording)
+    valleys = find_valleys(recording, pipeline=job is not None and job.layout.pipeline > 1)
+    missing: list[str] = _missing(recording, valleys)
+    speed = _speed(steps, source, job)
+    phases = _phases(recording, valleys, (end_ns - start_ns) / 1e9)
+    evaluated = {phase.name for phase in phases} & set(EVALUATION_PHASES)
+    if speed is None and not evaluated:
+        missing.append("No step was recorded, so there is no speed, no MFU and no energy a step.")
+    use = None
+    if job is None and not evaluated:
+        missing.append(
+            "The model and its layout are not known, so there are no tokens/s, no MFU and no theory"
+            " of memory. Write a job.toml and name it by --job."
+        )
+    elif job is not None and speed is not None:
+        use, reason = _utilization(job, speed, peak_tflops)
+        missing += reason
+    energy = _energy(recording, steps)
+    if energy is None:
+        missing.append("No GPU power was recorded, so there is no energy.")
+    memory = _memory(recording, job)
+    if not memory:
+        missing.append("No rank recorded the memory of PyTorch's allocator.")
+    return ProfileSummary(
+        name=name,
+        recording=recording,
+        job=job,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        steps=tuple(steps),
+        speed=speed,
+        utilization=use,
+        phases=phases,
+        valleys=valleys,
+        memory=memory,
+        energy=energy,
+        missing=tuple(missing),
+    )
+
+
+def steps_of(spans: Sequence[Span]) -> list[Step]:
+    """Return the steps of the rank that recorded most of them, in the order of time."""
+    by_rank: dict[int, list[Span]] = {}
+    for span in spans:
+        if span.step is not None and span.phase in (*TRAINING_PHASES, STEP_PHASE):
+            by_rank.setdefault(span.rank, []).append(span)
+    found: list[Step] = []
+    for _, own in sorted(by_rank.items()):
+        steps: list[Step] = []
+        for span in own:
+            number = span.step
+            assert number is not None
+            if steps and steps[-1].number == number:
+                last = steps[-1]
+                end_ns = max(last.end_ns, span.end_ns)
+                steps[-1] = Step(number=number, start_ns=last.start_ns, end_ns=end_ns)
+            else:
+                steps.append(Step(number=number, start_ns=span.start_ns, end_ns=span.end_ns))
+        if len(steps) > len(found):
+            found = steps
+    return found
+
+
+def _bounds(recording: Recording) -> tuple[int, int]:
+    moments = [
+        at for one in recording.series if one.times_ns for at in (one.times_ns[0], one.times_ns[-1])
+    ]
+    moments += [at for span in recording.spans for at in (span.start_ns, span.end_ns)]
+    moments += [one.at_ns for one in recording.memory]
+    return (min(moments), max(moments)) if moments else (0, 0)
+
+
+def _missing(recording: Recording, valleys: Valleys) -> list[str]:
+    missing = []
+    if any(one.source == SYNTHETIC for one in recording.series):
+        missing.append("Nothing here was measured: the recording comes from a model of a job.")
+    if not any(one.metric.startswith("gpu_") for one in recording.series):
+        why = sorted(
+            {
+                f"{name}: {text}"
+                for of in recording.unavailable.values()
+                for name, text in of.items()
+            }
+        )
+        missing.append("No counter of a GPU was recorded." + (f" {'; '.join(why)}." if why else ""))
+    elif valleys.metric != "gpu_sm_active":
+        missing.append(
+            "No source measures SM activity here. The share of time in which some kernel ran"
+            " stands in its place."
+        )
+    if not recording.spans:
+        missing.append("No rank recorded phases, so the cause of every idle valley is unknown.")
+    if recording.dropped_spans:
+        missing.append(
+            f"{words.plainly(recording.dropped_spans, 'phase')} left out: the disk was too slow."
+        )
+    return missing
+
+
+def _steps(recording: Recording) -> tuple[list[Step], str]:
+    """Return the steps and their source; where no rank recorded any, the utilisation may show them."""
+    if steps := steps_of(recording.spans):
+        logged = any(span.phase == STEP_PHASE for span in recording.spans)
+        return steps, "log" if logged else "phases"
+    if recording.spans:
+        return [], ""
+    iterations, source = iterations_of(recording)
+    return [
+        Step(number=number, start_ns=one.start_ns, end_ns=one.end_ns)
+        for number, one in enumerate(iterations, start=1)
+    ], source
+
+
+def _speed(steps: Sequence[Step], source: str, job: Job | None) -> Speed | None:
+    if not steps:
+        return None
+    times_s = [
+        (two.start_ns - one.start_ns) / 1e9
+        for one, two in pairwise(steps)
+        if two.number == one.number + 1
+    ]
+    times_s = times_s or [(one.end_ns - one.start_ns) / 1e9 for one in steps]
+    median_s = statistics.median(times_s)
+    tokens = None if job is None else job.layout.tokens_a_step
+    rate = tokens / median_s if tokens is not None and median_s > 0 else None
+    return Speed(
+        steps=len(steps),
+        median_step_s=median_s,
+        tokens_a_step=tokens,
+        tokens_per_s=rate,
+        source=source,
+    )
+
+
+def _utilization(
+    job: Job, speed: Speed, peak_tflops: float | None
+) -> tuple[Utilization | None, list[str]]:
+    stated = job.gpu.peak_tflops if peak_tflops is None else peak_tflops
+    if peak_tflops is not None:
+        peak_of(None, peak_tflops)  # raises for a peak that cannot be
+    try:
+        peak = peak_of(job.gpu.name, stated)
+    except BadUse as error:
+        return None, [f"There is no MFU. {error}"]
+    if speed.tokens_per_s is None:
+        return None, ["There is no MFU, because the steps took no time."]
+    rate = speed.tokens_per_s / job.layout.gpus
+    model, sequence, recompute = job.model, job.layout.sequence, job.layout.recompute
+
+    def mfu(*, causal: bool) -> float:
+        return utilization(flops_per_token(model, sequence, causal=causal), rate, peak.tflops)
+
+    def hfu(*, causal: bool) -> float:
+        flops = hardware_flops_per_token(model, sequence, causal=causal, recompute=recompute)
+        return utilization(flops, rate, peak.tflops)
+
+    return Utilization(
+        peak=peak,
+        mfu_full=mfu(causal=False),
+        mfu_causal=mfu(causal=True),
+        hfu_full=hfu(causal=False),
+        hfu_causal=hfu(causal=True),
+        tokens_per_s_per_gpu=rate,
+    ), []
+
+
+def _phases(recording: Recording, valleys: Valleys, wall_s: float) -> tuple[Phase, ...]:
+    by_rank: dict[int, list[Span]] = {}
+    for span in recording.spans:
+        by_rank.setdefault(span.rank, []).append(span)
+    stretches = {rank: phases_of_rank(own) for rank, own in by_rank.items()}
+    totals: dict[str, float] = {}
+    for own in stretches.values():
+        for one in own:
+            seconds = (one.end_ns - one.start_ns) / 1e9 / len(stretches)
+            totals[one.label] = totals.get(one.label, 0.0) + seconds
+    if not totals:
+        return ()
+    totals[UNCOVERED] = max(0.0, wall_s - sum(totals.values()))
+    idle, sampled = _idle_by_phase(recording, valleys, stretches)
+    order = (*TRAINING_PHASES, *EVALUATION_PHASES, UNCOVERED)
+    return tuple(
+        Phase(
+            name=name,
+            seconds=totals[name],
+            share=totals[name] / wall_s if wall_s > 0 else 0.0,
+            idle_share=idle.get(name, 0.0) / sampled[name] if sampled.get(name) else None,
+        )
+        for name in order
+        if totals.get(name, 0.0) > 1e-6 * wall_s
+    )
+
+
+def _idle_by_phase(
+    recording: Recording, valleys: Valleys, stretches: dict[int, list[Stretch]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the idle and the sampled nanoseconds of each phase."""
+    idle: dict[str, float] = {}
+    sampled: dict[str, float] = {}
+    if valleys.metric is None:
+        return idle, sampled
+    local = local_ranks(recording)
+    threshold = SHARE_OF_MEDIAN * valleys.median
+    for series in recording.of(valleys.metric):
+        ranks = ranks_of(series, local)
+        if len(ranks) != 1:
+            continue
+        own = stretches.get(ranks[0], [])
+        starts = [one.start_ns for one in own]
+        for at_ns, value in zip(series.times_ns, series.values, strict=True):
+            start_ns = at_ns - round(series.interval_s * 1e9)
+            for label, part_ns in _labelled(own, starts, start_ns, at_ns):
+                sampled[label] = sampled.get(label, 0.0) + part_ns
+                if value < threshold:
+                    idle[label] = idle.get(label, 0.0) + part_ns
+    return idle, sampled
+
+
+def _labelled(
+    stretches: Sequence[Stretch], starts: Sequence[int], start_ns: int, end_ns: int
+) -> Iterator[tuple[str, int]]:
+    rest_ns = end_ns - start_ns
+    index = max(0, bisect.bisect_right(starts, start_ns) - 1)
+    while index < len(stretches) and stretches[index].start_ns < end_ns:
+        one = stretches[index]
+        part_ns = min(one.end_ns, end_ns) - max(one.start_ns, start_ns)
+        if part_ns > 0:
+            rest_ns -= part_ns
+            yield one.label, part_ns
+        index += 1
+    if rest_ns > 0:
+        yield UNCOVERED, rest_ns
+
+
+def stage_of(rank: int, job: Job) -> int | None:
+    """Return the pipeline stage of a rank in Megatron's order: tensor, then data, then pipeline."""
+    stage = rank // (job.layout.tensor * job.layout.data)
+    return stage if stage < job.layout.pipeline else None
+
+
+def _memory(recording: Recording, job: Job | None) -> tuple[RankMemory, ...]:
+    peaks: dict[int, tuple[int, int]] = {}
+    for one in recording.memory:
+        peak, reserved = peaks.get(one.rank, (0, 0))
+        peaks[one.rank] = (max(peak, one.peak_bytes), max(reserved, one.reserved_bytes))
+    rows = []
+    for rank, (peak, reserved) in sorted(peaks.items()):
+        stage = None if job is None else stage_of(rank, job)
+        theory = None
+        if job is not None and stage is not None:
+            theory = stage_memory(job.model, job.layout, stage)
+        rows.append(
+            RankMemory(
+                rank=rank, stage=stage, peak_bytes=peak, reserved_bytes=reserved, theory=theory
+            )
+        )
+    return tuple(rows)
+
+
+def _energy(recording: Recording, steps: Sequence[Step]) -> Energy | None:
+    for metric, source in (
+        ("gpu_energy", "the GPU's energy counter"),
+        ("gpu_power", "power times the sample interval"),
+    ):
+        series = [one for one in recording.of(metric) if len(one.times_ns) > 1]
+        if not series:
+            continue
+        total = sum(joules_between(one) for one in series)
+        a_step = None
+        if steps:
+            start_ns, end_ns = steps[0].start_ns, steps[-1].end_ns
+            within = sum(joules_between(one, start_ns, end_ns) for one in series)
+            a_step = within / len(steps)
+        return Energy(joules=total, joules_a_step=a_step, gpus=len(series), source=source)
+    return None
+
+
+def joules_between(series: Series, start_ns: int | None = None, end_ns: int | None = None) -> float:
+    """Return the joules of one GPU in a time, from its energy counter or from its power.
+
+    A sample counts with the part of its interval that lies in the time. A counter that fell began
+    anew with the driver, and its interval counts as nothing.
+    """
+    joules = 0.0
+    for (before_ns, before), (at_ns, value) in pairwise(
+        zip(series.times_ns, series.values, strict=True)
+    ):
+        amount = max(0.0, value - before)
+        if series.metric == "gpu_power":
+            amount = value * min((at_ns - before_ns) / 1e9, 2 * series.interval_s)
+        inside_ns = min(at_ns, end_ns or at_ns) - max(before_ns, start_ns or before_ns)
+        if at_ns > before_ns and inside_ns > 0:
+            joules += amount * inside_ns / (at_ns - before_ns)
+    return joules

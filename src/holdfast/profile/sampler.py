@@ -1,0 +1,241 @@
+"""Sample one node: a process of its own, so that neither its load nor its end touches training.
+
+    the node's agent, or `holdfast profile` ── sampler ── reader (only where a GPU's driver is loaded)
+
+`sampler FOLDER NODE INTERVAL_S` reads the host itself and the GPUs through a `reader`, and appends to the node's file
+of the recording. The standard input has JSON lines `{"ranks": {RANK: PID}}`, and its end ends the sampler. A driver's
+call that never returns costs the GPUs' values alone. The sampler then kills the silent reader and starts another one,
+after a longer wait each time. A process that hangs in the kernel outlives SIGKILL; at most `MOST_STUCK` are left so.
+"""
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.core.processes import die_with_parent, module_command
+from holdfast.profile.recording import RecordingWriter, SeriesId
+from holdfast.profile.sources.host import Host
+from holdfast.profile.sources.probe import NO_GPU, has_gpu
+from holdfast.profile.sources.reader import values_of
+from holdfast.profile.sources.source import CannotRead
+
+GPU: Final = "gpu"
+"""The name under which the recording states why there are no counters of GPUs."""
+OPEN_S: Final = 30.0
+"""Seconds that the probe of all sources may take."""
+SILENT_S: Final = 10.0
+"""Seconds after which a reader that owes an answer is killed."""
+FIRST_WAIT_S: Final = 1.0
+LONGEST_WAIT_S: Final = 600.0
+MOST_STUCK: Final = 3
+LAST_WAIT_S: Final = 1.0
+"""Seconds for which the sampler's end waits for a killed reader."""
+
+
+class Gpus:
+    """The reader of this node's GPUs, replaced when it ends or stays silent. No method waits."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        """Start nothing yet.
+
+        Args:
+            command: starts a process with the protocol of `reader`.
+            environment: of the process.
+        """
+        self._command = list(command)
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stuck: list[subprocess.Popen[bytes]] = []
+        self._rest = b""
+        self._owes_since_s: float | None = None
+        """The time of the question without an answer; None if the reader waits for one."""
+        self._is_open = False
+        self._is_over = False
+        """True once the probe has found no source: there is nothing to read on this node."""
+        self._wait_s = FIRST_WAIT_S
+        self._due_s = 0.0
+        self.missing: dict[str, str] = {}
+        """For each source that gives nothing, the reason."""
+
+    def poll(self, now_s: float) -> tuple[int, dict[SeriesId, float]] | None:
+        """Take the answer of the last question, if it is there, and ask the next question.
+
+        Returns:
+            the monotonic time in ns and the values of the newest answer; None without an answer.
+        """
+        if self._is_over:
+            return None
+        if self._process is None:
+            self._start(now_s)
+            return None
+        found = None
+        for answer in self._answers():
+            self._owes_since_s = None
+            if "source" in answer:
+                self._opened(answer)
+            elif "error" in answer:
+                self.missing[GPU] = str(answer["error"])
+            else:
+                self.missing.pop(GPU, None)
+                self._wait_s = FIRST_WAIT_S
+                if answer["values"]:
+                    found = int(answer["t_ns"]), values_of(answer)
+        if self._process is not None:
+            self._ask(self._process, now_s)
+        return found
+
+    def close(self) -> None:
+        """End the reader."""
+        self._end()
+        for process in self._stuck:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LAST_WAIT_S)
+
+    def _start(self, now_s: float) -> None:
+        self._stuck = [one for one in self._stuck if one.poll() is None]
+        if now_s < self._due_s or len(self._stuck) >= MOST_STUCK:
+            return
+        self._rest, self._is_open, self._owes_since_s = b"", False, now_s
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self._environment,
+            )
+        except OSError as error:
+            self._fail(now_s, f"the reader cannot be started: {error.strerror}")
+            return
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def _opened(self, answer: dict[str, Any]) -> None:
+        self._is_open = True
+        self.missing = {str(name): str(why) for name, why in answer["missing"].items()}
+        if answer["source"] is None:
+            self._is_over = True
+            self._end()
+
+    def _ask(self, process: subprocess.Popen[bytes], now_s: float) -> None:
+        if process.poll() is not None:
+            self._fail(now_s, f"the reader ended with code {process.returncode}")
+        elif self._owes_since_s is None:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):  # it ends just now
+                os.write(process.stdin.fileno(), b"\n")
+                self._owes_since_s = now_s
+        elif now_s - self._owes_since_s > (SILENT_S if self._is_open else OPEN_S):
+            self._fail(now_s, f"the driver has not answered for {now_s - self._owes_since_s:.0f} s")
+
+    def _fail(self, now_s: float, why: str) -> None:
+        self.missing[GPU] = why
+        self._end()
+        self._due_s = now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with contextlib.suppress(OSError):
+                    stream.close()
+            self._stuck.append(process)  # not waited for: the kernel may hold it
+
+    def _answers(self) -> list[dict[str, Any]]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._process.stdout.fileno(), 1 << 16):
+                self._rest += chunk
+        *lines, self._rest = self._rest.split(b"\n")
+        found = []
+        for line in lines:
+            # A driver's library may print lines of its own.
+            with contextlib.suppress(ValueError):
+                if isinstance(answer := json.loads(line), dict):
+                    found.append(answer)
+        return found
+
+
+class Sampler:
+    """Writes the values of each moment; the clock and the waiting are its caller's."""
+
+    def __init__(self, writer: RecordingWriter, host: Host, gpus: Gpus | None) -> None:
+        """Write nothing yet.
+
+        Args:
+            writer: of the node's file.
+            host: the source of the host.
+            gpus: the reader of the GPUs; None: this host has no GPU.
+        """
+        self._writer = writer
+        self.host = host
+        self._gpus = gpus
+        self._said: dict[str, str] = {}
+        self.skipped = 0
+        """The samples that could not be written, because a disk is full for example."""
+
+    def sample(self, now_ns: int) -> None:
+        """Write one sample. A disk that fails costs this sample alone."""
+        missing = {GPU: NO_GPU} if self._gpus is None else self._gpus.missing
+        try:
+            if self._gpus is not None and (answer := self._gpus.poll(now_ns / 1e9)) is not None:
+                self._writer.sample(*answer)
+            try:
+                self._writer.sample(now_ns, self.host.read(now_ns))
+            except CannotRead as error:
+                missing = {**missing, self.host.name: str(error)}
+            for name in sorted(missing.keys() | self._said.keys()):
+                if missing.get(name, "") != self._said.get(name, ""):
+                    self._writer.source(name, missing.get(name, ""))
+            self._said = dict(missing)
+        except OSError:
+            self.skipped += 1
+
+
+def main() -> None:
+    """Sample until the standard input ends."""
+    die_with_parent()
+    folder, node, interval_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    gpus = None
+    if has_gpu():
+        command, environment = module_command("holdfast.profile.sources.reader")
+        gpus = Gpus([*command, str(interval_s)], environment)
+    with RecordingWriter(folder, node=node) as writer:
+        sampler = Sampler(writer, Host(interval_s=interval_s), gpus)
+        try:
+            _run(sampler, round(interval_s * 1e9))
+        finally:
+            if gpus is not None:
+                gpus.close()
+
+
+def _run(sampler: Sampler, interval_ns: int) -> None:
+    orders = b""
+    due_ns = time.monotonic_ns()
+    while True:
+        sampler.sample(time.monotonic_ns())
+        # A late sample moves no later one: the times stay on one grid.
+        due_ns += interval_ns * max(1, -(-(time.monotonic_ns() - due_ns) // interval_ns))
+        while (wait_ns := due_ns - time.monotonic_ns()) > 0:
+            if select.select([0], [], [], wait_ns / 1e9)[0]:
+                if not (chunk := os.read(0, 1 << 16)):
+                    return
+                *lines, orders = (orders + chunk).split(b"\n")
+                for line in lines:
+                    ranks = json.loads(line)["ranks"]
+                    sampler.host.pids = {int(rank): int(pid) for rank, pid in ranks.items()}
+
+
+if __name__ == "__main__":
+    main()

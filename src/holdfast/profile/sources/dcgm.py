@@ -1,0 +1,206 @@
+"""Read NVIDIA GPUs by DCGM: from the command `dcgmi dmon`, or from the page of a dcgm-exporter on this node.
+
+Fields are matched by number for `dcgmi`, whose names have changed between versions. The exporter's page has names only.
+"""
+
+import os
+import re
+import select
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from holdfast.profile.metrics import DCGM, EXPORTER
+from holdfast.profile.recording import SeriesId
+from holdfast.profile.sources.source import CannotRead, plausible
+
+MIB: Final = 1024 * 1024
+FIELDS: Final = {
+    1002: ("gpu_sm_active", 100.0),
+    1003: ("gpu_sm_occupancy", 100.0),
+    1004: ("gpu_tensor_active", 100.0),
+    1005: ("gpu_dram_active", 100.0),
+    1009: ("gpu_pcie_tx", 1.0),
+    1010: ("gpu_pcie_rx", 1.0),
+    1011: ("gpu_nvlink_tx", 1.0),
+    1012: ("gpu_nvlink_rx", 1.0),
+    203: ("gpu_utilization", 1.0),
+    252: ("gpu_memory_used", MIB),
+    155: ("gpu_power", 1.0),
+    156: ("gpu_energy", 1e-3),
+    150: ("gpu_temperature", 1.0),
+    100: ("gpu_sm_clock", 1.0),
+}
+"""For each number of a DCGM field: the metric's name, and the factor from DCGM's unit to the metric's.
+
+DCGM's units are 0 to 1 for counters, MiB for memory and mJ for energy.
+"""
+NAMES: Final = {
+    "DCGM_FI_PROF_SM_ACTIVE": 1002,
+    "DCGM_FI_PROF_SM_OCCUPANCY": 1003,
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 1004,
+    "DCGM_FI_PROF_DRAM_ACTIVE": 1005,
+    "DCGM_FI_PROF_PCIE_TX_BYTES": 1009,
+    "DCGM_FI_PROF_PCIE_RX_BYTES": 1010,
+    "DCGM_FI_PROF_NVLINK_TX_BYTES": 1011,
+    "DCGM_FI_PROF_NVLINK_RX_BYTES": 1012,
+    "DCGM_FI_DEV_GPU_UTIL": 203,
+    "DCGM_FI_DEV_FB_USED": 252,
+    "DCGM_FI_DEV_POWER_USAGE": 155,
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 156,
+    "DCGM_FI_DEV_GPU_TEMP": 150,
+    "DCGM_FI_DEV_GPU_TEMP_CELSIUS": 150,
+    "DCGM_FI_DEV_SM_CLOCK": 100,
+}
+"""The number of each field that an exporter names, in old and new versions."""
+ENV_EXPORTER: Final = "HOLDFAST_DCGM_EXPORTER"
+"""The variable with the URL of the exporter's page."""
+EXPORTER_URL: Final = "http://localhost:9400/metrics"
+EXPORTER_INTERVAL_S: Final = 30.0
+"""The exporter's own default; a value between two of its updates is the same value again."""
+ANSWER_S: Final = 5.0
+MOST_BYTES: Final = 16 * MIB
+_LINE: Final = re.compile(rb"^(DCGM_\w+)\{([^}]*)\}\s+(\S+)")
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Dcgmi:
+    """The stream of `dcgmi dmon`, which prints a line for each GPU and interval."""
+
+    name = DCGM
+
+    def __init__(self, *, interval_s: float = 1.0, command: str = "dcgmi") -> None:
+        """Start the command.
+
+        Raises:
+            CannotRead: the command is missing, or ends at once.
+        """
+        self._interval_s = interval_s
+        fields = ",".join(map(str, FIELDS))
+        words = [command, "dmon", "-e", fields, "-d", str(max(100, round(interval_s * 1000)))]
+        try:
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise CannotRead(f"{command}: {error.strerror}") from error
+        assert self._process.stdout is not None
+        self._fd = self._process.stdout.fileno()
+        os.set_blocking(self._fd, False)
+        self._rest = b""
+        self._said = ""
+        # The first line tells whether DCGM answers.
+        if not select.select([self._fd], [], [], ANSWER_S)[0]:
+            self.close()
+            raise CannotRead(f"{command} prints nothing within {ANSWER_S:g} s")
+
+    def read(self, now_ns: int) -> dict[SeriesId, float]:  # noqa: ARG002 - the command has its own clock
+        """See `Source.read`; empty between two lines of the command."""
+        newest: dict[int, list[str]] = {}
+        for line in self._lines():
+            words = line.split()
+            if words[:1] == ["GPU"] and len(words) == 2 + len(FIELDS) and words[1].isdigit():
+                newest[int(words[1])] = words[2:]
+            elif words and not line.startswith(("#", "ID")):
+                self._said = line
+        if not newest and self._process.poll() is not None:
+            raise CannotRead(
+                f"dcgmi ended with code {self._process.returncode}: {self._said[:200]}"
+            )
+        return plausible(
+            (self._id(metric, device), factor * number)
+            for device, words in newest.items()
+            for (metric, factor), word in zip(FIELDS.values(), words, strict=True)
+            if (number := _number(word)) is not None
+        )
+
+    def close(self) -> None:
+        """See `Source.close`."""
+        self._process.kill()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._process.wait()
+
+    def _id(self, metric: str, device: int) -> SeriesId:
+        return SeriesId(metric, DCGM, device=device, interval_s=self._interval_s)
+
+    def _lines(self) -> Iterator[str]:
+        while True:
+            try:
+                chunk = os.read(self._fd, 1 << 16)
+            except BlockingIOError:
+                return
+            if not chunk:
+                return
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            yield from (line.decode(errors="replace") for line in lines)
+
+
+class Exporter:
+    """The page of a dcgm-exporter."""
+
+    name = EXPORTER
+
+    def __init__(self, fetch: Callable[[], bytes] | None = None) -> None:
+        """Read the page once.
+
+        Args:
+            fetch: returns the page; None: from the URL in `$HOLDFAST_DCGM_EXPORTER`, else from port 9400.
+
+        Raises:
+            CannotRead: there is no page, or it names no GPU.
+        """
+        self._fetch = fetch or _fetch_page
+        self._due_ns = 0
+        if not parse_page(self._fetch()):
+            raise CannotRead("the exporter's page names no GPU")
+
+    def read(self, now_ns: int) -> dict[SeriesId, float]:
+        """See `Source.read`; empty until the exporter's next update."""
+        if now_ns < self._due_ns:
+            return {}
+        self._due_ns = now_ns + round(EXPORTER_INTERVAL_S * 1e9)
+        return parse_page(self._fetch())
+
+    def close(self) -> None:
+        """See `Source.close`."""
+
+
+def parse_page(page: bytes) -> dict[SeriesId, float]:
+    """Return the values of an exporter's page; values of MIG instances are left out."""
+    found: list[tuple[SeriesId, float | None]] = []
+    for line in page.splitlines():
+        match = _LINE.match(line)
+        number = NAMES.get(match[1].decode()) if match else None
+        if match is None or number is None:
+            continue
+        labels = dict(_LABEL.findall(match[2].decode(errors="replace")))
+        device = labels.get("gpu", "")
+        if not device.isdigit() or labels.get("GPU_I_ID"):
+            continue
+        metric, factor = FIELDS[number]
+        key = SeriesId(metric, EXPORTER, device=int(device), interval_s=EXPORTER_INTERVAL_S)
+        value = _number(match[3].decode(errors="replace"))
+        found.append((key, None if value is None else factor * value))
+    return plausible(found)
+
+
+def _fetch_page() -> bytes:
+    url = os.environ.get(ENV_EXPORTER) or EXPORTER_URL
+    if not url.startswith(("http://", "https://")):
+        raise CannotRead(f"${ENV_EXPORTER} is {url!r}, which is no http:// or https:// URL")
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
+            page: bytes = answer.read(MOST_BYTES)
+    except (OSError, urllib.error.URLError, ValueError) as error:
+        raise CannotRead(f"{url}: {getattr(error, 'reason', error)}") from error
+    return page
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:  # N/A
+        return None

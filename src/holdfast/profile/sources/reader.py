@@ -1,0 +1,58 @@
+"""Read the GPUs in a process of its own, because a call of a driver may never return.
+
+`reader INTERVAL_S` opens the first source that answers and prints JSON lines: `{"source": …, "missing": …}` once, then
+for each byte of its standard input one line with the values. The sampler waits for each answer with a deadline, goes on
+without it, and replaces a reader that stays silent. The process ends with its standard input, or with its parent.
+"""
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from holdfast.core.processes import die_with_parent
+from holdfast.profile.recording import SeriesId
+from holdfast.profile.sources.probe import Open, gpu_sources, probe
+from holdfast.profile.sources.source import CannotRead
+
+
+def main() -> None:
+    """Serve until the standard input ends."""
+    die_with_parent()
+    serve(gpu_sources(float(sys.argv[1])))
+
+
+def serve(sources: dict[str, Open]) -> None:
+    """Answer each byte of the standard input with a line of values; end with the standard input."""
+    source, missing = probe(sources)
+    _say({"source": None if source is None else source.name, "missing": missing})
+    while source is not None and os.read(0, 1):
+        try:
+            values = source.read(now_ns := time.monotonic_ns())
+        except CannotRead as error:
+            _say({"error": str(error)})
+            continue
+        rows = [
+            [key.metric, key.source, key.device, key.interval_s, value]
+            for key, value in values.items()
+        ]
+        _say({"t_ns": now_ns, "values": rows})
+
+
+def values_of(answer: dict[str, Any]) -> dict[SeriesId, float]:
+    """Return the values of a line that `serve` printed."""
+    return {
+        SeriesId(metric, source, device=device, interval_s=interval_s): float(value)
+        for metric, source, device, interval_s, value in answer["values"]
+    }
+
+
+def _say(answer: dict[str, Any]) -> None:
+    line = json.dumps(answer).encode() + b"\n"
+    while line:
+        line = line[os.write(1, line) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""The console: live pages over the ledger, for people who are on call.
+
+Enter the ledger, and the functions that act (`Backend`); leaves a web server. The stages, in order:
+
+| module | one idea |
+|---|---|
+| `backend` | the functions that the command line passes in |
+| `queries` | the read models, one a page, each bounded |
+| `journal`, `logs` | a run's loss as a bounded series; a bounded part of a rank's log |
+| `drawing` | the charts of a browser without scripts |
+| `run_page` | a run and an incident as plain values |
+| `pages` | the routes that read: HTML from a template, or JSON |
+| `stream` | the changes of the ledger, sent to the browsers |
+| `sessions`, `gate` | who is signed in; which requests go no further |
+| `acting` | the routes that act, each once and recorded |
+| `serving` | the application and its server |
+"""

@@ -1,0 +1,237 @@
+"""The requests that act: signing in and out, and the actions of people on runs, incidents and nodes."""
+
+import asyncio
+import secrets
+import time
+from typing import Any, cast, get_args
+from urllib.parse import parse_qs, quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.ledger import ActionRecord, schema
+from holdfast.ui.console.backend import ActionName, Backend, Order
+from holdfast.ui.console.pages import Pages, number_of, signed_out, status_of
+from holdfast.ui.console.queries.nodes import seen_of_node
+from holdfast.ui.console.queries.run import RunRecords, run_of_incident, seen_of_verdict
+from holdfast.ui.console.run_page import LIMIT_S
+from holdfast.ui.console.sessions import COOKIE, SESSION_S, Sessions
+
+ANSWER_S = 3.0
+"""Seconds that a browser waits for an action. A longer action goes on, and its record shows the result."""
+WHY_LIMIT = 255
+NAMES = get_args(ActionName)
+ON_RUNS = ("stop", "restart", "approve")
+ON_INCIDENTS = ("confirm", "correct")
+CONSEQUENCES = {
+    "stop": "Every rank saves its state at one step, and the run ends. The run can go on later.",
+    "restart": "The run goes on from its newest checkpoint that verifies, under a supervisor on the console's host.",
+    "approve": "The supervisor carries out the proposal below.",
+    "cordon": "No run launches anything on the node until somebody returns the node. Ranks that run there go on.",
+    "return": "Runs may use the node again, also without a passed test.",
+    "confirm": "The diagnosis counts as right. The next answer about a like incident is surer.",
+    "correct": "The diagnosis counts as wrong, and a rule may be learned from the incident.",
+}
+
+
+class Acting:
+    """Answers the requests that act."""
+
+    def __init__(
+        self, backend: Backend, pages: Pages, sessions: Sessions, *, show_code: Any
+    ) -> None:
+        self._backend = backend
+        self._pages = pages
+        self._sessions = sessions
+        self._show_code = show_code
+        self._going: set[asyncio.Task[Any]] = set()
+
+    async def enter(self, request: Request) -> Response:
+        """Exchange a code for a session."""
+        form = await form_of(request)
+        found = self._sessions.enter(form.get("code", ""))
+        if found is None:
+            page = {"said": "This code was used already, or it is too old. The console's terminal shows a new one.",
+                    "asked": ""}  # fmt: skip
+            self._show_code()
+            return self._pages.html(request, "enter.html.j2", page, 403)
+        secret, session = found
+        if session.who == self._backend.me:
+            self._show_code()
+        response = signed_out("/")
+        response.set_cookie(
+            COOKIE, secret, max_age=round(SESSION_S), httponly=True, samesite="strict",
+            secure=request.state.scheme == "https", path="/",
+        )  # fmt: skip
+        return response
+
+    async def leave(self, request: Request) -> Response:
+        """End the session."""
+        self._sessions.leave(request.state.secret)
+        response = signed_out("/enter")
+        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        return response
+
+    async def invite(self, request: Request) -> Response:
+        """Show a link that signs in another person, under a name."""
+        who = (await form_of(request)).get("who", "").strip()
+        if not who or not who.isprintable() or len(who) > 64:
+            return self._pages.error(request, 400, "Give a name of 1 to 64 printable characters.")
+        host = request.headers["host"]
+        link = f"{request.state.scheme}://{host}/enter#{self._sessions.new_code(who)}"
+        return self._pages.html(request, "invite.html.j2", {"who": who, "link": link})
+
+    async def ask(self, request: Request) -> Response:
+        """Show an action with its consequence, and the form that carries the action out."""
+        what, target = request.path_params["what"], request.query_params.get("target", "")
+        try:
+            seen, told = await asyncio.to_thread(self._state, what, target)
+        except HoldfastError as error:
+            return self._pages.error(request, status_of(error), str(error))
+        page = {
+            "what": what,
+            "target": target,
+            "seen": seen,
+            "told": told,
+            "consequence": CONSEQUENCES[what],
+            "key": secrets.token_hex(16),
+            "reasons": list(self._backend.reasons()) if what == "correct" else [],
+            "why": request.query_params.get("why", "")[:WHY_LIMIT],
+            "back": place_of(what, target),
+        }
+        return self._pages.html(request, "act.html.j2", page)
+
+    async def act(self, request: Request) -> Response:
+        """Carry out an action once, if its target is still in the state that the person saw."""
+        what, form = request.path_params["what"], await form_of(request)
+        target, key = form.get("target", ""), form.get("key", "")
+        session = request.state.session
+        why = form.get("why", "").strip()
+        if len(key) != 32 or not key.isalnum() or not key.isascii():
+            return self._pages.error(
+                request, 400, "The form has no key. Open the page of the action again."
+            )
+        if len(why) > WHY_LIMIT or not why.isprintable():
+            said = f"Give one line of at most {WHY_LIMIT} printable characters as the reason."
+            return self._pages.error(request, 400, said)
+        if what in ("cordon", "correct") and not why:
+            return self._pages.error(request, 400, "Give a reason.")
+        ledger, back = self._backend.ledger, place_of(what, target)
+        try:
+            if (known := await asyncio.to_thread(ledger.action, key)) is not None:
+                return self._told(request, known.state, known.outcome, back)
+            seen, _ = await asyncio.to_thread(self._state, what, target)
+            if seen != form.get("seen"):
+                said = (
+                    f"The {_kind(what)} has moved on since the page was shown. Nothing was done: look again, "
+                    "then decide."
+                )
+                return self._pages.error(request, 409, said)
+            record = ActionRecord(
+                key=key, at_s=time.time(), by=session.who, address=request.state.address, what=what,
+                target=target, why=why, seen=seen,
+            )  # fmt: skip
+            action_id = await asyncio.to_thread(ledger.add_action, record)
+            if action_id is None:
+                return self._told(request, "asked", "", back)
+        except HoldfastError as error:
+            return self._pages.error(request, status_of(error), str(error))
+        order = Order(target=target, why=why, by=session.who)
+        task = asyncio.create_task(asyncio.to_thread(self._carry_out, what, order, action_id))
+        self._going.add(task)
+        task.add_done_callback(self._going.discard)
+        done, _ = await asyncio.wait({task}, timeout=ANSWER_S)
+        if not done:
+            return signed_out("/decisions")
+        state, outcome = task.result()
+        return self._told(request, state, outcome, back)
+
+    def _told(self, request: Request, state: str, outcome: str, back: str) -> Response:
+        if state == "refused":
+            return self._pages.error(request, 409, outcome)
+        return signed_out(back if state == "done" else "/decisions")
+
+    def _carry_out(self, what: ActionName, order: Order, action_id: int) -> tuple[str, str]:
+        try:
+            state, outcome = "done", self._backend.actions[what](order)
+        except (HoldfastError, OSError) as error:
+            state, outcome = "refused", str(error)
+        except Exception as error:  # the record must not stay open
+            self._backend.ledger.end_action(
+                action_id, "refused", f"Holdfast itself failed: {error!r}"
+            )
+            raise
+        self._backend.ledger.end_action(action_id, cast("Any", state), outcome)
+        return state, outcome
+
+    def _state(self, what: str, target: str) -> tuple[str, str]:
+        """Return the state of a target that a person acts on, and the same in words.
+
+        Raises:
+            BadUse: the action or the target is of no known form.
+            NotFound: there is no such target.
+        """
+        if what not in NAMES or what not in self._backend.actions:
+            raise BadUse("There is no such action.")
+        if not target or len(target) > WHY_LIMIT or not target.isprintable():
+            raise BadUse("Name one run, incident or node.")
+        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
+            if what in ON_RUNS:
+                return _run_state(RunRecords(connection, target), what)
+            if what in ON_INCIDENTS:
+                number = number_of(target, "An incident's id")
+                found = RunRecords(connection, run_of_incident(connection, number))
+                seen = seen_of_verdict(found.verdicts.get(number))
+                return seen, f"Verdict so far: {seen or 'none'}."
+            nodes = schema.nodes
+            query = nodes.select().where(nodes.c.name == target)
+            row = connection.execute(query).mappings().first()
+        cordoned = None if row is None else row["cordoned_at_s"]
+        if what == "return" and cordoned is None:
+            raise BadUse(f"{target} is not cordoned.")
+        told = (
+            "It is not cordoned."
+            if cordoned is None or row is None
+            else (f"Cordoned by {row['cordoned_by']}: {row['why']}")
+        )
+        return seen_of_node(cordoned), told
+
+
+def _run_state(found: RunRecords, what: str) -> tuple[str, str]:
+    newest = found.attempts[-1] if found.attempts else None
+    saved = [one for one in found.checkpoints if one.state in ("healthy", "verified", "written")]
+    told = f"The run is {found.run.state}, in attempt {newest.number if newest else 0}"
+    told += f", step {newest.last_step}." if newest and newest.last_step is not None else "."
+    if saved:
+        told += f" The newest usable checkpoint is of step {max(one.step for one in saved)}."
+    seen = found.seen
+    if what == "approve":
+        if (proposal := found.proposal) is None:
+            raise BadUse(f"Nothing of run {found.run.run_id} waits for an approval.")
+        seen += f".{proposal.get('number')}"
+        told += f" {proposal.get('text', '')}"
+    return seen, told
+
+
+def place_of(what: str, target: str) -> str:
+    """Return the page of an action's target."""
+    if what in ON_RUNS:
+        return f"/runs/{quote(target, safe='')}"
+    return f"/incidents/{quote(target, safe='')}" if what in ON_INCIDENTS else "/nodes"
+
+
+def _kind(what: str) -> str:
+    return "run" if what in ON_RUNS else "incident" if what in ON_INCIDENTS else "node"
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a form; of a field that came twice, the first."""
+    body = (await request.body()).decode("utf-8", "replace")
+    try:
+        return {
+            name: values[0]
+            for name, values in parse_qs(body, keep_blank_values=True, max_num_fields=20).items()
+        }
+    except ValueError:
+        return {}

@@ -1,0 +1,39 @@
+"""The functions that the console's caller passes in: everything that `ui` must not import."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from holdfast.core.ledger import Ledger
+
+ActionName = Literal["confirm", "correct", "stop", "restart", "approve", "cordon", "return"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One action that a person has ordered."""
+
+    target: str
+    """The id of the run or of the incident, or the name of the node."""
+    why: str
+    """The reason of a cordon, the true cause of an incident, or nothing."""
+    by: str
+    """The person."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """The console's records, and its actions."""
+
+    ledger: Ledger
+    home: Path
+    """`$HOLDFAST_HOME`, above the journals and the logs of the runs."""
+    state_of: Callable[[str, str, str], str]
+    """Returns the state of a run, `lost` included, from the run's id, its state in the ledger and its host."""
+    actions: Mapping[ActionName, Callable[[Order], str]]
+    """Each action carries an order out and returns a sentence, or raises `HoldfastError` or `OSError`."""
+    reasons: Callable[[], Sequence[str]]
+    """Returns the names of the causes, for a correction."""
+    me: str
+    """The name of the first person who signs in."""

@@ -1,0 +1,292 @@
+"""The routes: each page is one dictionary, as HTML from a template or, under `.json`, as JSON."""
+
+import asyncio
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from holdfast.core import words
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.core.ledger import TooSlow
+from holdfast.core.page import UPLOT_SCRIPT, UPLOT_STYLE, environment
+from holdfast.core.page.parts import DARK, LIGHT
+from holdfast.core.paths import RunPaths
+from holdfast.ui.console import logs
+from holdfast.ui.console.backend import Backend
+from holdfast.ui.console.journal import Journals, newest_step
+from holdfast.ui.console.queries.decisions import decisions_page
+from holdfast.ui.console.queries.evaluations import evaluations_page
+from holdfast.ui.console.queries.nodes import nodes_page
+from holdfast.ui.console.queries.now import now, runs_page
+from holdfast.ui.console.run_page import LIMIT_S, RunPages
+from holdfast.ui.console.stream import STREAMS_LIMIT, Hub
+
+_HERE = Path(__file__).parent
+SEARCH_LIMIT = 200
+Builder = Callable[[Request], dict[str, Any]]
+
+
+class Pages:
+    """Answers the requests that read."""
+
+    def __init__(self, backend: Backend, hub: Hub) -> None:
+        self._backend = backend
+        self._hub = hub
+        self._journals = Journals(backend.home)
+        self.runs = RunPages(backend, self._journals)
+        self._templates = environment(_HERE / "templates")
+        self._templates.filters.update(
+            ago=_ago, moment=words.moment, duration=words.duration, size=words.size, percent=words.percent,
+            figure=_figure, path=lambda text: quote(str(text), safe=""),
+        )  # fmt: skip
+        self._static = {name: (body, kind) for name, body, kind in _static_files()}
+
+    # Pages
+
+    def now(self, _: Request) -> dict[str, Any]:
+        """Return the page Now."""
+        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
+            page = now(connection)
+        self._complete([*page["active"], *page["recent"]])
+        page["lost"] = [one for one in page["active"] if one["state"] == "lost"]
+        return page
+
+    def list_runs(self, request: Request) -> dict[str, Any]:
+        """Return a page of all runs."""
+        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
+            page = runs_page(connection, request.query_params.get("next", ""))
+        self._complete(page["runs"])
+        return page
+
+    def run(self, request: Request) -> dict[str, Any]:
+        """Return the page of a run."""
+        return self.runs.run(request.path_params["run_id"])
+
+    def loss(self, request: Request) -> dict[str, Any]:
+        """Return the loss of a run, for the interactive chart."""
+        return self.runs.loss(request.path_params["run_id"])
+
+    def incident(self, request: Request) -> dict[str, Any]:
+        """Return the page of an incident."""
+        return self.runs.incident(number_of(request.path_params["incident_id"], "An incident's id"))
+
+    def nodes(self, request: Request) -> dict[str, Any]:
+        """Return a page of the nodes."""
+        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
+            return nodes_page(connection, request.query_params.get("next", ""))
+
+    def evaluations(self, request: Request) -> dict[str, Any]:
+        """Return a page of the evaluations."""
+        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
+            return evaluations_page(connection, request.query_params.get("next", ""))
+
+    def decisions(self, request: Request) -> dict[str, Any]:
+        """Return a page of the audit."""
+        with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
+            return decisions_page(connection, request.query_params.get("next", ""))
+
+    def logs(self, request: Request) -> dict[str, Any]:
+        """Return a part of a rank's log, or the lines with a text."""
+        found = self.runs.records(request.path_params["run_id"])
+        run_id, asked = found.run.run_id, request.query_params
+        newest = found.attempts[-1].number if found.attempts else 1
+        attempt = number_of(asked.get("attempt") or str(newest), "attempt")
+        paths = RunPaths(self._backend.home, run_id)
+        ranks = logs.ranks(paths, attempt)
+        rank = number_of(asked.get("rank") or str(next(iter(ranks), 0)), "rank")
+        text = asked.get("q", "")[:SEARCH_LIMIT]
+        page = {"run_id": run_id, "attempt": attempt, "newest_attempt": newest, "rank": rank,
+                "ranks": ranks, "q": text}  # fmt: skip
+        path = paths.rank_log(attempt, rank)
+        if text:
+            start = number_of(asked.get("from") or "0", "from")
+            return {**page, **logs.search(path, text, start)}
+        end = number_of(asked["end"], "end") if asked.get("end") else None
+        return {**page, **logs.part(path, end)}
+
+    def _complete(self, rows: list[dict[str, Any]]) -> None:
+        """Add to rows of runs the state by the lock, and the newest step of a run that goes on."""
+        for row in rows:
+            row["loss"] = row["step_s"] = row["tokens_per_s"] = row["step_at_s"] = None
+            if row["state"] not in ("running", "queued"):
+                continue
+            row["state"] = self._backend.state_of(row["run_id"], row["state"], row["host"])
+            last = newest_step(self._backend.home, row["run_id"])
+            if last is not None:
+                rate = next(
+                    (last.metrics[name] for name in TOKEN_RATES if name in last.metrics), None
+                )
+                row.update(step=last.step, loss=last.loss, step_s=last.step_s, step_at_s=last.at_s,
+                           tokens_per_s=rate)  # fmt: skip
+
+    # Answers
+
+    def page(self, name: str, build: Builder) -> Callable[[Request], Any]:
+        """Return the endpoint of a page."""
+
+        async def answer(request: Request) -> Response:
+            as_json = request.url.path.endswith(".json")
+            try:
+                found = await asyncio.to_thread(build, request)
+                if as_json:
+                    return _json(
+                        request, {"schema": f"holdfast.console.{name}", "version": 1, **found}
+                    )
+                return await asyncio.to_thread(self.html, request, f"{name}.html.j2", found)
+            except HoldfastError as error:
+                return self.error(request, status_of(error), str(error), as_json=as_json)
+
+        return answer
+
+    def html(
+        self, request: Request, template: str, page: Mapping[str, Any], status: int = 200
+    ) -> Response:
+        """Return a page as HTML, or 304 if the browser has it already."""
+        extra: dict[str, Any] = {}
+        if template == "run.html.j2":
+            extra["drawings"] = self.runs.drawings(dict(page))
+        session = getattr(request.state, "session", None)
+        text = self._templates.get_template(template).render(
+            page=page, now_s=time.time(), session=session, here=request.url.path, **extra
+        )
+        body = text.encode("utf-8", "replace")
+        return _tagged(request, body, "text/html; charset=utf-8", status)
+
+    def error(self, request: Request, status: int, said: str, *, as_json: bool = False) -> Response:
+        """Return an error as a page, or as one JSON object."""
+        if as_json:
+            body = json.dumps({"ok": False, "status": status, "error": said}).encode()
+            return Response(body, status, media_type="application/json")
+        return self.html(request, "error.html.j2", {"status": status, "said": said}, status)
+
+    async def enter(self, request: Request) -> Response:
+        """Return the page on which a code becomes a session."""
+        asked = request.state.asked
+        if asked == "/enter":
+            return self.html(request, "enter.html.j2", {"said": "", "asked": ""})
+        # A strict cookie does not come with the first request from a foreign page's link; it comes with the next one.
+        is_ours = asked.startswith("/") and not asked.startswith("//")
+        page = {"said": "", "asked": quote(asked) if is_ours else ""}
+        return self.html(request, "enter.html.j2", page, 401)
+
+    async def static(self, request: Request) -> Response:
+        """Return one of the files that were read at the start."""
+        found = self._static.get(request.path_params["name"])
+        if found is None:
+            return self.error(request, 404, "There is no such file.")
+        return _tagged(request, found[0], found[1], 200)
+
+    async def stream(self, request: Request) -> Response:
+        """Return the stream of changes."""
+        if self._hub.streams >= STREAMS_LIMIT:
+            said = f"{STREAMS_LIMIT} browsers listen already."
+            return Response(said, 503, {"Retry-After": "30"})
+        last = request.headers.get("last-event-id") or request.query_params.get("last", "")
+        sessions, secret = request.app.state.sessions, request.state.secret
+        is_open = request.app.state.reading_is_open
+        events = self._hub.events(last[:80], lambda: is_open or sessions.of(secret) is not None)
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    async def nothing(self, request: Request, _: Exception) -> Response:
+        """Return the answer to an unknown address."""
+        return self.error(request, 404, "There is no such page.")
+
+
+TOKEN_RATES = ("tokens_per_s", "tokens_per_second", "tok_per_s")
+"""The names under which a script may report its rate."""
+
+
+def status_of(error: HoldfastError) -> int:
+    """Return the HTTP status of an error."""
+    if isinstance(error, NotFound):
+        return 404
+    if isinstance(error, BadUse):
+        return 400
+    return 503 if isinstance(error, TooSlow) else 500
+
+
+def number_of(text: str, name: str) -> int:
+    """Return a number from a request.
+
+    Raises:
+        BadUse: the text is no number of at most nine digits (offsets: fifteen).
+    """
+    if (
+        not text.isascii()
+        or not text.isdigit()
+        or len(text) > (15 if name in ("from", "end") else 9)
+    ):
+        raise BadUse(f"{name} must be a number.")
+    return int(text)
+
+
+def signed_out(location: str = "/") -> Response:
+    """Return the answer that sends a browser elsewhere after a form."""
+    return RedirectResponse(location, status_code=303)
+
+
+def _json(request: Request, page: Mapping[str, Any]) -> Response:
+    body = json.dumps(_finite(page), default=str, allow_nan=False).encode()
+    return _tagged(request, body, "application/json", 200)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
+
+
+def _tagged(request: Request, body: bytes, kind: str, status: int) -> Response:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    if status == 200 and request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, status, headers, media_type=kind)
+
+
+def _static_files() -> list[tuple[str, bytes, str]]:
+    variables = "".join(f"--{name}:{value};" for name, value in LIGHT.items())
+    dark = "".join(f"--{name}:{value};" for name, value in DARK.items())
+    style = (
+        f":root{{{variables}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+        f":root[data-theme=dark]{{{dark}}}\n"
+        + (_HERE / "static" / "console.css").read_text()
+        + UPLOT_STYLE.read_text()
+    )
+    script = (_HERE / "static" / "console.js").read_bytes()
+    kind = "text/javascript; charset=utf-8"
+    return [
+        ("console.css", style.encode(), "text/css; charset=utf-8"),
+        ("console.js", script, kind),
+        ("chart.js", (_HERE / "static" / "chart.js").read_bytes(), kind),
+        ("uplot.js", UPLOT_SCRIPT.read_bytes(), kind),
+        ("icon.svg", (_HERE / "static" / "icon.svg").read_bytes(), "image/svg+xml"),
+    ]
+
+
+def _ago(at_s: float | None, now_s: float) -> str:
+    if at_s is None:
+        return "never"
+    return f"{words.duration(max(0.0, now_s - at_s))} ago"
+
+
+def _figure(value: Any) -> str:
+    """Return a number as a page shows it; nothing recorded is a dash."""
+    if value is None:
+        return "–"  # noqa: RUF001 - the typographic dash
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,159 @@
+"""Serve the console: the application, its addresses, and the server."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import BadUse
+from holdfast.core.page import missing_extra
+from holdfast.ui.console.backend import Backend
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+KEEP_ALIVE_S = 15
+CONNECTIONS_LIMIT = 512
+HEADERS_LIMIT_BYTES = 32 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """The address of the console, and who may use it."""
+
+    host: str = "127.0.0.1"
+    port: int = 8470
+    """0 chooses a free port."""
+    names: Collection[str] = ()
+    """Further values of `Host`, such as a proxy's `console.example.org`."""
+    proxies: Collection[str] = ()
+    """The addresses of proxies whose `X-Forwarded-*` count."""
+    reading_is_open: bool = False
+
+
+def application(
+    backend: Backend, address: Address, *, show: Callable[[str], None], clock: Clock | None = None
+) -> "ASGIApp":
+    """Return the console as an ASGI application; `show` receives each link that signs in once."""
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from holdfast.ui.console.acting import Acting
+    from holdfast.ui.console.gate import Gate, Rules
+    from holdfast.ui.console.pages import Pages
+    from holdfast.ui.console.sessions import Sessions
+    from holdfast.ui.console.stream import Hub
+
+    sessions, hub = Sessions(clock or SystemClock()), Hub(backend.ledger)
+    pages = Pages(backend, hub)
+
+    def show_code() -> None:
+        shown = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
+        bare = f"[{shown}]" if ":" in shown else shown
+        show(f"http://{bare}:{address.port}/enter#{sessions.new_code(backend.me)}")
+
+    acting = Acting(backend, pages, sessions, show_code=show_code)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        hub.start()
+        show_code()
+        try:
+            yield
+        finally:
+            await hub.close()
+
+    reads: list[tuple[str, str, Any]] = [
+        ("", "now", pages.now),
+        ("runs", "runs", pages.list_runs),
+        ("runs/{run_id}", "run", pages.run),
+        ("runs/{run_id}/logs", "logs", pages.logs),
+        ("incidents/{incident_id}", "incident", pages.incident),
+        ("nodes", "nodes", pages.nodes),
+        ("evaluations", "evaluations", pages.evaluations),
+        ("decisions", "decisions", pages.decisions),
+    ]
+    routes = [
+        Route("/runs/{run_id}/loss.json", pages.page("loss", pages.loss), methods=["GET"]),
+        *[
+            Route(f"/{path or name}.json", pages.page(name, build), methods=["GET"])
+            for path, name, build in reads
+        ],
+        *[
+            Route(f"/{path}", pages.page(name, build), methods=["GET"])
+            for path, name, build in reads
+        ],
+        Route("/enter", pages.enter, methods=["GET"]),
+        Route("/static/{name}", pages.static, methods=["GET"]),
+        Route("/stream", pages.stream, methods=["GET"]),
+        Route("/act/{what}", acting.ask, methods=["GET"]),
+        Route("/act/{what}", acting.act, methods=["POST"]),
+        Route("/enter", acting.enter, methods=["POST"]),
+        Route("/leave", acting.leave, methods=["POST"]),
+        Route("/invite", acting.invite, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: pages.nothing})
+    app.state.sessions, app.state.reading_is_open = sessions, address.reading_is_open
+    rules = Rules(
+        hosts=hosts_of(address), proxies=address.proxies, reading_is_open=address.reading_is_open
+    )
+    return Gate(app, rules, sessions)
+
+
+def hosts_of(address: Address) -> frozenset[str]:
+    """Return the values of `Host` that name the console."""
+    port = address.port
+    own = {f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"}
+    if address.host not in ("0.0.0.0", "::"):
+        own.add(f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}")
+    names = {name.lower() for name in address.names}
+    return frozenset(own | names | {f"{name}:{port}" for name in names if ":" not in name})
+
+
+def serve(backend: Backend, address: Address, *, show: Callable[[str], None]) -> None:
+    """Serve the console until Ctrl-C or SIGTERM.
+
+    Raises:
+        BadUse: the address cannot be used.
+        HoldfastError: the extra `ui` is not installed.
+    """
+    try:
+        import starlette  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise missing_extra(error.name or "starlette", extra="ui") from error
+    listening = _listen(address)
+    port = listening.getsockname()[1]
+    app = application(backend, _with_port(address, port), show=show)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S, limit_concurrency=CONNECTIONS_LIMIT, http="h11", ws="none",
+        h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES, timeout_graceful_shutdown=2, lifespan="on",
+    )  # fmt: skip
+    with contextlib.closing(listening), contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+
+
+def _with_port(address: Address, port: int) -> Address:
+    from dataclasses import replace
+
+    return replace(address, port=port)
+
+
+def _listen(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((address.host, address.port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise BadUse(
+            f"The console cannot listen at {address.host} port {address.port}: {error}. Name another with --port, or "
+            "--port 0 for any free one."
+        ) from error
+    listening.listen(128)
+    return listening
