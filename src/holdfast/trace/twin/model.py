@@ -52,6 +52,8 @@ class Rhythm:
     """Median pause between a failure and its retry."""
     drift: Floats
     """(T) exponents: of the jobs of a type a part u**drift has come when a part u of all would have without drift."""
+    first_parts: Floats
+    """(T) part of a type's jobs that has come exactly when that part of its arrivals has; 0 where none is known."""
     known: Mapping[int, tuple[float, float, float, float]]
     """By number of a type, `sessions.order_statistics` of its completed jobs, which the order must be near to."""
 

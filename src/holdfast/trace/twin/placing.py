@@ -18,6 +18,10 @@ _NEAR_S: Final = 300.0
 _LONG_JOBS: Final = 0.8
 """Part of the cluster that the jobs with the most GPU time share; what comes after them gets more and more."""
 
+_DAY: Final = 86_400 // BUCKET_S
+_HOURS_KEPT: Final = 2
+"""An hour of the day away counts as so many hours more: who finds no room comes back on another day."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
@@ -152,7 +156,9 @@ class _Grid:
             blocked = np.concatenate([[0], np.cumsum(self.held + peak > bound)])
             free = np.flatnonzero(blocked[begin + length] == blocked[begin])
             if len(free):
-                nearest = int(np.argmin(np.abs(free - wanted // BUCKET_S)))
+                away = np.abs(free - wanted // BUCKET_S)
+                off_hour = np.abs((away + _DAY // 2) % _DAY - _DAY // 2)
+                nearest = int(np.argmin(away + _HOURS_KEPT * off_hour))
                 return int(min(free[nearest] * BUCKET_S, latest))
         if after:
             used = np.flatnonzero(self.held)

@@ -35,21 +35,22 @@ def published_rhythm(types: tuple[str, ...], cluster: str) -> Rhythm:
 
     The drift of Seren puts the published part of each type into the first tenth of its GPU jobs.
     """
-    drift = np.ones(len(types))
+    drift, first = np.ones(len(types)), np.zeros(len(types))
     for number, name in enumerate(types):
         if cluster == "kalos":
             drift[number] = _KALOS_DRIFT.get(name, 1.0)
         elif name != CPU:
-            part = _FIRST_TENTH.get(name, _FIRST_TENTH_OTHERS)
-            drift[number] = np.log(part) / np.log(_FIRST_TENTH_ENDS)
+            first[number] = _FIRST_TENTH.get(name, _FIRST_TENTH_OTHERS)
+            drift[number] = np.log(first[number]) / np.log(_FIRST_TENTH_ENDS)
     known = {types.index("Pretrain"): KALOS_PRETRAIN} if cluster == "kalos" else {}
-    return usual_rhythm(types, drift=drift, known=known)
+    return usual_rhythm(types, drift=drift, first_parts=first, known=known)
 
 
 def usual_rhythm(
     types: tuple[str, ...],
     *,
     drift: npt.NDArray[np.float64],
+    first_parts: npt.NDArray[np.float64] | None = None,
     known: dict[int, tuple[float, float, float, float]] | None = None,
 ) -> Rhythm:
     """Return the chosen rhythm with a drift.
@@ -57,6 +58,7 @@ def usual_rhythm(
     Args:
         types: T names.
         drift: (T) exponents, see `Rhythm.drift`.
+        first_parts: (T) parts, see `Rhythm.first_parts`.
         known: statistics by number of the type, see `Rhythm.known`.
     """
     return Rhythm(
@@ -68,5 +70,6 @@ def usual_rhythm(
         retry_share=RETRY_SHARE,
         retry_median_s=RETRY_MEDIAN_S,
         drift=drift,
+        first_parts=np.zeros(len(types)) if first_parts is None else first_parts,
         known=known or {},
     )

@@ -185,7 +185,11 @@ def _chain(
         batches=batch,
         places=np.arange(len(jobs)) - begins[batch],
         campaigns=np.cumsum(restarted) - 1,
-        parts=_parts(restarted, _normal(last), rhythm.gap_cv2[type_], rng),
+        parts=_anchored(
+            _parts(restarted, _normal(last), rhythm.gap_cv2[type_], rng),
+            np.append(begins[1:], len(jobs)) / len(jobs),
+            rhythm.first_parts[type_],
+        ),
         retries=retries,
         pauses_s=rhythm.retry_median_s * np.exp(_RETRY_SPREAD * rng.normal(size=len(begins))),
     )
@@ -241,6 +245,21 @@ def _parts(
     gaps[order] = np.exp(np.log1p(cv2) ** 0.5 * normal)
     ends = np.cumsum(gaps)
     return np.asarray((ends - gaps / 2) / ends[-1])
+
+
+def _anchored(parts: Floats, come: Floats, anchor: float) -> Floats:
+    """Stretch the moments before and after an anchor so that the part `anchor` of the jobs has come by then.
+
+    Args:
+        parts: (B) moments in (0, 1), ascending.
+        come: (B) part of the jobs up to and including each batch.
+        anchor: part of the jobs; 0 where none is known.
+    """
+    last = int(np.searchsorted(come, anchor))
+    if not anchor or last >= len(parts) - 1:
+        return parts
+    middle = (parts[last] + parts[last + 1]) / 2
+    return np.interp(parts, [0.0, middle, 1.0], [0.0, anchor, 1.0])
 
 
 def _distance(
