@@ -82,10 +82,11 @@ def placed(
         jobs = slice(edges[batch], edges[batch + 1])
         own = gpus[jobs], begins[jobs], ends[jobs]
         if batch in fixed:
-            grid.hold(starts[batch], *own)
+            grid.hold(*grid.use(starts[batch], *own))
             continue
         for start in tries[:, batch].tolist():
-            if grid.fits(start, *own, most=most):
+            first, use = grid.use(start, *own)
+            if grid.fits(first, use, most=most):
                 break
         else:
             start = grid.search(
@@ -96,7 +97,8 @@ def placed(
                 after=may_exceed_window,
                 rng=rng,
             )
-        grid.hold(start, *own)
+            first, use = grid.use(start, *own)
+        grid.hold(first, use)
         starts[batch] = start
     return starts
 
@@ -107,10 +109,9 @@ class _Grid:
     def __init__(self, buckets: int, capacity: int) -> None:
         self.held = np.zeros(buckets, dtype=np.int64)
         self.capacity = capacity
-        self.pending: tuple[int, Ints] | None = None
 
     @staticmethod
-    def _use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
+    def use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
         """First bucket and GPUs in each from there."""
         if len(gpus) == 1:
             first = int(start + begins[0]) // BUCKET_S
@@ -124,12 +125,10 @@ class _Grid:
         )
         return first, np.cumsum(change)[:-1].astype(np.int64)
 
-    def fits(self, start: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float) -> bool:
-        first, use = self._use(start, gpus, begins, ends)
+    def fits(self, first: int, use: Ints, *, most: float) -> bool:
         return bool((self.held[first : first + len(use)] + use).max() <= most)
 
-    def hold(self, start: int, gpus: Ints, begins: Ints, ends: Ints) -> None:
-        first, use = self._use(start, gpus, begins, ends)
+    def hold(self, first: int, use: Ints) -> None:
         self.held[first : first + len(use)] += use
 
     def search(
@@ -145,7 +144,7 @@ class _Grid:
         rng: np.random.Generator,
     ) -> int:
         """A start where the whole batch fits under its highest use; where there is none, see `placed`."""
-        first, use = self._use(0, gpus, begins, ends)
+        first, use = self.use(0, gpus, begins, ends)
         length, peak = (
             len(use) + 1,
             int(use.max()),
@@ -169,7 +168,7 @@ class _Grid:
         some = np.unique(rng.integers(0, latest + 1, size=200))
         above = []
         for start in some.tolist():
-            at, use = self._use(start, gpus, begins, ends)
+            at, use = self.use(start, gpus, begins, ends)
             above.append(int((self.held[at : at + len(use)] + use).max()))
         return int(some[int(np.argmin(above))])
 

@@ -185,7 +185,7 @@ def _chain(
         batches=batch,
         places=np.arange(len(jobs)) - begins[batch],
         campaigns=np.cumsum(restarted) - 1,
-        parts=_anchored(
+        parts=anchored(
             _parts(restarted, _normal(last), rhythm.gap_cv2[type_], rng),
             np.append(begins[1:], len(jobs)) / len(jobs),
             rhythm.first_parts[type_],
@@ -247,7 +247,7 @@ def _parts(
     return np.asarray((ends - gaps / 2) / ends[-1])
 
 
-def _anchored(parts: Floats, come: Floats, anchor: float) -> Floats:
+def anchored(parts: Floats, come: Floats, anchor: float) -> Floats:
     """Stretch the moments before and after an anchor so that the part `anchor` of the jobs has come by then.
 
     Args:
