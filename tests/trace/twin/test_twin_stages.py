@@ -180,7 +180,7 @@ def test_placing_keeps_the_capacity_where_there_is_room(seed):
     count = batches.max() + 1
     starts = placed(
         Demand(batches=batches, gpu_nums=gpus, begins_s=begins, ends_s=ends),
-        rate=np.full(2000, 1 / 2000),
+        wanted_s=rng.random(count) * 600_000,
         latest_s=np.full(count, 600_000.0),
         fixed={},
         capacity_gpus=80,

@@ -10,17 +10,18 @@ The stages, a module each:
    from the margins that were. `fitting` counts it in a trace instead, and merges what fewer than five jobs share.
 2. `rounding`: whole jobs, with every margin kept.
 3. `values`: seconds within the bins, with the totals and medians given.
-4. `drawing`: queueing times, by batch, and the whole draw.
-5. `arrivals`: batches, and when a moment is likely.
-6. `placing`: a moment for each batch such that the cluster's GPUs suffice.
-7. `reasons`: why the failed jobs failed, as far as anybody recorded it.
-8. `writing`, `telemetry`: files.
+4. `drawing`: queueing times, the longest where the load is highest, and the whole draw.
+5. `sessions`: batches of like jobs, campaigns, retries; `rhythm` has their parameters.
+6. `arrivals`: when jobs come, and the load that follows.
+7. `placing`: a moment for each batch such that the cluster's GPUs suffice.
+8. `reasons`: why the failed jobs failed, as far as anybody recorded it.
+9. `writing`, `telemetry`: files.
 
 What is published holds at full size as counted; at another size every count is scaled. Counts do not depend on the
 seed; who submits what, when, for how long within a bin, and how it ends does. What nobody published is chosen, and
-said where it is: batches, users, hours and CPU cores in `published`, the queues of CPU jobs in the tables, the odds of
-states in `outcomes`, what each cluster has of Table 3 in `tables/reasons.toml`, memory traffic and the phases of the
-telemetry in `telemetry`.
+said where it is: batches, users, hours and CPU cores in `published`, the order of jobs in `rhythm`, the queues of CPU
+jobs in the tables, the odds of states in `outcomes`, what each cluster has of Table 3 in `tables/reasons.toml`, memory
+traffic and the phases of the telemetry in `telemetry`.
 
 `model` has what passes between them, `bins` the bins of powers of two. `tables/*.toml` are the counts that are carried.
 They are compiled from figures of AcmeTrace (InternLM, CC-BY-4.0) and of Hu et al., "Characterization of Large Language

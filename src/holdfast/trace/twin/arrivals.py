@@ -1,4 +1,4 @@
-"""Stage 5: who comes together, and when a moment is likely: batches, and the rate of arrivals over the window."""
+"""Stage 6: draw the rate of arrivals over the window, its drift by type, and the load that follows."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -12,48 +12,6 @@ BUCKET_S: Final = 300
 
 _SPACING_S: Final = 3.0
 """Between jobs that one script submits (the released rows of one user come 0-3 s apart)."""
-
-
-_BATCH_GPUS: Final = 256
-"""A batch asks for about so many GPUs, or a quarter of the cluster, at most; who asks for more sends single jobs."""
-
-
-def batched(
-    types: Ints,
-    gpu_nums: Ints,
-    mean_sizes: Floats,
-    capacity_gpus: int | None,
-    rng: np.random.Generator,
-) -> tuple[Ints, Ints]:
-    """Number of each job's batch and its place there, 0 first; jobs of a batch are of one type and near in GPUs.
-
-    Sizes are geometric, except that large batches (a checkpoint's datasets, a sweep) lie within 30% of their mean.
-    """
-    most = _BATCH_GPUS if capacity_gpus is None else min(_BATCH_GPUS, max(capacity_gpus // 4, 1))
-    batches = np.empty(len(types), dtype=np.int64)
-    places = np.empty(len(types), dtype=np.int64)
-    first = 0
-    for type_ in np.unique(types):
-        members = np.flatnonzero(types == type_)
-        members = members[np.lexsort((rng.random(len(members)), gpu_nums[members]))]
-        mean = mean_sizes[type_]
-        enough = int(len(members) / mean * 1.5) + 20
-        sizes = np.array([], dtype=np.int64)
-        while sizes.sum() < len(members):
-            if mean >= 20:
-                more = rng.integers(round(0.7 * mean), round(1.3 * mean) + 1, size=enough)
-            else:
-                more = rng.geometric(1 / max(mean, 1.0), size=enough)
-            sizes = np.concatenate([sizes, more])
-        ends = np.cumsum(sizes)
-        number = np.searchsorted(ends, np.arange(len(members)), side="right")
-        part = np.cumsum(gpu_nums[members]) // most
-        begins = (np.diff(number, prepend=-1) != 0) | (np.diff(part, prepend=0) != 0)
-        number = np.cumsum(begins) - 1
-        batches[members] = first + number
-        places[members] = np.arange(len(members)) - np.flatnonzero(begins)[number]
-        first += int(number[-1]) + 1
-    return batches, places
 
 
 def offsets_s(places: Ints, batches: Ints, rng: np.random.Generator) -> Ints:
@@ -91,3 +49,29 @@ def arrival_rate(
         level[day] = 0.6 * level[day - 1] + 0.8 * noise[day]
     rate = hour_of_week[week_hour] * np.exp(dispersion * level[days])
     return np.asarray(rate / rate.sum())
+
+
+def moments_s(parts: Floats, drift: float, rate: Floats, window_s: float) -> Floats:
+    """Return when the batches of a type would come, s from the start of the window.
+
+    Args:
+        parts: (B) moment as a part of the arrivals of the type.
+        drift: exponent, see `Rhythm.drift`.
+        rate: share of arrivals by bucket.
+        window_s: length of the window, s.
+    """
+    ends = np.linspace(0.0, window_s, len(rate) + 1)
+    come = np.concatenate([[0.0], np.cumsum(rate)])
+    return np.asarray(np.interp(parts, (come / come[-1]) ** drift, ends))
+
+
+def load_at(moments: Floats, begins_s: Floats, ends_s: Floats, gpu_nums: Ints) -> Floats:
+    """Return the GPUs asked for at each moment by jobs that would begin and end so, by buckets of `BUCKET_S`."""
+    first, last = (
+        np.maximum(times // BUCKET_S, 0).astype(np.int64) for times in (begins_s, ends_s)
+    )
+    length = int(max(last.max(initial=0), moments.max(initial=0) // BUCKET_S)) + 2
+    change = np.bincount(first, gpu_nums, minlength=length) - np.bincount(
+        last + 1, gpu_nums, minlength=length
+    )
+    return np.asarray(np.cumsum(change)[(moments // BUCKET_S).astype(np.int64)])

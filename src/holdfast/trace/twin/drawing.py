@@ -1,15 +1,22 @@
 """The draw: a calibration, a number of jobs and a seed become a trace."""
 
+import heapq
+from typing import Final
+
 import numpy as np
 
 from holdfast.core.errors import BadUse
-from holdfast.trace.twin.arrivals import arrival_rate, batched, offsets_s
+from holdfast.trace.twin.arrivals import arrival_rate, load_at, moments_s, offsets_s
 from holdfast.trace.twin.model import Calibration, Column, Floats, Ints, TwinJobs
 from holdfast.trace.twin.outcomes import StateModel, dealt_states
 from holdfast.trace.twin.placing import Demand, peak_gpus, placed
-from holdfast.trace.twin.reasons import dealt_reasons
+from holdfast.trace.twin.reasons import FAILED, dealt_reasons
 from holdfast.trace.twin.rounding import cumulative_rounded, rounded_cells
+from holdfast.trace.twin.sessions import Sessions, in_sessions, retried
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
+
+RESERVED: Final = "Pretrain"
+"""The type with a quota of its own."""
 
 
 def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> TwinJobs:
@@ -57,10 +64,6 @@ class _Draw:
         )
         gpus = known.gpu_nums[places].astype(np.int64)
         durations = self._durations(types, places, bins, gpus, seconds)
-        batches, batch_places = batched(
-            types, gpus, known.batch_sizes, known.capacity_gpus, self.rng(3)
-        )
-        queues = self._queues(types, durations, batches, batch_places)
         states = dealt_states(
             types, places, bins, (gpus * durations).astype(float),
             StateModel(
@@ -70,15 +73,48 @@ class _Draw:
             gpus > 0, self.rng(5),
         )  # fmt: skip
         names = np.array(known.states)[states]
+        window_s = known.window_s * max(self.factor, 1.0)
+        rng = self.rng(7)
+        rate = arrival_rate(
+            known.start_s, window_s, known.zone, known.hour_of_week, known.dispersion, rng
+        )
+
+        def moments_of(parts: Floats, type_: int) -> Floats:
+            return moments_s(parts, known.rhythm.drift[type_], rate, window_s)
+
+        sessions = in_sessions(
+            types, gpus, durations, names == "COMPLETED", np.isin(names, FAILED),
+            mean_sizes=known.batch_sizes, rhythm=known.rhythm, capacity_gpus=known.capacity_gpus,
+            moments_s=moments_of, rng=self.rng(3),
+        )  # fmt: skip
+        batches, batch_places = sessions.batches, sessions.places
+        offsets = offsets_s(batch_places, batches, rng)
+        first = np.concatenate(
+            [moments_of(sessions.parts[sessions.types == type_], type_) for type_ in np.unique(types).tolist()]
+        )  # fmt: skip
+
+        def with_retries(lasting: Ints) -> Floats:
+            ends = np.zeros(len(first), dtype=np.int64)
+            np.maximum.at(ends, batches, offsets + lasting)
+            return retried(first, ends, sessions.retries, sessions.pauses_s)
+
+        # Queues follow the load, and retries follow failures, which queues put off.
+        queues = self._queues(
+            types, gpus, durations, sessions, with_retries(durations)[batches] + offsets
+        )
+        runs = durations - queues if known.counts_queue else durations
+        moments = with_retries(queues + runs)
+        users = self._users(sessions, np.bincount(batches))
         # A job that still runs was not submitted with others: it gets its own moment.
         running = np.flatnonzero(names == "RUNNING")
+        moments = np.concatenate([moments, moments[batches[running]]])
         batches[running] = batches.max() + 1 + np.arange(len(running))
-        batch_places[running] = 0
-        _, batches = np.unique(batches, return_inverse=True)
-        submits = self._submits(gpus, durations, queues, batches, batch_places, running)
-        users = self._users(types, batches)
+        offsets[running] = 0
+        kept, batches = np.unique(batches, return_inverse=True)
+        submits = self._submits(
+            gpus, queues, runs, batches, offsets, moments[kept], window_s, running, rng
+        )
         order = np.lexsort((np.arange(self.n), submits))
-        runs = durations - queues if known.counts_queue else durations
         type_names = np.array(known.types)[types]
         reasons = np.zeros(self.n, dtype="U1")
         if known.reasons is not None:
@@ -146,7 +182,9 @@ class _Draw:
                 values[members] = with_median(values[members], bins[members], median)
         return values
 
-    def _queues(self, types: Ints, durations: Ints, batches: Ints, places: Ints) -> Ints:
+    def _queues(
+        self, types: Ints, gpus: Ints, durations: Ints, sessions: Sessions, submits: Floats
+    ) -> Ints:
         known = self.calibration
         gpu_of_type = known.cells[:, known.gpu_nums > 0].sum(axis=(1, 2)) > 0
         counts = np.bincount(types, minlength=len(known.types))
@@ -167,17 +205,31 @@ class _Draw:
         )
         values = self._with_medians(values, bins, gpu_of_type[own_types].astype(np.int64), "queue")
         ceiling = durations if known.counts_queue else None
-        return dealt_queues(values, types, batches, places, ceiling, self.rng(6))
+        # Pretraining has its own quota, and waits for itself; the others wait for all.
+        reserved = types == (known.types.index(RESERVED) if RESERVED in known.types else -1)
+        load = np.zeros(len(types))
+        for waiting, counted in ((reserved, reserved), (~reserved, gpus >= 0)):
+            load[waiting] = load_at(
+                submits[waiting], submits[counted], (submits + durations)[counted], gpus[counted]
+            )
+        return dealt_queues(
+            values, types, sessions.batches, sessions.places, ceiling, self.rng(6), load=load
+        )
 
     def _submits(
-        self, gpus: Ints, durations: Ints, queues: Ints, batches: Ints, places: Ints, running: Ints
+        self,
+        gpus: Ints,
+        queues: Ints,
+        runs: Ints,
+        batches: Ints,
+        offsets: Ints,
+        moments: Floats,
+        window_s: float,
+        running: Ints,
+        rng: np.random.Generator,
     ) -> Ints:
         known = self.calibration
-        rng = self.rng(7)
-        window_s = known.window_s * max(self.factor, 1.0)
         stretch_s = window_s - known.window_s
-        offsets = offsets_s(places, batches, rng)
-        runs = durations - queues if known.counts_queue else durations
         count = int(batches.max()) + 1
         latest = np.full(count, window_s)
         np.minimum.at(latest, batches, window_s - offsets)
@@ -186,9 +238,6 @@ class _Draw:
             snapshot = known.snapshot_s - known.start_s + stretch_s
             np.minimum.at(latest, batches, snapshot - offsets - queues - runs - 1.0)
             fixed = {int(batches[job]): int(snapshot - queues[job] - runs[job]) for job in running}
-        rate = arrival_rate(
-            known.start_s, window_s, known.zone, known.hour_of_week, known.dispersion, rng
-        )
         gpu = np.flatnonzero(gpus > 0)
         starts = np.empty(count, dtype=np.int64)
         for members, capacity in ((gpu, known.capacity_gpus), (np.flatnonzero(gpus == 0), None)):
@@ -198,7 +247,7 @@ class _Draw:
                 Demand(
                     batches=numbers, gpu_nums=gpus[members], begins_s=begins, ends_s=begins + runs[members],
                 ),
-                rate=rate,
+                wanted_s=moments[own],
                 latest_s=np.maximum(latest[own], 0.0),
                 fixed={int(np.searchsorted(own, batch)): start for batch, start in fixed.items() if batch in own},
                 capacity_gpus=capacity,
@@ -207,19 +256,22 @@ class _Draw:
             )  # fmt: skip
         return np.asarray(starts[batches] + offsets + round(known.start_s), dtype=np.int64)
 
-    def _users(self, types: Ints, batches: Ints) -> Column:
+    def _users(self, sessions: Sessions, jobs: Ints) -> Column:
+        """The user of each job: one a campaign, so that the users of a type have their shares of its jobs."""
         known, rng = self.calibration, self.rng(8)
-        count = int(batches.max()) + 1
-        type_of = np.zeros(count, dtype=np.int64)
-        type_of[batches] = types
-        who = np.empty(count, dtype=np.int64)
+        who = np.empty(int(sessions.campaigns[-1]) + 1, dtype=np.int64)
+        size = np.bincount(sessions.campaigns, jobs)
+        first = np.searchsorted(sessions.campaigns, np.arange(len(who)))
+        type_of = sessions.types[first]
         for type_ in np.unique(type_of):
             curve = np.cumsum(known.users[type_])
-            own = np.flatnonzero(type_of == type_)
-            who[own] = np.searchsorted(curve, rng.random(len(own)) * curve[-1], side="right")
+            own = rng.permutation(np.flatnonzero(type_of == type_))
+            middle = (np.cumsum(size[own]) - size[own] / 2) / size[own].sum()
+            who[own] = np.searchsorted(curve / curve[-1], middle, side="right")
         numbers = rng.permutation(16**4)[: known.users.shape[1]]
         names = np.array([f"u{number:04x}" for number in numbers])
-        return np.asarray(names[np.minimum(who, len(names) - 1)][batches])
+        by_campaign = names[np.minimum(who, len(names) - 1)]
+        return np.asarray(by_campaign[sessions.campaigns[sessions.batches]])
 
     def _cpus(self, types: Ints, places: Ints) -> Ints:
         cpus = self.calibration.cpus[types, places]
@@ -244,8 +296,9 @@ def dealt_queues(
     places: Ints,
     ceiling: Ints | None,
     rng: np.random.Generator,
+    load: Floats | None = None,
 ) -> Ints:
-    """The queueing time of each job.
+    """The queueing time of each job: the longest of its type where the load is highest.
 
     Args:
         queues: the times to deal, aligned with `types` (any order within a type).
@@ -254,60 +307,52 @@ def dealt_queues(
         places: place of each job in its batch, 0 first.
         ceiling: durations that no queueing time may exceed (Kalos counts from submission).
         rng: the draw.
+        load: of the cluster or the quota when each job comes; None: it is not known.
     """
     count = int(batches.max()) + 1 if len(batches) else 0
     congestion = rng.normal(size=count)
     longest = np.bincount(batches, minlength=count)
     score = (
-        0.9 * congestion[batches]
+        0.9 * (congestion[batches] if load is None else _normal_ranks(load, types))
         + 0.4 * rng.normal(size=len(types))
         + 0.5 * places / longest[batches]
     )
     dealt = np.empty_like(queues)
     # By type and score the jobs, by type and length the times.
     dealt[np.lexsort((score, types))] = queues[np.lexsort((queues, types))]
-    return dealt if ceiling is None else _below(dealt, types, ceiling, rng)
+    if ceiling is not None:
+        for type_ in np.unique(types).tolist():
+            members = np.flatnonzero(types == type_)
+            dealt[members] = _below(queues[members], score[members], ceiling[members])
+    return dealt
 
 
-def _below(queues: Ints, types: Ints, ceiling: Ints, rng: np.random.Generator) -> Ints:
-    """Queueing times swapped within types until none exceeds its job's ceiling.
+def _normal_ranks(values: Floats, groups: Ints) -> Floats:
+    """Values whose order within each group is that of `values`, spread evenly with mean 0 and variance 1."""
+    order = np.lexsort((values, groups))
+    counts = np.bincount(groups)
+    first = (np.cumsum(counts) - counts)[groups[order]]
+    ranks = np.empty(len(values))
+    ranks[order] = (np.arange(len(values)) - first + 0.5) / counts[groups[order]]
+    return np.asarray((ranks - 0.5) * 12**0.5)
 
-    Random partners for most; for the rest of a type, if any is left, the shortest ceilings choose first among what
-    fits. That succeeds whenever any assignment does.
+
+def _below(queues: Ints, score: Floats, ceiling: Ints) -> Ints:
+    """Return the queueing times of jobs, none above its ceiling: the longest goes to the highest score that it fits.
+
+    That succeeds whenever any assignment does. A time that no job is long enough for is cut to the longest job left.
     """
-    for type_ in np.unique(types):
-        members = np.flatnonzero(types == type_)
-        for _ in range(60):
-            wrong = members[queues[members] > ceiling[members]]
-            if not len(wrong):
-                break
-            partner = rng.choice(members, size=len(wrong))
-            fits = (queues[wrong] <= ceiling[partner]) & (queues[partner] <= ceiling[wrong])
-            # A partner serves one job only.
-            _, first = np.unique(partner, return_index=True)
-            alone = np.zeros(len(wrong), dtype=bool)
-            alone[first] = True
-            alone &= fits & ~np.isin(partner, wrong)
-            queues[wrong[alone]], queues[partner[alone]] = (
-                queues[partner[alone]],
-                queues[wrong[alone]],
-            )
-        if (queues[members] > ceiling[members]).any():
-            _exact(queues, members, ceiling, rng)
-    return queues
-
-
-def _exact(queues: Ints, members: Ints, ceiling: Ints, rng: np.random.Generator) -> None:
-    waiting = np.sort(queues[members])
-    pool: list[int] = []
-    taken = 0
-    for job in members[np.argsort(ceiling[members], kind="stable")]:
-        while taken < len(waiting) and waiting[taken] <= ceiling[job]:
-            pool.append(int(waiting[taken]))
+    by_ceiling = np.argsort(-ceiling, kind="stable").tolist()
+    ceilings, scores = ceiling.tolist(), score.tolist()
+    fitting: list[tuple[float, int]] = []
+    dealt, taken = np.empty_like(queues), 0
+    for queue in np.sort(queues)[::-1].tolist():
+        while taken < len(by_ceiling) and ceilings[by_ceiling[taken]] >= queue:
+            heapq.heappush(fitting, (-scores[by_ceiling[taken]], by_ceiling[taken]))
             taken += 1
-        if not pool:  # No assignment exists: the job waits as long as it lasts.
-            pool.append(int(ceiling[job]))
+        if fitting:
+            dealt[heapq.heappop(fitting)[1]] = queue
+        else:
+            dealt[by_ceiling[taken]] = ceilings[by_ceiling[taken]]
             taken += 1
-        pick = int(rng.integers(len(pool)))
-        pool[pick], pool[-1] = pool[-1], pool[pick]
-        queues[job] = pool.pop()
+    return dealt

@@ -21,6 +21,7 @@ from holdfast.trace.twin.bins import BINS, bin_of
 from holdfast.trace.twin.model import CPU, Calibration, Floats, Ints, Reasons
 from holdfast.trace.twin.placing import peak_gpus
 from holdfast.trace.twin.reasons import FAILED
+from holdfast.trace.twin.rhythm import usual_rhythm
 
 if TYPE_CHECKING:
     from holdfast.trace.clusters import Cluster
@@ -115,6 +116,9 @@ def fit(
         hour_of_week=hours,
         dispersion=dispersion,
         batch_sizes=_batch_sizes(table, numbers, len(names)),
+        rhythm=usual_rhythm(
+            tuple(names.tolist()), drift=_drift(table["submit_s"], numbers, len(names))
+        ),
         reasons=_reasons(table),
     )
 
@@ -316,6 +320,14 @@ def _rhythm(submit_s: Floats, zone: str) -> tuple[Floats, float]:
     busy = days[days > 0]
     spread = float(np.std(np.log(busy)) ** 2 - np.mean(1 / busy)) if len(busy) > 2 else 0.0
     return week / week.sum(), float(min(max(spread, 0.0) ** 0.5, 1.5))
+
+
+def _drift(submit_s: Floats, types: Ints, count: int) -> Floats:
+    """(T) exponents with the mean moment of each type's jobs; within a factor of three of no drift."""
+    parts = (submit_s - submit_s.min()) / max(float(np.ptp(submit_s)), 1.0)
+    mean = np.bincount(types, parts, minlength=count) / np.bincount(types, minlength=count)
+    # The mean of u is drift / (1 + drift) where the part u**drift has come by u.
+    return np.asarray(np.clip(mean / np.maximum(1 - mean, 1e-9), 1 / 3, 3.0))
 
 
 def _batch_sizes(table: dict[str, npt.NDArray[Any]], types: Ints, count: int) -> Floats:

@@ -33,6 +33,32 @@ class Reasons:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Rhythm:
+    """How jobs follow each other in time. T types."""
+
+    same_size: Floats
+    """(T) probability that a batch belongs to the campaign of the batch before: same user, same GPUs."""
+    near_size: float
+    """Correlation of the ranks of sizes of successive campaigns."""
+    near_duration: Floats
+    """(T) correlation of the ranks of durations of successive batches."""
+    alike: float
+    """Correlation of the rank of a job's duration with the rank of its batch."""
+    gap_cv2: Floats
+    """(T) squared coefficient of variation of the gaps between batches, beside what the hours and the days add."""
+    retry_share: float
+    """Part of the failed batches after which the next one of the campaign is a retry."""
+    retry_median_s: float
+    """Median pause between a failure and its retry."""
+    drift: Floats
+    """(T) exponents: of the jobs of a type a part u**drift has come when a part u of all would have without drift."""
+    first_parts: Floats
+    """(T) part of a type's jobs that has come exactly when that part of its arrivals has; 0 where none is known."""
+    known: Mapping[int, tuple[float, float, float, float]]
+    """By number of a type, `sessions.order_statistics` of its completed jobs, which the order must be near to."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
     """Tables of counts: all that the draw knows of a trace. T types, G GPU counts, D bins, S states, U users.
 
@@ -86,6 +112,8 @@ class Calibration:
     """Standard deviation of the logarithm of a day's rate of arrivals."""
     batch_sizes: Floats
     """(T) mean jobs submitted together."""
+    rhythm: Rhythm
+    """How jobs follow each other."""
     reasons: Reasons | None
     """Why failed jobs failed; None: nobody recorded any cause."""
 

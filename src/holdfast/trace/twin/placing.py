@@ -1,7 +1,7 @@
-"""Stage 6: a start for every batch, such that jobs never hold more GPUs than there are.
+"""Stage 7: a start for every batch, such that jobs never hold more GPUs than there are.
 
 A job's run is fixed by its bins, so only its moment can give way. Batches are placed by falling GPU time on a grid of
-five minutes, each at a moment drawn from the rate of arrivals, another one where GPUs would not suffice. A job counts
+five minutes, each at its own moment, or the nearest one at which GPUs suffice. A job counts
 in every bucket that it touches, so the true use is never above what is counted.
 """
 
@@ -13,9 +13,14 @@ import numpy as np
 from holdfast.trace.twin.arrivals import BUCKET_S
 from holdfast.trace.twin.model import Floats, Ints
 
-_TRIES: Final = 12
+_TRIES: Final = 6
+_NEAR_S: Final = 300.0
 _LONG_JOBS: Final = 0.8
 """Part of the cluster that the jobs with the most GPU time share; what comes after them gets more and more."""
+
+_DAY: Final = 86_400 // BUCKET_S
+_HOURS_KEPT: Final = 2
+"""An hour of the day away counts as so many hours more: who finds no room comes back on another day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +36,7 @@ class Demand:
 def placed(
     demand: Demand,
     *,
-    rate: Floats,
+    wanted_s: Floats,
     latest_s: Floats,
     fixed: dict[int, int],
     capacity_gpus: int | None,
@@ -42,7 +47,7 @@ def placed(
 
     Args:
         demand: the jobs; batches are numbered from 0 without gaps.
-        rate: share of arrivals by bucket.
+        wanted_s: by batch, when it would come.
         latest_s: by batch, the last moment that it may start.
         fixed: batches whose moment is given.
         capacity_gpus: the bound; None: no bound.
@@ -50,16 +55,7 @@ def placed(
         rng: the draw.
     """
     count = len(latest_s)
-    curve = np.concatenate([[0.0], np.cumsum(rate)])
-    curve /= curve[-1]
-
-    def moments(batches: Ints, tries: int) -> Ints:
-        latest = np.interp(latest_s[batches] / BUCKET_S, np.arange(len(curve)), curve)
-        drawn = rng.random((tries, len(batches))) * latest
-        found = np.interp(drawn, curve, np.arange(len(curve))) * BUCKET_S
-        return np.asarray(np.minimum(found, latest_s[batches]), dtype=np.int64)
-
-    starts: Ints = np.asarray(moments(np.arange(count), 1)[0])
+    starts: Ints = np.clip(wanted_s, 0, latest_s).astype(np.int64)
     for batch, start in fixed.items():
         starts[batch] = start
     if capacity_gpus is None or not len(demand.batches):
@@ -78,21 +74,31 @@ def placed(
     # weeks, and people keep their quota free.
     placed_part = (np.cumsum(held[rank]) - held[rank]) / max(float(held.sum()), 1.0)
     usual = np.floor(capacity_gpus * (_LONG_JOBS + (1 - _LONG_JOBS) * placed_part))
-    tries = moments(np.arange(count), _TRIES)
+    # A few moments near the wanted one, then the nearest that there is.
+    away_s = rng.normal(size=(_TRIES, count)) * _NEAR_S * 2.0 ** np.arange(_TRIES)[:, None]
+    away_s[0] = 0.0
+    tries = np.clip(starts + away_s, 0, latest_s).astype(np.int64)
     for batch, most in zip(rank, usual.tolist(), strict=True):
         jobs = slice(edges[batch], edges[batch + 1])
         own = gpus[jobs], begins[jobs], ends[jobs]
         if batch in fixed:
-            grid.hold(starts[batch], *own)
+            grid.hold(*grid.use(starts[batch], *own))
             continue
         for start in tries[:, batch].tolist():
-            if grid.fits(start, *own, most=most):
+            first, use = grid.use(start, *own)
+            if grid.fits(first, use, most=most):
                 break
         else:
             start = grid.search(
-                int(latest_s[batch]), *own, most=most, after=may_exceed_window, rng=rng
+                int(starts[batch]),
+                int(latest_s[batch]),
+                *own,
+                most=most,
+                after=may_exceed_window,
+                rng=rng,
             )
-        grid.hold(start, *own)
+            first, use = grid.use(start, *own)
+        grid.hold(first, use)
         starts[batch] = start
     return starts
 
@@ -103,10 +109,9 @@ class _Grid:
     def __init__(self, buckets: int, capacity: int) -> None:
         self.held = np.zeros(buckets, dtype=np.int64)
         self.capacity = capacity
-        self.pending: tuple[int, Ints] | None = None
 
     @staticmethod
-    def _use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
+    def use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
         """First bucket and GPUs in each from there."""
         if len(gpus) == 1:
             first = int(start + begins[0]) // BUCKET_S
@@ -120,16 +125,15 @@ class _Grid:
         )
         return first, np.cumsum(change)[:-1].astype(np.int64)
 
-    def fits(self, start: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float) -> bool:
-        first, use = self._use(start, gpus, begins, ends)
+    def fits(self, first: int, use: Ints, *, most: float) -> bool:
         return bool((self.held[first : first + len(use)] + use).max() <= most)
 
-    def hold(self, start: int, gpus: Ints, begins: Ints, ends: Ints) -> None:
-        first, use = self._use(start, gpus, begins, ends)
+    def hold(self, first: int, use: Ints) -> None:
         self.held[first : first + len(use)] += use
 
     def search(
         self,
+        wanted: int,
         latest: int,
         gpus: Ints,
         begins: Ints,
@@ -140,7 +144,7 @@ class _Grid:
         rng: np.random.Generator,
     ) -> int:
         """A start where the whole batch fits under its highest use; where there is none, see `placed`."""
-        first, use = self._use(0, gpus, begins, ends)
+        first, use = self.use(0, gpus, begins, ends)
         length, peak = (
             len(use) + 1,
             int(use.max()),
@@ -151,7 +155,10 @@ class _Grid:
             blocked = np.concatenate([[0], np.cumsum(self.held + peak > bound)])
             free = np.flatnonzero(blocked[begin + length] == blocked[begin])
             if len(free):
-                return int(min(rng.choice(free) * BUCKET_S, latest))
+                away = np.abs(free - wanted // BUCKET_S)
+                off_hour = np.abs((away + _DAY // 2) % _DAY - _DAY // 2)
+                nearest = int(np.argmin(away + _HOURS_KEPT * off_hour))
+                return int(min(free[nearest] * BUCKET_S, latest))
         if after:
             used = np.flatnonzero(self.held)
             start = int(used[-1] + 1) * BUCKET_S
@@ -161,7 +168,7 @@ class _Grid:
         some = np.unique(rng.integers(0, latest + 1, size=200))
         above = []
         for start in some.tolist():
-            at, use = self._use(start, gpus, begins, ends)
+            at, use = self.use(start, gpus, begins, ends)
             above.append(int((self.held[at : at + len(use)] + use).max()))
         return int(some[int(np.argmin(above))])
 

@@ -19,6 +19,7 @@ from holdfast.trace.twin.joint import (
 from holdfast.trace.twin.model import CPU, Calibration, Floats
 from holdfast.trace.twin.outcomes import published_states
 from holdfast.trace.twin.reasons import published_reasons
+from holdfast.trace.twin.rhythm import published_rhythm
 
 CLUSTERS: Final = ("seren", "kalos")
 
@@ -99,6 +100,7 @@ def _made(tables: dict[str, Any]) -> Calibration:
         hour_of_week=published_hours(),
         dispersion=DISPERSION,
         batch_sizes=published_batches(types),
+        rhythm=published_rhythm(types, tables["cluster"]),
         reasons=published_reasons(tables["cluster"]),
     )
 

@@ -1,4 +1,4 @@
-"""Stage 7: why failed jobs failed. Causes of the study's Table 3, dealt to a twin's failed jobs.
+"""Stage 8: why failed jobs failed. Causes of the study's Table 3, dealt to a twin's failed jobs.
 
 The table is of failures whose cause was recorded, in the larger trace of the study; the released one names no cause,
 and most of a twin's failed jobs have none either. The twins of both clusters at full size have the table's numbers

@@ -122,11 +122,17 @@ _USABLE_MIB: Final = 81248
 _BLOCK_VALUES: Final = 2_000_000
 """Samples x GPUs that are drawn at once; each block has the published curves by itself."""
 
-_XID_GPU_HOURS: Final = 1036.0
-"""GPU hours an onset in Kalos, 2023-08-15 to 08-31 (852 onsets, derived by jcmiller/hackathon-datacenter-agent)."""
+_XID_HOURS: Final = 376.5
+"""Observed of Kalos, 2023-08-15 15:30 to 08-31 08:00 (852 onsets, derived by jcmiller/hackathon-datacenter-agent)."""
 _XID_CODES: Final = {43: 794, 31: 55, 94: 2, 45: 1}
-_XID_GPUS: Final = 6
-"""GPUs of a node that latch a code together: 851 GPUs on 142 nodes."""
+_XID_BURSTS: Final = 8
+_XID_SINGLES: Final = 19
+"""Onsets without a pause of five minutes are one event: eight events of 50 to 116 GPUs, 19 of one to 13."""
+_XID_NODES: Final = 71 / 293
+"""Part of the nodes of which a GPU has an onset in a burst; such a node has 1.5 of them."""
+_XID_GPUS: Final = 1.5 / 8
+_XID_SPREAD_S: Final = 120.0
+"""Onsets of a burst come within about so long (chosen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,14 +327,36 @@ def _season_c(times_s: Floats) -> Floats:
 def _xids(codes: Any, count: int, rng: np.random.Generator) -> Any:
     """(samples, GPUs) the last Xid of each GPU, 0 before the first: a gauge that latches, as DCGM's does."""
     latched = np.tile(codes, (count, 1))
-    nodes = len(codes) // 8
-    chance = SAMPLE_S / 3600 * 8 / _XID_GPU_HOURS / _XID_GPUS * nodes
-    numbers, shares = np.array(list(_XID_CODES)), np.array(list(_XID_CODES.values()), dtype=float)
-    for sample in np.flatnonzero(rng.random(count) < chance):
-        node = int(rng.integers(nodes))
-        hit = 8 * node + np.flatnonzero(rng.random(8) < _XID_GPUS / 8)
-        latched[sample:, hit] = rng.choice(numbers, p=shares / shares.sum())
+    for sample, gpu, code in xid_onsets(len(codes), count, rng):
+        latched[sample:, gpu] = code
     return latched
+
+
+def xid_onsets(gpus: int, samples: int, rng: np.random.Generator) -> list[tuple[int, int, int]]:
+    """Sample, GPU and code of the onsets of Xids, in order.
+
+    As in Kalos, most onsets come in bursts over a quarter of the nodes, and most are of applications (Xid 43).
+
+    Args:
+        gpus: GPUs, eight a node.
+        samples: of 15 s.
+        rng: the draw.
+    """
+    hours = samples * SAMPLE_S / 3600
+    numbers, shares = np.array(list(_XID_CODES)), np.array(list(_XID_CODES.values()), dtype=float)
+    hits: list[tuple[int, int]] = []
+    bursts, singles = (
+        rng.integers(samples, size=rng.poisson(number * hours / _XID_HOURS)).tolist()
+        for number in (_XID_BURSTS, _XID_SINGLES)
+    )
+    for sample in bursts:
+        on = np.repeat(rng.random(-(-gpus // 8)) < _XID_NODES, 8)[:gpus]
+        on &= rng.random(gpus) < _XID_GPUS
+        late = rng.integers(int(_XID_SPREAD_S / SAMPLE_S), size=gpus)
+        hits += [(sample + int(late[gpu]), gpu) for gpu in np.flatnonzero(on).tolist()]
+    hits += [(sample, int(rng.integers(gpus))) for sample in singles]
+    drawn = rng.choice(numbers, size=len(hits), p=shares / shares.sum()).tolist()
+    return [(sample, gpu, code) for (sample, gpu), code in zip(sorted(hits), drawn, strict=True)]
 
 
 def _addresses(count: int, rng: np.random.Generator) -> list[str]:

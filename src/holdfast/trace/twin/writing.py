@@ -1,4 +1,4 @@
-"""Stage 8: files. The jobs in AcmeTrace's own form, or in that of a scheduling simulator."""
+"""Stage 9: files. The jobs in AcmeTrace's own form, or in that of a scheduling simulator."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,0 +1,75 @@
+"""Give the parameters of the order in time of the two published clusters: known ones, and chosen ones.
+
+Known are: the order of the 319 completed Kalos jobs of pretraining, fine-tuning and others whose moments are published;
+two autocorrelations of the completed jobs of Kalos; the types of the first tenth of Seren's GPU jobs; the median pause
+of eleven minutes before a retry (504 B200, arXiv 2605.09370). All else here is chosen.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.twin.model import CPU, Rhythm
+
+KALOS_PRETRAIN: Final = (0.791, 0.823, 0.413, 6.54)
+"""`sessions.order_statistics` of the 183 completed pretraining jobs of Kalos in order of submission."""
+
+_FIRST_TENTH: Final = {"SFT": 25_781 / 66_971, "Evaluation": 2_965 / 292_212}
+_FIRST_TENTH_OTHERS: Final = (45_059 - 25_781 - 2_965) / (450_590 - 66_971 - 292_212)
+"""Parts of Seren's jobs of each type that are among the first tenth of its GPU jobs."""
+_FIRST_TENTH_ENDS: Final = 1 / 6
+"""The first tenth of Seren's jobs comes in about the first of six months (chosen)."""
+_KALOS_DRIFT: Final = {"Pretrain": 1.03, "Other": 0.71, "SFT": 0.71}
+"""So that the mean moment is that of the 319 jobs."""
+
+_SAME_SIZE: Final = {"Pretrain": 0.95, "Evaluation": 0.7}
+_NEAR_DURATION: Final = {"Pretrain": 0.84, "Evaluation": 0.6}
+_GAP_CV2: Final = {"Pretrain": 30.0, "SFT": 6.5, "Other": 6.5}
+RETRY_SHARE: Final = 0.5
+RETRY_MEDIAN_S: Final = 660.0
+
+
+def published_rhythm(types: tuple[str, ...], cluster: str) -> Rhythm:
+    """Return the rhythm of a published cluster, `seren` or `kalos`.
+
+    The drift of Seren puts the published part of each type into the first tenth of its GPU jobs.
+    """
+    drift, first = np.ones(len(types)), np.zeros(len(types))
+    for number, name in enumerate(types):
+        if cluster == "kalos":
+            drift[number] = _KALOS_DRIFT.get(name, 1.0)
+        elif name != CPU:
+            first[number] = _FIRST_TENTH.get(name, _FIRST_TENTH_OTHERS)
+            drift[number] = np.log(first[number]) / np.log(_FIRST_TENTH_ENDS)
+    known = {types.index("Pretrain"): KALOS_PRETRAIN} if cluster == "kalos" else {}
+    return usual_rhythm(types, drift=drift, first_parts=first, known=known)
+
+
+def usual_rhythm(
+    types: tuple[str, ...],
+    *,
+    drift: npt.NDArray[np.float64],
+    first_parts: npt.NDArray[np.float64] | None = None,
+    known: dict[int, tuple[float, float, float, float]] | None = None,
+) -> Rhythm:
+    """Return the chosen rhythm with a drift.
+
+    Args:
+        types: T names.
+        drift: (T) exponents, see `Rhythm.drift`.
+        first_parts: (T) parts, see `Rhythm.first_parts`.
+        known: statistics by number of the type, see `Rhythm.known`.
+    """
+    return Rhythm(
+        same_size=np.array([_SAME_SIZE.get(name, 0.7) for name in types]),
+        near_size=0.3,
+        near_duration=np.array([_NEAR_DURATION.get(name, 0.5) for name in types]),
+        alike=0.9,
+        gap_cv2=np.array([_GAP_CV2.get(name, 3.0) for name in types]),
+        retry_share=RETRY_SHARE,
+        retry_median_s=RETRY_MEDIAN_S,
+        drift=drift,
+        first_parts=np.zeros(len(types)) if first_parts is None else first_parts,
+        known=known or {},
+    )
