@@ -5,20 +5,15 @@ import sample_runs
 from console_home import HOST, OWN, add_log, open_console
 
 from holdfast.core.paths import RunPaths
+from holdfast.ui.console.sessions import CODES_LIMIT
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def home(tmp_path):
-    with sample_runs.open_home(tmp_path) as ledger:
-        sample_runs.faulty_run(ledger, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def console(home):
     with open_console(home) as console:
+        console.ledger.set_run("demo-1", state="running")
         yield console
 
 
@@ -164,6 +159,18 @@ def test_a_code_works_once_and_the_cookie_is_strict(home):
         assert console.sign_in().status_code == 303, "the console has shown a new code"
 
 
+def test_wrong_codes_neither_fill_the_terminal_nor_push_out_an_invitation(console):
+    page = console.client.post("/invite", data={"who": "grace"}, headers=OWN).text
+    code = page.partition("/enter#")[2].partition("<")[0]
+    shown = len(console.links)
+    console.client.cookies.clear()
+    for number in range(CODES_LIMIT + 1):
+        assert console.sign_in(f"wrong-{number}").status_code == 403
+    assert len(console.links) == shown
+    assert console.sign_in(code).status_code == 303
+    assert console.sign_in().status_code == 303, "the newest link still works"
+
+
 def test_signing_out_ends_the_session_also_for_a_copied_cookie(console):
     copied = dict(console.client.cookies)
     assert console.client.post("/leave", data={"x": ""}, headers=OWN).status_code == 303
@@ -173,6 +180,7 @@ def test_signing_out_ends_the_session_also_for_a_copied_cookie(console):
 
 def test_reading_can_be_opened_alone(home):
     with open_console(home, signed_in=False, reading_is_open=True) as console:
+        console.ledger.set_run("demo-1", state="running")
         assert console.get("/runs/demo-1").status_code == 200
         form = console.form("stop", "demo-1")
         assert form == {}, "no form for people who may not act"

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import pytest
-import sample_runs
 from console_home import open_console, propose
 
 from holdfast.core.ledger import Ledger
@@ -16,10 +15,8 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    with sample_runs.open_home(tmp_path) as opened:
-        sample_runs.faulty_run(opened, tmp_path)
-    with Ledger.open(ledger_url(tmp_path)) as opened:
+def ledger(home):
+    with Ledger.open(ledger_url(home)) as opened:
         yield opened
 
 

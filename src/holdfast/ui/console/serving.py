@@ -50,10 +50,17 @@ def application(
     sessions, hub = Sessions(clock or SystemClock()), Hub(backend.ledger)
     pages = Pages(backend, hub)
 
+    shown_code = ""
+
     def show_code() -> None:
+        # Anybody may send wrong codes: they must neither fill the terminal nor push out the codes of invited people.
+        nonlocal shown_code
+        if sessions.is_code(shown_code):
+            return
+        shown_code = sessions.new_code(backend.me)
         shown = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
         bare = f"[{shown}]" if ":" in shown else shown
-        show(f"http://{bare}:{address.port}/enter#{sessions.new_code(backend.me)}")
+        show(f"http://{bare}:{address.port}/enter#{shown_code}")
 
     acting = Acting(backend, pages, sessions, show_code=show_code)
 

@@ -41,6 +41,12 @@ class Sessions:
                 self._codes.popitem(last=False)
         return code
 
+    def is_code(self, code: str) -> bool:
+        """Return True if the code still signs somebody in."""
+        with self._lock:
+            found = self._codes.get(_digest(code))
+            return found is not None and found.until_s >= self._clock.now_s()
+
     def enter(self, code: str) -> tuple[str, Session] | None:
         """Exchange a code for a session; return the session's secret, or None if the code is not valid any more."""
         with self._lock:
