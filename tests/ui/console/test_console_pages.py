@@ -9,6 +9,7 @@ from console_home import add_log, open_console, propose
 
 from holdfast.core.ledger import Attempt, EvaluationRecord, Ledger, Run, TooSlow
 from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.core.words import LINE_LIMIT
 from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
 from holdfast.ui.console.journal import Journals
 from holdfast.ui.console.logs import surroundings
@@ -121,6 +122,17 @@ def test_logs_are_read_in_bounded_parts_and_searched(home, console):
         f"/runs/demo-1/logs.json?attempt=2&rank=3&q=STEP 77&from={found['next']}"
     ).json()
     assert len(found["hits"]) + len(more["hits"]) == 111
+
+
+def test_the_drawing_of_a_long_run_is_not_cut(home, console):
+    with sample_runs.open_home(home) as ledger:
+        job = sample_runs.Scribe(ledger, home, "long")
+        job.begin()
+        job.train(600)
+        job.journal.close()
+    (curve,) = re.findall(r'<path class="curve[^"]*" d="([^"]*)"', console.get("/runs/long").text)
+    assert len(curve) > LINE_LIMIT
+    assert re.fullmatch(r"M[\d. L-]+", curve)
 
 
 def test_a_progress_bar_does_not_shift_the_number_of_a_cited_line(home):

@@ -63,7 +63,7 @@ class Acting:
         form = await form_of(request)
         found = self._sessions.enter(form.get("code", ""))
         if found is None:
-            page = {"said": "This code was used already, or it is too old. The console's terminal shows one that works.",
+            page = {"said": "This code was used already, or it is too old. The console's terminal shows a good one.",
                     "asked": ""}  # fmt: skip
             self._show_code()
             return self._pages.html(request, "enter.html.j2", page, 403)
