@@ -51,6 +51,20 @@ def test_no_other_method_is_served(console, method):
     assert console.orders == []
 
 
+def test_the_head_of_the_stream_ends(console):
+    assert console.client.head("/stream").headers["content-type"].startswith("text/event-stream")
+
+
+def test_consoles_on_two_ports_of_a_host_have_two_cookies(console, home):
+    with open_console(home, signed_in=False, port=8471) as other:
+        entered = other.client.post(
+            "/enter", data={"code": other.links[-1].partition("#")[2]},
+            headers={**OWN, "host": "127.0.0.1:8471", "origin": "http://127.0.0.1:8471"},
+        )  # fmt: skip
+    assert entered.status_code == 303
+    assert entered.headers["set-cookie"].partition("=")[0] not in console.client.cookies
+
+
 def test_an_action_is_never_a_get(console):
     assert console.get("/act/stop?target=demo-1&key=" + "a" * 32).status_code == 200
     assert console.orders == []

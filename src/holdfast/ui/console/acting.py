@@ -20,7 +20,7 @@ from holdfast.ui.console.pages import Pages, number_of, signed_out, status_of
 from holdfast.ui.console.queries.nodes import seen_of_node
 from holdfast.ui.console.queries.run import RunRecords, run_of_incident, seen_of_verdict
 from holdfast.ui.console.run_page import LIMIT_S, possible
-from holdfast.ui.console.sessions import COOKIE, SESSION_S, Sessions
+from holdfast.ui.console.sessions import SESSION_S, Sessions
 
 ANSWER_S = 3.0
 """Seconds that a browser waits for an action. A longer action goes on, and its record shows the result."""
@@ -72,7 +72,7 @@ class Acting:
             self._show_code()
         response = signed_out("/")
         response.set_cookie(
-            COOKIE, secret, max_age=round(SESSION_S), httponly=True, samesite="strict",
+            self._sessions.cookie, secret, max_age=round(SESSION_S), httponly=True, samesite="strict",
             secure=request.state.scheme == "https", path="/",
         )  # fmt: skip
         return response
@@ -81,7 +81,7 @@ class Acting:
         """End the session."""
         self._sessions.leave(request.state.secret)
         response = signed_out("/enter")
-        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        response.delete_cookie(self._sessions.cookie, path="/", httponly=True, samesite="strict")
         return response
 
     async def invite(self, request: Request) -> Response:

@@ -190,6 +190,8 @@ class Pages:
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of changes."""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self._hub.streams >= STREAMS_LIMIT:
             said = f"{STREAMS_LIMIT} browsers listen already."
             return Response(said, 503, {"Retry-After": "30"})

@@ -47,7 +47,7 @@ def application(
     from holdfast.ui.console.sessions import Sessions
     from holdfast.ui.console.stream import Hub
 
-    sessions, hub = Sessions(clock or SystemClock()), Hub(backend.ledger)
+    sessions, hub = Sessions(clock or SystemClock(), address.port), Hub(backend.ledger)
     pages = Pages(backend, hub)
 
     shown_code = ""
