@@ -5,6 +5,8 @@ import sample_runs
 from console_home import HOST, OWN, add_log, open_console
 
 from holdfast.core.paths import RunPaths
+from holdfast.ui import Address
+from holdfast.ui.console.serving import hosts_of
 from holdfast.ui.console.sessions import CODES_LIMIT
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>"
@@ -23,6 +25,10 @@ def console(home):
 @pytest.mark.parametrize("path", ["/", "/stream", "/now.json", "/static/console.js"])
 def test_a_rebound_name_is_refused_on_every_path(console, host, path):
     assert console.get(path, headers={"host": host}).status_code == 421
+
+
+def test_an_empty_name_allows_no_empty_host():
+    assert hosts_of(Address(names=("",))) == hosts_of(Address())
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def hosts_of(address: Address) -> frozenset[str]:
     own = {f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"}
     if address.host not in ("0.0.0.0", "::"):
         own.add(f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}")
-    names = {name.lower() for name in address.names}
+    names = {name.lower() for name in address.names if name}
     return frozenset(own | names | {f"{name}:{port}" for name in names if ":" not in name})
 
 
