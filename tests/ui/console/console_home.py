@@ -1,6 +1,8 @@
 """A console over a home with runs, for tests: the real application, called in process, and a list of what it did."""
 
+import contextlib
 import re
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,16 @@ class Console:
     orders: list = field(default_factory=list)
     links: list = field(default_factory=list)
     refusal: Exception | None = None
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    @contextlib.contextmanager
+    def held(self):
+        """Let no action end within the block."""
+        self.may_end.clear()
+        try:
+            yield
+        finally:
+            self.may_end.set()
 
     def sign_in(self, code=None):
         code = code or self.links[-1].partition("#")[2]
@@ -50,12 +62,14 @@ class open_console:  # noqa: N801 - used as a function
         self._signed_in = signed_in
         ledger = Ledger.open(url or ledger_url(home))
         self.console = Console(home, ledger)
+        self.console.may_end.set()
         names = ("confirm", "correct", "stop", "restart", "approve", "cordon", "return")
 
         def carry_out(what, order):
             if self.console.refusal is not None:
                 raise self.console.refusal
             self.console.orders.append((what, order))
+            self.console.may_end.wait()
             return f"{what}: done"
 
         backend = Backend(

@@ -1,23 +1,28 @@
 """The actions: each once, recorded with who, and refused if the target has moved on."""
 
+import signal
+import subprocess
+import sys
+
 import pytest
 import sample_runs
 from console_home import open_console, propose
 
 from holdfast.core.errors import BadUse
-from holdfast.core.ledger import Attempt
+from holdfast.core.ledger import ActionRecord, Attempt, Event
+from holdfast.ui.console.acting import ACTIONS_LIMIT
 
 
 @pytest.fixture
-def console(tmp_path):
-    with sample_runs.open_home(tmp_path) as ledger:
-        sample_runs.faulty_run(ledger, tmp_path)
-        going = sample_runs.Scribe(ledger, tmp_path, "going")
+def console(home):
+    with sample_runs.open_home(home) as ledger:
+        ledger.set_run("demo-1", state="failed")
+        going = sample_runs.Scribe(ledger, home, "going")
         going.begin()
         going.train(30)
         going.journal.close()
         propose(ledger, "going", 1)
-    with open_console(tmp_path) as console:
+    with open_console(home) as console:
         yield console
 
 
@@ -65,6 +70,70 @@ def test_a_stale_form_does_nothing(console, what):
     assert "moved on" in sent.text
     assert console.orders == []
     assert recorded(console) == []
+
+
+def test_a_second_stop_says_that_nothing_is_saved_and_needs_a_form_of_its_own(console):
+    early = console.form("stop", "going")
+    console.ledger.add_event(
+        Event(run_id="going", attempt=1, at_s=1_790_000_200.0, kind="stop_asked", data={"by": "grace"})
+    )  # fmt: skip
+    assert console.act("stop", early).status_code == 409
+    assert console.orders == []
+    assert "without saving" in console.get("/act/stop?target=going").text
+    assert console.act("stop", console.form("stop", "going")).status_code == 303
+
+
+def test_two_forms_of_a_stop_that_were_open_at_once_stop_once(console):
+    first, second = console.form("stop", "going"), console.form("stop", "going")
+    console.ledger.add_action(
+        ActionRecord(key=first["key"], at_s=1_790_000_900.0, by="grace", address="x", what="stop",
+                     target="going", why="", seen=first["seen"])
+    )  # fmt: skip
+    assert console.act("stop", second).status_code == 409
+    assert console.orders == []
+
+
+@pytest.mark.parametrize(
+    ("what", "target", "state"),
+    [("restart", "going", "running"), ("restart", "demo-1", "completed"), ("stop", "demo-1", "failed")],
+)  # fmt: skip
+def test_an_action_that_the_state_does_not_allow_is_refused(console, what, target, state):
+    allowed = console.form(
+        "stop" if what == "restart" else "restart", "going" if what == "restart" else "demo-1"
+    )
+    console.ledger.set_run(target, state=state)
+    assert console.get(f"/act/{what}?target={target}").status_code == 400
+    sent = console.act(what, {**allowed, "target": target})
+    assert sent.status_code == 400
+    assert f"Run {target} is {state}." in sent.text
+    assert console.orders == []
+
+
+def test_an_action_whose_console_was_killed_is_not_known_to_be_carried_out(console):
+    # The child is a console that records the action and is killed before the result.
+    code = (
+        "import os, signal, sys\n"
+        "from holdfast.core.ledger import ActionRecord, Ledger\n"
+        "ledger = Ledger.open(sys.argv[1])\n"
+        "ledger.add_action(ActionRecord(key='b' * 32, at_s=1.0, by='ada', address='x', what='cordon',\n"
+        "                               target='node-1', why='hot', seen=''))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, console.ledger.url], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert recorded(console)[0]["outcome"].startswith("not known whether it was carried out")
+
+
+def test_long_actions_delay_no_page_and_have_a_limit(console, monkeypatch):
+    monkeypatch.setattr("holdfast.ui.console.acting.ANSWER_S", 0.0)
+    with console.held():
+        for number in range(ACTIONS_LIMIT):
+            form = console.form("cordon", f"node-{number}")
+            assert console.act("cordon", form, why="hot").headers["location"] == "/decisions"
+        assert console.get("/").status_code == 200
+        assert {one["outcome"] for one in recorded(console)} == {"under way"}
+        form = console.form("cordon", "one-more")
+        assert "are under way" in console.act("cordon", form, why="hot").text
 
 
 def test_a_new_supervisor_makes_a_form_stale(console):

@@ -51,6 +51,7 @@ def test_an_incident_appears_live_and_is_confirmed(link, tmp_path):
         page.goto(f"{base}/runs/demo-1")
         page.wait_for_selector("#loss-chart canvas")
         before = page.locator("article.incident").count()
+        page.locator("article.incident h3 a").first.focus()
         with sample_runs.open_home(tmp_path) as ledger:
             job = sample_runs.Scribe.__new__(sample_runs.Scribe)
             job.ledger, job.run_id, job.attempt = ledger, "demo-1", 3
@@ -61,6 +62,9 @@ def test_an_incident_appears_live_and_is_confirmed(link, tmp_path):
             job.fail("exit", 0, 0.1, found, "restart", "Another restart.")
         page.wait_for_function(
             "count => document.querySelectorAll('article.incident').length > count", arg=before
+        )
+        assert page.evaluate("document.activeElement.closest('#live-chain') !== null"), (
+            "the keyboard stays where it was"
         )
         for width, colours in ((390, "dark"), (390, "light"), (1280, "dark"), (1280, "light")):
             page.emulate_media(color_scheme=colours)

@@ -5,20 +5,17 @@ import sample_runs
 from console_home import HOST, OWN, add_log, open_console
 
 from holdfast.core.paths import RunPaths
+from holdfast.ui import Address
+from holdfast.ui.console.serving import hosts_of
+from holdfast.ui.console.sessions import CODES_LIMIT
 
 EVIL = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
-def home(tmp_path):
-    with sample_runs.open_home(tmp_path) as ledger:
-        sample_runs.faulty_run(ledger, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def console(home):
     with open_console(home) as console:
+        console.ledger.set_run("demo-1", state="running")
         yield console
 
 
@@ -28,6 +25,10 @@ def console(home):
 @pytest.mark.parametrize("path", ["/", "/stream", "/now.json", "/static/console.js"])
 def test_a_rebound_name_is_refused_on_every_path(console, host, path):
     assert console.get(path, headers={"host": host}).status_code == 421
+
+
+def test_an_empty_name_allows_no_empty_host():
+    assert hosts_of(Address(names=("",))) == hosts_of(Address())
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,20 @@ def test_a_forged_form_acts_on_nothing(console, forged):
 def test_no_other_method_is_served(console, method):
     assert console.client.request(method, "/act/stop?target=demo-1", headers=OWN).status_code == 405
     assert console.orders == []
+
+
+def test_the_head_of_the_stream_ends(console):
+    assert console.client.head("/stream").headers["content-type"].startswith("text/event-stream")
+
+
+def test_consoles_on_two_ports_of_a_host_have_two_cookies(console, home):
+    with open_console(home, signed_in=False, port=8471) as other:
+        entered = other.client.post(
+            "/enter", data={"code": other.links[-1].partition("#")[2]},
+            headers={**OWN, "host": "127.0.0.1:8471", "origin": "http://127.0.0.1:8471"},
+        )  # fmt: skip
+    assert entered.status_code == 303
+    assert entered.headers["set-cookie"].partition("=")[0] not in console.client.cookies
 
 
 def test_an_action_is_never_a_get(console):
@@ -164,6 +179,18 @@ def test_a_code_works_once_and_the_cookie_is_strict(home):
         assert console.sign_in().status_code == 303, "the console has shown a new code"
 
 
+def test_wrong_codes_neither_fill_the_terminal_nor_push_out_an_invitation(console):
+    page = console.client.post("/invite", data={"who": "grace"}, headers=OWN).text
+    code = page.partition("/enter#")[2].partition("<")[0]
+    shown = len(console.links)
+    console.client.cookies.clear()
+    for number in range(CODES_LIMIT + 1):
+        assert console.sign_in(f"wrong-{number}").status_code == 403
+    assert len(console.links) == shown
+    assert console.sign_in(code).status_code == 303
+    assert console.sign_in().status_code == 303, "the newest link still works"
+
+
 def test_signing_out_ends_the_session_also_for_a_copied_cookie(console):
     copied = dict(console.client.cookies)
     assert console.client.post("/leave", data={"x": ""}, headers=OWN).status_code == 303
@@ -173,6 +200,7 @@ def test_signing_out_ends_the_session_also_for_a_copied_cookie(console):
 
 def test_reading_can_be_opened_alone(home):
     with open_console(home, signed_in=False, reading_is_open=True) as console:
+        console.ledger.set_run("demo-1", state="running")
         assert console.get("/runs/demo-1").status_code == 200
         form = console.form("stop", "demo-1")
         assert form == {}, "no form for people who may not act"

@@ -8,8 +8,11 @@ import sample_runs
 from console_home import add_log, open_console, propose
 
 from holdfast.core.ledger import Attempt, EvaluationRecord, Ledger, Run, TooSlow
-from holdfast.core.paths import ledger_url
+from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.core.words import LINE_LIMIT
 from holdfast.testing.postgresql import PrivatePostgreSQL, postgresql_binaries
+from holdfast.ui.console.journal import Journals
+from holdfast.ui.console.logs import surroundings
 from holdfast.ui.console.queries.now import runs_page
 from holdfast.ui.console.queries.paging import PAGE_ROWS
 
@@ -119,6 +122,43 @@ def test_logs_are_read_in_bounded_parts_and_searched(home, console):
         f"/runs/demo-1/logs.json?attempt=2&rank=3&q=STEP 77&from={found['next']}"
     ).json()
     assert len(found["hits"]) + len(more["hits"]) == 111
+
+
+def test_the_drawing_of_a_long_run_is_not_cut(home, console):
+    with sample_runs.open_home(home) as ledger:
+        job = sample_runs.Scribe(ledger, home, "long")
+        job.begin()
+        job.train(600)
+        job.journal.close()
+    (curve,) = re.findall(r'<path class="curve[^"]*" d="([^"]*)"', console.get("/runs/long").text)
+    assert len(curve) > LINE_LIMIT
+    assert re.fullmatch(r"M[\d. L-]+", curve)
+
+
+def test_a_progress_bar_does_not_shift_the_number_of_a_cited_line(home):
+    bar = "".join(f"\r{number}%" for number in range(100))
+    log = add_log(home, "demo-1", 2, 7, f"first\r\n{bar}\rlast state\nthe cause\nafter\n")
+    around = surroundings(home, "demo-1", "logs/attempt-002/rank-7.log:3")
+    assert [(one["number"], one["text"]) for one in around] == [
+        (1, "first"), (2, "last state"), (3, "the cause"), (4, "after"),
+    ]  # fmt: skip
+    assert [one["number"] for one in around if one["is_cited"]] == [3]
+    log.unlink()
+
+
+def test_a_page_keeps_its_steps_while_another_page_reads_on(tmp_path):
+    path = RunPaths(tmp_path, "run").steps
+    path.parent.mkdir(parents=True)
+    line = '{"attempt":1,"rank":0,"step":%d,"at_s":1,"step_s":1,"loss":2.5,"metrics":{}}\n'
+    path.write_text(line % 1)
+    journals = Journals(tmp_path)
+    first = journals.of("run")
+    with path.open("a") as journal:
+        journal.write("damaged\n" + line % 2)
+    second = journals.of("run")
+    assert [one["steps"] for one in first.lines()] == [[1]]
+    assert [one["steps"] for one in second.lines()] == [[1, 2]]
+    assert (first.damaged_lines, second.damaged_lines) == (0, 1)
 
 
 def test_an_unchanged_page_is_sent_once(console):

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import pytest
-import sample_runs
 from console_home import open_console, propose
 
 from holdfast.core.ledger import Ledger
@@ -16,10 +15,8 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def ledger(tmp_path):
-    with sample_runs.open_home(tmp_path) as opened:
-        sample_runs.faulty_run(opened, tmp_path)
-    with Ledger.open(ledger_url(tmp_path)) as opened:
+def ledger(home):
+    with Ledger.open(ledger_url(home)) as opened:
         yield opened
 
 
@@ -82,6 +79,35 @@ def test_a_change_reaches_a_listening_browser(ledger):
 
     kind, _, targets = asyncio.run(listening())
     assert (kind, targets) == ("changed", ["demo-1"])
+
+
+def test_a_look_that_fails_in_an_unforeseen_way_does_not_silence_the_streams(
+    ledger, monkeypatch, capsys
+):
+    async def failing_once():
+        hub = Hub(ledger, look_s=0.01, heartbeat_s=0.05)
+        look, failures = hub._look, [RuntimeError("unforeseen")]
+
+        def look_or_fail():
+            if hub._position is not None and failures:
+                raise failures.pop()
+            return look()
+
+        monkeypatch.setattr(hub, "_look", look_or_fail)
+        hub.start()
+        events = hub.events("", lambda: True)
+        await anext(events)
+        async with asyncio.timeout(WAIT_S):
+            while failures:
+                await asyncio.sleep(0.01)
+        propose(ledger, "demo-1", 3)
+        told = await next_event(events)
+        await events.aclose()
+        await hub.close()
+        return told
+
+    assert asyncio.run(failing_once())[2] == ["demo-1"]
+    assert "unforeseen" in capsys.readouterr().err
 
 
 def test_a_slow_browser_is_sent_one_snapshot_and_no_queue(ledger):

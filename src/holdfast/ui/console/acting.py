@@ -1,11 +1,15 @@
 """The requests that act: signing in and out, and the actions of people on runs, incidents and nodes."""
 
 import asyncio
+import contextlib
 import secrets
+import threading
 import time
-from typing import Any, cast, get_args
+import traceback
+from typing import Any, Literal, get_args
 from urllib.parse import parse_qs, quote
 
+from sqlalchemy import Connection, func, select
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,11 +19,13 @@ from holdfast.ui.console.backend import ActionName, Backend, Order
 from holdfast.ui.console.pages import Pages, number_of, signed_out, status_of
 from holdfast.ui.console.queries.nodes import seen_of_node
 from holdfast.ui.console.queries.run import RunRecords, run_of_incident, seen_of_verdict
-from holdfast.ui.console.run_page import LIMIT_S
-from holdfast.ui.console.sessions import COOKIE, SESSION_S, Sessions
+from holdfast.ui.console.run_page import LIMIT_S, possible
+from holdfast.ui.console.sessions import SESSION_S, Sessions
 
 ANSWER_S = 3.0
 """Seconds that a browser waits for an action. A longer action goes on, and its record shows the result."""
+ACTIONS_LIMIT = 32
+"""The most actions at once. Each has a thread of its own, so that a stop of an hour delays no page."""
 WHY_LIMIT = 255
 NAMES = get_args(ActionName)
 ON_RUNS = ("stop", "restart", "approve")
@@ -35,6 +41,9 @@ CONSEQUENCES = {
 }
 
 
+STOP_AGAIN = "Careful: a stop was asked already, and the ranks save. Another stop ends the run at once, without saving."
+
+
 class Acting:
     """Answers the requests that act."""
 
@@ -45,14 +54,16 @@ class Acting:
         self._pages = pages
         self._sessions = sessions
         self._show_code = show_code
-        self._going: set[asyncio.Task[Any]] = set()
+        self._going = pages.going
+        self._record = asyncio.Lock()
+        """Held from the look at a target to the record of an action: of two forms at once one is stale."""
 
     async def enter(self, request: Request) -> Response:
         """Exchange a code for a session."""
         form = await form_of(request)
         found = self._sessions.enter(form.get("code", ""))
         if found is None:
-            page = {"said": "This code was used already, or it is too old. The console's terminal shows a new one.",
+            page = {"said": "This code was used already, or it is too old. The console's terminal shows a good one.",
                     "asked": ""}  # fmt: skip
             self._show_code()
             return self._pages.html(request, "enter.html.j2", page, 403)
@@ -61,7 +72,7 @@ class Acting:
             self._show_code()
         response = signed_out("/")
         response.set_cookie(
-            COOKIE, secret, max_age=round(SESSION_S), httponly=True, samesite="strict",
+            self._sessions.cookie, secret, max_age=round(SESSION_S), httponly=True, samesite="strict",
             secure=request.state.scheme == "https", path="/",
         )  # fmt: skip
         return response
@@ -70,7 +81,7 @@ class Acting:
         """End the session."""
         self._sessions.leave(request.state.secret)
         response = signed_out("/enter")
-        response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict")
+        response.delete_cookie(self._sessions.cookie, path="/", httponly=True, samesite="strict")
         return response
 
     async def invite(self, request: Request) -> Response:
@@ -117,35 +128,72 @@ class Acting:
             return self._pages.error(request, 400, said)
         if what in ("cordon", "correct") and not why:
             return self._pages.error(request, 400, "Give a reason.")
-        ledger, back = self._backend.ledger, place_of(what, target)
+        back = place_of(what, target)
+        record = ActionRecord(
+            key=key, at_s=time.time(), by=session.who, address=request.state.address, what=what,
+            target=target, why=why, seen=form.get("seen", ""),
+        )  # fmt: skip
         try:
-            if (known := await asyncio.to_thread(ledger.action, key)) is not None:
-                return self._told(request, known.state, known.outcome, back)
-            seen, _ = await asyncio.to_thread(self._state, what, target)
-            if seen != form.get("seen"):
+            async with self._record:
+                known, action_id = await asyncio.to_thread(self._begin, record)
+        except HoldfastError as error:
+            return self._pages.error(request, status_of(error), str(error))
+        if action_id is None:
+            if known is None:
                 said = (
                     f"The {_kind(what)} has moved on since the page was shown. Nothing was done: look again, "
                     "then decide."
                 )
                 return self._pages.error(request, 409, said)
-            record = ActionRecord(
-                key=key, at_s=time.time(), by=session.who, address=request.state.address, what=what,
-                target=target, why=why, seen=seen,
-            )  # fmt: skip
-            action_id = await asyncio.to_thread(ledger.add_action, record)
-            if action_id is None:
-                return self._told(request, "asked", "", back)
-        except HoldfastError as error:
-            return self._pages.error(request, status_of(error), str(error))
+            return self._told(request, known.state, known.outcome, back)
         order = Order(target=target, why=why, by=session.who)
-        task = asyncio.create_task(asyncio.to_thread(self._carry_out, what, order, action_id))
-        self._going.add(task)
-        task.add_done_callback(self._going.discard)
-        done, _ = await asyncio.wait({task}, timeout=ANSWER_S)
-        if not done:
+        done = self._start(what, order, action_id)
+        try:
+            state, outcome = await asyncio.wait_for(asyncio.shield(done), ANSWER_S)
+        except TimeoutError:
             return signed_out("/decisions")
-        state, outcome = task.result()
         return self._told(request, state, outcome, back)
+
+    def _begin(self, record: ActionRecord) -> tuple[ActionRecord | None, int | None]:
+        """Record an action if its target is as the person saw it.
+
+        Returns:
+            The record of an action of the same key, if there is one; and the id of the new action, if one begins.
+
+        Raises:
+            HoldfastError: the action cannot begin.
+        """
+        ledger = self._backend.ledger
+        if (known := ledger.action(record.key)) is not None:
+            return known, None
+        if self._state(record.what, record.target)[0] != record.seen:
+            return None, None
+        if len(self._going) >= ACTIONS_LIMIT:
+            raise BadUse(
+                f"{ACTIONS_LIMIT} actions are under way. Wait until one has ended; the page Decisions shows them."
+            )
+        action_id = ledger.add_action(record)
+        if action_id is None:
+            return ledger.action(record.key), None
+        self._going.add(action_id)
+        return None, action_id
+
+    def _start(
+        self, what: ActionName, order: Order, action_id: int
+    ) -> "asyncio.Future[tuple[str, str]]":
+        """Carry an action out in a thread of its own, and return the future of its result."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[tuple[str, str]] = loop.create_future()
+        done.add_done_callback(lambda _: self._going.discard(action_id))
+
+        def carry_out() -> None:
+            said = self._carry_out(what, order, action_id)
+            with contextlib.suppress(RuntimeError):  # the console has ended meanwhile
+                loop.call_soon_threadsafe(done.set_result, said)
+
+        # A daemon: a console that is told to end does not wait an hour for a stop. The run is stopped all the same.
+        threading.Thread(target=carry_out, name=f"action-{action_id}", daemon=True).start()
+        return done
 
     def _told(self, request: Request, state: str, outcome: str, back: str) -> Response:
         if state == "refused":
@@ -153,16 +201,18 @@ class Acting:
         return signed_out(back if state == "done" else "/decisions")
 
     def _carry_out(self, what: ActionName, order: Order, action_id: int) -> tuple[str, str]:
+        state: Literal["done", "refused"] = "refused"
         try:
             state, outcome = "done", self._backend.actions[what](order)
         except (HoldfastError, OSError) as error:
-            state, outcome = "refused", str(error)
+            outcome = str(error)
         except Exception as error:  # the record must not stay open
-            self._backend.ledger.end_action(
-                action_id, "refused", f"Holdfast itself failed: {error!r}"
-            )
-            raise
-        self._backend.ledger.end_action(action_id, cast("Any", state), outcome)
+            traceback.print_exc()
+            outcome = f"Holdfast itself failed: {error!r}"
+        try:
+            self._backend.ledger.end_action(action_id, state, outcome)
+        except HoldfastError as error:
+            outcome += f" The result could not be recorded: {error}"
         return state, outcome
 
     def _state(self, what: str, target: str) -> tuple[str, str]:
@@ -178,7 +228,11 @@ class Acting:
             raise BadUse("Name one run, incident or node.")
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
             if what in ON_RUNS:
-                return _run_state(RunRecords(connection, target), what)
+                found = RunRecords(connection, target)
+                state = self._backend.state_of(target, found.run.state, found.run.host)
+                if what not in possible(state, found):
+                    raise BadUse(_impossible(what, found.run.run_id, state))
+                return _run_state(found, what, _stops(connection, found))
             if what in ON_INCIDENTS:
                 number = number_of(target, "An incident's id")
                 found = RunRecords(connection, run_of_incident(connection, number))
@@ -198,7 +252,32 @@ class Acting:
         return seen_of_node(cordoned), told
 
 
-def _run_state(found: RunRecords, what: str) -> tuple[str, str]:
+def _impossible(what: str, run_id: str, state: str) -> str:
+    if what == "approve":
+        return f"Nothing of run {run_id} waits for an approval."
+    can = "that runs or waits in a queue can be stopped" if what == "stop" else (
+        "that is lost, failed or stopped can go on"
+    )  # fmt: skip
+    return f"Run {run_id} is {state}. Only a run {can}."
+
+
+def _stops(connection: Connection, found: RunRecords) -> int:
+    """Return the number of requests to stop the newest attempt: those recorded, and those under way."""
+    newest = found.attempts[-1] if found.attempts else None
+    actions, since_s = schema.actions, 0.0 if newest is None else newest.started_at_s
+    asked = select(func.count()).where(
+        actions.c.target == found.run.run_id, actions.c.what == "stop", actions.c.at_s > since_s,
+        actions.c.state == "asked",
+    )  # fmt: skip
+    told = [
+        one
+        for one in found.events
+        if one.kind == "stop_asked" and newest is not None and one.attempt == newest.number
+    ]
+    return len(told) + int(connection.execute(asked).scalar() or 0)
+
+
+def _run_state(found: RunRecords, what: str, stops: int) -> tuple[str, str]:
     newest = found.attempts[-1] if found.attempts else None
     saved = [one for one in found.checkpoints if one.state in ("healthy", "verified", "written")]
     told = f"The run is {found.run.state}, in attempt {newest.number if newest else 0}"
@@ -206,11 +285,13 @@ def _run_state(found: RunRecords, what: str) -> tuple[str, str]:
     if saved:
         told += f" The newest usable checkpoint is of step {max(one.step for one in saved)}."
     seen = found.seen
-    if what == "approve":
-        if (proposal := found.proposal) is None:
-            raise BadUse(f"Nothing of run {found.run.run_id} waits for an approval.")
-        seen += f".{proposal.get('number')}"
-        told += f" {proposal.get('text', '')}"
+    if what == "stop":
+        seen += f".{stops}"
+        if stops:
+            told += f" {STOP_AGAIN}"
+    if what == "approve" and found.proposal is not None:
+        seen += f".{found.proposal.get('number')}"
+        told += f" {found.proposal.get('text', '')}"
     return seen, told
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.ui.console.sessions import COOKIE, Sessions
+from holdfast.ui.console.sessions import Sessions
 
 BODY_LIMIT_BYTES = 16 * 1024
 URL_LIMIT_BYTES = 2048
@@ -65,9 +65,10 @@ class Gate:
         address, scheme = self._origin_of(scope, headers)
         refused = self._refusal(scope, headers, scheme)
         if refused is None:
-            session = self._sessions.of(_cookie(headers))
+            secret = _cookie(headers, self._sessions.cookie)
+            session = self._sessions.of(secret)
             scope["state"] = {**scope.get("state", {}), "session": session, "address": address,
-                              "scheme": scheme, "secret": _cookie(headers), "asked": scope["path"]}  # fmt: skip
+                              "scheme": scheme, "secret": secret, "asked": scope["path"]}  # fmt: skip
             refused = self._without_session(scope, session is not None)
         if refused is not None:
             status, said = refused
@@ -107,6 +108,8 @@ class Gate:
             > URL_LIMIT_BYTES
         ):
             return 414, f"The address is longer than {URL_LIMIT_BYTES} bytes."
+        if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
+            return 400, "The address holds a NUL character."
         if method not in ("GET", "HEAD", "POST"):
             return 405, "Only GET, HEAD and POST are served."
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
@@ -151,9 +154,9 @@ def _single(pairs: list[tuple[bytes, bytes]]) -> dict[str, str]:
     return found
 
 
-def _cookie(headers: dict[str, str]) -> str:
+def _cookie(headers: dict[str, str], name: str) -> str:
     try:
-        found = SimpleCookie(headers.get("cookie", "")[:4096]).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")[:4096]).get(name)
     except CookieError:
         return ""
     return "" if found is None else found.value

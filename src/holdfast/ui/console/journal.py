@@ -5,6 +5,7 @@ visible at any width. If the buckets become too many, two neighbours become one.
 appended since the page before, at most `READ_BYTES`.
 """
 
+import copy
 import math
 import os
 import threading
@@ -45,6 +46,8 @@ class Series:
         """The steps that are not in `steps` any more."""
         self.unread_bytes = 0
         """The bytes of the journal that the next page reads."""
+        self.damaged_lines = 0
+        """The lines that are no step records, and were passed over."""
         self.broken: list[tuple[int, int]] = []
         """Attempt and step of the newest losses that were no finite number."""
 
@@ -52,14 +55,14 @@ class Series:
         """Read the appended lines, up to the limit.
 
         Raises:
-            HoldfastError: a line is not a step record, or the journal cannot be read.
+            HoldfastError: the journal cannot be read.
         """
         try:
             with self._path.open("rb") as journal:
                 self._read(journal)
         except FileNotFoundError:
             return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise HoldfastError(
                 f"The journal of steps cannot be read after byte {self._read_bytes}: {error}."
             ) from error
@@ -73,9 +76,14 @@ class Series:
         whole = data.rfind(b"\n") + 1
         if not whole and len(data) > LINE_LIMIT:
             raise ValueError(f"a line is longer than {LINE_LIMIT} bytes")
-        for line in data[:whole].splitlines():
-            self._add(decode_step(line))
+        for line in data[:whole].split(b"\n")[:-1]:
             self._read_bytes += len(line) + 1
+            try:
+                record = decode_step(line)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self.damaged_lines += 1  # a failing disk hides no incident
+                continue
+            self._add(record)
         self.unread_bytes = max(0, state.st_size - self._read_bytes - (len(data) - whole))
         if len(self.steps) > 2 * STEPS_KEPT:
             self.left_out += len(self.steps) - STEPS_KEPT
@@ -98,6 +106,13 @@ class Series:
             if len(merged) == len(self.buckets):  # an attempt a bucket: the oldest attempts go
                 merged.popitem(last=False)
             self.buckets = merged
+
+    def copied(self) -> "Series":
+        """Return a copy that later updates do not change."""
+        found = copy.copy(self)
+        found.buckets = OrderedDict((key, list(values)) for key, values in self.buckets.items())
+        found.steps = list(self.steps)
+        return found
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the curve of each attempt: `attempt`, and `steps`, `low`, `high`, `last` of equal length."""
@@ -132,7 +147,7 @@ class Journals:
         self._lock = threading.Lock()
 
     def of(self, run_id: str) -> Series:
-        """Return the series of a run of the ledger, read up to the present or up to the limit.
+        """Return a copy of the series of a run, read up to the present or up to the limit.
 
         Raises:
             HoldfastError: the journal cannot be read.
@@ -143,7 +158,7 @@ class Journals:
             while len(self._series) > SERIES_KEPT:
                 self._series.popitem(last=False)
             series.update()
-            return series
+            return series.copied()
 
 
 def newest_step(home: Path, run_id: str) -> StepRecord | None:

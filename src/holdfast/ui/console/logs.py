@@ -135,16 +135,20 @@ def surroundings(home: Path, run_id: str, place: str) -> list[dict[str, Any]]:
     paths, attempt, cited = RunPaths(home, run_id), int(found[1]), int(number)
     log = {"observer": paths.observer_log, "launcher": paths.launcher_log}.get(found[2])
     path = paths.rank_log(attempt, int(found[3])) if log is None else log(attempt)
-    around = []
+    around: dict[int, str] = {}
     with ExitStack() as opened:
-        whole = Whole(path, opened)
-        lines = _lines(whole, 0, min(whole.size_bytes, SEARCH_BYTES))
-        for at, (_, line) in enumerate(lines, start=1):
+        whole, at = Whole(path, opened), 1
+        for _, line in _lines(whole, 0, min(whole.size_bytes, SEARCH_BYTES)):
             if at > cited + AROUND:
                 break
             if at >= cited - AROUND:
-                around.append({"number": at, "text": shown(line), "is_cited": at == cited})
-    return around
+                around[at] = shown(line)
+            # As in the diagnosis a carriage return ends no line: of a progress bar the last state stays.
+            at += line.endswith(b"\n")
+    return [
+        {"number": number, "text": text, "is_cited": number == cited}
+        for number, text in around.items()
+    ]
 
 
 def shown(line: bytes) -> str:

@@ -40,6 +40,8 @@ class Pages:
     def __init__(self, backend: Backend, hub: Hub) -> None:
         self._backend = backend
         self._hub = hub
+        self.going: set[int] = set()
+        """The ids of the actions that this console carries out."""
         self._journals = Journals(backend.home)
         self.runs = RunPages(backend, self._journals)
         self._templates = environment(_HERE / "templates")
@@ -91,7 +93,9 @@ class Pages:
     def decisions(self, request: Request) -> dict[str, Any]:
         """Return a page of the audit."""
         with self._backend.ledger.bounded_reading(LIMIT_S) as connection:
-            return decisions_page(connection, request.query_params.get("next", ""))
+            return decisions_page(
+                connection, request.query_params.get("next", ""), frozenset(self.going)
+            )
 
     def logs(self, request: Request) -> dict[str, Any]:
         """Return a part of a rank's log, or the lines with a text."""
@@ -186,6 +190,8 @@ class Pages:
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of changes."""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         if self._hub.streams >= STREAMS_LIMIT:
             said = f"{STREAMS_LIMIT} browsers listen already."
             return Response(said, 503, {"Retry-After": "30"})

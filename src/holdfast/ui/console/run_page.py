@@ -43,7 +43,8 @@ class RunPages:
         found, series = self.records(run_id), self._journals.of(run_id)
         summary = found.summary(series.steps)
         story = found.story(summary)
-        is_whole = found.is_whole and not series.left_out and not series.unread_bytes
+        has_every_step = not (series.left_out or series.unread_bytes or series.damaged_lines)
+        is_whole = found.is_whole and has_every_step
         chain = [
             {"kind": "incident", **_incident(one, found)} if isinstance(one, IncidentStory)
             else {"kind": "note", **asdict(one)}
@@ -63,11 +64,12 @@ class RunPages:
             "seen": found.seen,
             "is_whole": is_whole,
             "unread_bytes": series.unread_bytes,
+            "damaged_lines": series.damaged_lines,
             "figures": _figures(summary, is_whole=is_whole),
             "newest_step": None if last is None else
                 {"step": last.step, "at_s": last.at_s, "loss": last.loss, "metrics": dict(last.metrics)},
             "proposal": found.proposal,
-            "actions": _possible(state, found),
+            "actions": possible(state, found),
             "chain": chain,
             "chain_left_out": max(0, len(story.chain) - CHAIN_LIMIT),
             "attempts": [asdict(one) for one in found.attempts],
@@ -194,8 +196,8 @@ def _checkpoint(one: Checkpoint, run: Run) -> dict[str, Any]:
     }
 
 
-def _possible(state: str, found: RunRecords) -> list[str]:
-    """Return the actions that the run's state allows."""
+def possible(state: str, found: RunRecords) -> list[str]:
+    """Return the actions that the run's state, `lost` included, allows."""
     possible = []
     if state in ("running", "queued"):
         possible.append("stop")

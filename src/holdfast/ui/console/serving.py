@@ -47,13 +47,20 @@ def application(
     from holdfast.ui.console.sessions import Sessions
     from holdfast.ui.console.stream import Hub
 
-    sessions, hub = Sessions(clock or SystemClock()), Hub(backend.ledger)
+    sessions, hub = Sessions(clock or SystemClock(), address.port), Hub(backend.ledger)
     pages = Pages(backend, hub)
 
+    shown_code = ""
+
     def show_code() -> None:
+        # Anybody may send wrong codes: they must neither fill the terminal nor push out the codes of invited people.
+        nonlocal shown_code
+        if sessions.is_code(shown_code):
+            return
+        shown_code = sessions.new_code(backend.me)
         shown = "127.0.0.1" if address.host in ("0.0.0.0", "::") else address.host
         bare = f"[{shown}]" if ":" in shown else shown
-        show(f"http://{bare}:{address.port}/enter#{sessions.new_code(backend.me)}")
+        show(f"http://{bare}:{address.port}/enter#{shown_code}")
 
     acting = Acting(backend, pages, sessions, show_code=show_code)
 
@@ -109,7 +116,7 @@ def hosts_of(address: Address) -> frozenset[str]:
     own = {f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}"}
     if address.host not in ("0.0.0.0", "::"):
         own.add(f"[{address.host}]:{port}" if ":" in address.host else f"{address.host}:{port}")
-    names = {name.lower() for name in address.names}
+    names = {name.lower() for name in address.names if name}
     return frozenset(own | names | {f"{name}:{port}" for name in names if ":" not in name})
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from holdfast.core.clock import Clock
 
-COOKIE = "holdfast_session"
 SESSION_S = 12 * 3600.0
 CODE_S = 24 * 3600.0
 SESSIONS_LIMIT = 200
@@ -26,7 +25,9 @@ class Session:
 class Sessions:
     """The codes and sessions of one console, in memory. Any thread may use it."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, port: int) -> None:
+        # Browsers keep one set of cookies for all ports of a host: two consoles must not sign each other's people out.
+        self.cookie = f"holdfast_session_{port}"
         self._clock = clock
         self._codes: OrderedDict[str, Session] = OrderedDict()
         self._sessions: OrderedDict[str, Session] = OrderedDict()
@@ -40,6 +41,12 @@ class Sessions:
             while len(self._codes) > CODES_LIMIT:
                 self._codes.popitem(last=False)
         return code
+
+    def is_code(self, code: str) -> bool:
+        """Return True if the code still signs somebody in."""
+        with self._lock:
+            found = self._codes.get(_digest(code))
+            return found is not None and found.until_s >= self._clock.now_s()
 
     def enter(self, code: str) -> tuple[str, Session] | None:
         """Exchange a code for a session; return the session's secret, or None if the code is not valid any more."""

@@ -7,6 +7,7 @@ browser that falls behind more than `CHANGES_KEPT` changes is sent one snapshot 
 import asyncio
 import contextlib
 import json
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -56,13 +57,18 @@ class Hub:
 
     async def _look_again_and_again(self) -> None:
         while True:
-            with contextlib.suppress(HoldfastError):  # the next look finds what this one missed
+            try:
                 change = await asyncio.to_thread(self._look)
-                if change is not None:
-                    async with self._changed:
-                        self._kept.append(change)
-                        self._count += 1
-                        self._changed.notify_all()
+            except HoldfastError:
+                change = None  # the next look finds what this one missed
+            except Exception:  # the streams must not go silent: their pages would look up to date
+                traceback.print_exc()
+                change = None
+            if change is not None:
+                async with self._changed:
+                    self._kept.append(change)
+                    self._count += 1
+                    self._changed.notify_all()
             await asyncio.sleep(self._look_s)
 
     def _look(self) -> Change | None:

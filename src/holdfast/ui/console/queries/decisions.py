@@ -1,6 +1,7 @@
 """The audit: the decisions of the policy and the actions of people, newest first."""
 
 import heapq
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy import Connection, Select, select
@@ -11,6 +12,7 @@ from holdfast.ui.console.queries.paging import PAGE_ROWS, key_of, plain, token_o
 
 KINDS = ("decision", "proposal", "observed", "approved", "withdrawn", "stop_asked")
 _NONE_YET = 2**62
+UNKNOWN = "not known whether it was carried out: the console that began it has recorded no result"
 
 
 def actions_query(before: int, limit: int) -> Select[Any]:
@@ -24,24 +26,33 @@ def actions_query(before: int, limit: int) -> Select[Any]:
     )
 
 
-def decisions_page(connection: Connection, token: str) -> dict[str, Any]:
+def decisions_page(
+    connection: Connection, token: str, going: Collection[int] = ()
+) -> dict[str, Any]:
     """Return one page of the audit: `decisions`, and `next`, a token or None.
 
     Each kind of event is read by its index and merged here, so that a page costs the same at any depth.
+
+    Args:
+        connection: a transaction that reads.
+        token: the token of the page; empty for the first page.
+        going: the ids of the actions that this console carries out.
 
     Raises:
         BadUse: the token is damaged.
     """
     event_id, action_id = key_of(token, (int, int)) or (_NONE_YET, _NONE_YET)
-    bound = min(event_id, 2**31 - 1)
+    bound = max(0, min(event_id, 2**31 - 1))
     rows = [
         _decided(row)
         for kind in KINDS
         for row in plain(connection, kind_query(kind, PAGE_ROWS + 1, bound))
     ]
     rows += [
-        _acted(row)
-        for row in plain(connection, actions_query(min(action_id, 2**31 - 1), PAGE_ROWS + 1))
+        _acted(row, is_going=row["action_id"] in going)
+        for row in plain(
+            connection, actions_query(max(0, min(action_id, 2**31 - 1)), PAGE_ROWS + 1)
+        )
     ]
     rows = list(heapq.merge(*_by_source(rows), key=lambda row: row["at_s"], reverse=True))
     shown, more = rows[:PAGE_ROWS], len(rows) > PAGE_ROWS
@@ -91,7 +102,10 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _acted(row: dict[str, Any]) -> dict[str, Any]:
+def _acted(row: dict[str, Any], *, is_going: bool) -> dict[str, Any]:
+    outcome = f"{row['state']}: {row['outcome']}" if row["outcome"] else row["state"]
+    if row["state"] == "asked":
+        outcome = "under way" if is_going else UNKNOWN
     return {
         "from": "person",
         "key": row["action_id"],
@@ -104,5 +118,5 @@ def _acted(row: dict[str, Any]) -> dict[str, Any]:
         "mode": "",
         "evidence": [f"had seen: {row['seen']}"] if row["seen"] else [],
         "lacking": [],
-        "outcome": f"{row['state']}: {row['outcome']}" if row["outcome"] else row["state"],
+        "outcome": outcome,
     }

@@ -48,6 +48,19 @@ if (form && location.hash.length > 8) {
 }
 
 // Fragments.
+// Focus and sideways scrolling outlive a new fragment: who uses the keyboard or a phone is not sent back to the beginning.
+function place(part) {
+  const reached = "a, button, input, select, [tabindex]";
+  const wide = ".scroll, pre";
+  const same = (one) => [one.tagName, one.getAttribute("href"), one.getAttribute("aria-label")].join(" ");
+  const focus = part.contains(document.activeElement) ? document.activeElement : null;
+  const number = focus ? [...part.querySelectorAll(reached)].filter((one) => same(one) === same(focus)).indexOf(focus) : -1;
+  const lefts = [...part.querySelectorAll(wide)].map((one) => one.scrollLeft);
+  return () => {
+    part.querySelectorAll(wide).forEach((one, at) => { one.scrollLeft = lefts[at] || 0; });
+    if (focus) [...part.querySelectorAll(reached)].filter((one) => same(one) === same(focus))[number]?.focus({ preventScroll: true });
+  };
+}
 let waiting = null;
 let isFetching = false;
 async function refresh() {
@@ -60,8 +73,10 @@ async function refresh() {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const there of document.querySelectorAll("[data-live]")) {
       const here = page.getElementById(there.id);
-      if (here && !there.contains(document.activeElement) && here.innerHTML !== there.innerHTML) {
+      if (here && here.innerHTML !== there.innerHTML) {
+        const back = place(there);
         there.replaceChildren(...here.childNodes);
+        back();
         there.classList.remove("fresh");
         void there.offsetWidth;
         there.classList.add("fresh");
