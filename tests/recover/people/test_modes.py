@@ -52,6 +52,14 @@ def test_an_approved_proposal_is_carried_out_as_act_would_have(finding):
     assert (approved.state, approved.held, approved.actions) == (acted.state, None, acted.actions)
 
 
+def test_a_supervisor_that_takes_over_keeps_the_proposal_until_it_has_the_job():
+    taking_over = policy.State()
+    assert taking_over.phase is not Phase.RUNNING
+    held = Held(finding=NAN)
+    for event in (policy.Saved(0.5), policy.Tick()):
+        assert decide("propose", event, taking_over, held).held == held
+
+
 def test_nothing_is_approved_that_was_not_proposed():
     for mode, held in (("propose", None), ("observe", Held(finding=HANG)), ("act", None)):
         assert decide(mode, Approved(), held=held).actions == ()

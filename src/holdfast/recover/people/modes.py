@@ -106,7 +106,7 @@ def decide(
         return _hold(mode, state, held, finding, after)
     if mode == "observe" and isinstance(event, policy.Diagnosed):
         after, actions = _not_restarted(after, actions, event)
-    if held is not None and after.phase is not policy.Phase.RUNNING:
+    if held is not None and running and after.phase is not policy.Phase.RUNNING:
         return Verdict(after, None, (Withdraw("the attempt has ended."), *actions))
     return Verdict(after, held, actions)
 
