@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.cli.main import cli
-from holdfast.cli.run_evaluation import RunEvaluation, Wish
+from holdfast.cli.run.evaluation import RunEvaluation, Wish
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.paths import RunPaths
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli import run as cli_run
 from holdfast.cli.main import Place, cli
-from holdfast.cli.run_slurm import _ended, _Screen
+from holdfast.cli.run import command as cli_run
+from holdfast.cli.run.slurm import _ended, _Screen
 from holdfast.cluster import JobState, SlurmJobs
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Ledger, Run

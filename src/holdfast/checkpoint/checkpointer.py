@@ -187,13 +187,12 @@ class Checkpointer(StaysHere):
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle:
-        """Save, if `step` is due or the job was asked to stop; in the latter case the process ends here.
+        """Save if `step` is due or the job is to stop; after a save for a stop the process ends.
 
-        Call it after each step: that is when a stop and the time are noticed. Collective where torch.distributed is
-        initialised. It returns while the state is still being copied: an optimizer's step waits for that by itself, and
-        whoever changes the state otherwise calls `before_update` first. Until an update has waited so for the first
-        time, each call returns only once the state is copied, and so does the first one. Python, NumPy and torch random
-        generators of each rank are saved by themselves.
+        Call `save` after each step. The call is collective where torch.distributed is initialised. The call returns
+        while the state is still being copied. An optimizer's step waits for the copy; call `before_update` before any
+        other change of the state. Until an optimizer's step has waited for the first time, each call returns after the
+        copy. The random generators of Python, NumPy and torch are saved for each rank.
 
         Args:
             step: steps completed; a whole number of any type, such as one of NumPy's or in a tensor.
@@ -255,8 +254,7 @@ class Checkpointer(StaysHere):
     ) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
 
-        It is taken from memory where all ranks died with it in memory, or peers hold what is lost, and from disk
-        otherwise.
+        The checkpoint is read from memory if this node or a peer still holds every rank's part, and else from disk.
 
         Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
         they lack are added; objects get `load_state_dict`, those with one of their own with what they saved, whatever

@@ -28,22 +28,22 @@ STDIN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What is asked for of each job."""
+    """The options that hold for each job."""
 
     around: bool
     explain: bool
     compressed: bool
     rules: "RuleSet"
     ledger: "Ledger | None"
-    """Where the incident is put down, and past ones are."""
+    """The ledger that records the incident and has past ones; None: no ledger."""
     known: "Known | None"
-    """What the ledger knows of past ones; None as `ledger`."""
+    """The rules and incidents that the ledger has learned; None without a ledger."""
     endpoint: "Endpoint | None"
-    """The model, if it is to be asked."""
+    """The endpoint of a language model; None: no model."""
 
     @property
     def needs_text(self) -> bool:
-        """Whether the compressed log is wanted by someone."""
+        """Return whether the compressed log is needed."""
         return self.compressed or self.ledger is not None or self.endpoint is not None
 
 

@@ -79,7 +79,7 @@ def _print(console: Console, study: Study, *, why: bool) -> None:
 
 
 def _headline(found: Diagnosis) -> str:
-    """How the job ended, or why it failed, in a sentence."""
+    """Return how the job ended, or why it failed, as one sentence."""
     unknown = found.reason == "Unknown" and not found.root_text
     if found.outcome not in ENDS_IN_WORDS and unknown:
         return "No cause was found."
@@ -231,7 +231,7 @@ def _followed(study: Study) -> Iterator[tuple[str, Text]]:
 
 
 def _times(clusters: Sequence[Cluster]) -> str:
-    """How many ranks say so; where no ranks are told, how many logs."""
+    """Return the number of ranks that print such lines; without known ranks, the number of logs."""
     events = [event for cluster in clusters for event in cluster.events]
     ranks = {rank for cluster in clusters for rank in cluster.ranks}
     for event in events:

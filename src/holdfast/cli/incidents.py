@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from holdfast.diagnose.memory import Judged
 
 _WITHOUT_RUN = "m"
-"""How the name of an incident begins that belongs to no run."""
+"""The first character of the id of an incident without a run."""
 
 
 @click.group()
 def command() -> None:
-    """List and show what went wrong and what was done; say whether the diagnosis was right, and it is learned from."""
+    """List and show incidents and what was done; confirm or correct a diagnosis, which later ones learn from."""
 
 
 @command.command()
@@ -79,7 +79,7 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, incident_id: str, as_json: bool) -> None:
-    """Show an incident: its diagnosis with the cited lines, what was done, and what a person said of it."""
+    """Show an incident: the diagnosis with cited lines, the action taken, and a person's verdict."""
     with Ledger.open(place.ledger) as ledger:
         if incident_id.startswith(_WITHOUT_RUN):
             from holdfast.diagnose.memory import memory_of

@@ -17,7 +17,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.paths import holdfast_home, ledger_url
 
 COMMANDS = {
-    "run": ("holdfast.cli.run", "Run a training job and keep it running."),
+    "run": ("holdfast.cli.run.command", "Run a training job and keep it running."),
     "demo": ("holdfast.cli.demo", "Train a small GPT while faults strike, and report."),
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "explain": (
@@ -34,11 +34,14 @@ COMMANDS = {
     "nodes": ("holdfast.cli.nodes", "Test nodes, and cordon the faulty ones."),
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
     "profile": (
-        "holdfast.cli.profile",
+        "holdfast.cli.profile.command",
         "Profile one job: counters of its nodes, phases of its ranks.",
     ),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
-    "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
+    "eval": (
+        "holdfast.cli.eval.command",
+        "Evaluate checkpoints: a suite's scores, fast and exact.",
+    ),
     "simulate": (
         "holdfast.cli.simulate",
         "Show what would become of a job of so many GPUs.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core import page, words
 from holdfast.core.accounting import Point, RunSummary
-from holdfast.core.page import new_figure
+from holdfast.core.page import new_figure, plain_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,17 +104,7 @@ def time_line(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
 def _axes(figure: Any) -> "Axes":
     axes: Axes = figure.add_subplot()
     figure.patch.set_alpha(0)
-    axes.patch.set_alpha(0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(COLOUR["muted"])
-        spine.set_linewidth(0.8)
-    axes.grid(visible=True, color=COLOUR["hair"], linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=COLOUR["muted"], labelsize=9, length=3, width=0.8)
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.label.set(color=COLOUR["muted"], fontsize=9.5)
-    axes.yaxis.label.set(color=COLOUR["muted"], fontsize=9.5)
+    plain_axes(axes, COLOUR)
     return axes
 
 

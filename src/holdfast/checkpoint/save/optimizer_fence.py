@@ -53,24 +53,22 @@ class Fence:
         self._staging = job
 
     def learn_from(self, job: SaveJob) -> None:
-        """At the next update, of what was written to since `job`, a save that blocked."""
+        """Learn at the next update which tensors were written to since `job`, a save that blocked."""
         self._blocked = job
 
     def forget(self) -> None:
-        """Nothing is learnt any more from the save before."""
+        """Learn nothing more from the last save."""
         self._blocked = None
 
     def before_update(self) -> None:
-        """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
+        """Wait until the last save is copied; the state may change from then on."""
         self.was_passed = True
         self.await_copy()
         self._learn()
 
     def _learn(self) -> None:
-        """Of what forward or backward wrote to since a save that blocked: later saves copy it in the call.
-
-        Where that is much of the state, it is no buffers, somebody has loaded another state: nothing is learnt.
-        """
+        """Have later saves copy the tensors in the call that forward or backward wrote to since a save that blocked."""
+        # Buffers are a small share of the state. A large share was loaded by somebody, and teaches nothing.
         job, self._blocked = self._blocked, None
         if job is None or os.getpid() != self._pid:
             return

@@ -11,7 +11,7 @@ macros of `parts.html.j2`. The page needs no network. The modules:
 | `drawing` | a matplotlib figure as inline SVG in the page's colours |
 """
 
-from holdfast.core.page.drawing import inline_svg, missing_extra, new_figure, stand_ins
+from holdfast.core.page.drawing import inline_svg, missing_extra, new_figure, plain_axes, stand_ins
 from holdfast.core.page.parts import DARK, LIGHT, Bar, KeyFigure, TimeBars, time_bars
 from holdfast.core.page.rendering import (
     UPLOT_SCRIPT,
@@ -33,6 +33,7 @@ __all__ = [
     "inline_svg",
     "missing_extra",
     "new_figure",
+    "plain_axes",
     "stand_ins",
     "template",
     "time_bars",

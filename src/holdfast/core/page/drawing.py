@@ -6,12 +6,13 @@ replaced by those variables. So one drawing serves both schemes, and equal figur
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _TAG = re.compile(r"<[^>]*>")
@@ -36,6 +37,26 @@ def new_figure(
     except ImportError as error:
         raise missing_extra("matplotlib") from error
     return Figure(figsize=(width_in, height_in), layout=layout)
+
+
+def plain_axes(axes: "Axes", colours: Mapping[str, str]) -> None:
+    """Style axes for a page: no background, the lower spine alone, a faint grid.
+
+    Args:
+        axes: the axes.
+        colours: the colours of the variables `muted` and `hair`, see `stand_ins`.
+    """
+    axes.patch.set_alpha(0)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(colours["muted"])
+        spine.set_linewidth(0.8)
+    axes.grid(visible=True, color=colours["hair"], linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=colours["muted"], labelsize=9, length=3, width=0.8)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.label.set(color=colours["muted"], fontsize=9.5)
+    axes.yaxis.label.set(color=colours["muted"], fontsize=9.5)
 
 
 def missing_extra(package: str, *, extra: str = "report") -> HoldfastError:

@@ -95,7 +95,7 @@ def activity(
     top = 100.0 if highest <= 100 else highest * 1.05
     at = _scale(summary.start_ns, unit_s)
     for axes, series, samples in zip(grid[:, 0], devices, drawn, strict=True):
-        _plain(axes)
+        page.plain_axes(axes, COLOUR)
         ranks = ranks_of(series, local)
         _valleys(axes, summary, series, at)
         points = thinned([(at(moment), value) for moment, value in samples])
@@ -148,7 +148,7 @@ def side_by_side(
     figure.patch.set_alpha(0)
     grid = figure.subplots(2, 1, sharex=True)
     for axes, run in zip(grid, runs, strict=True):
-        _plain(axes)
+        page.plain_axes(axes, COLOUR)
         assert run.valleys.metric is not None
         series = run.recording.of(run.valleys.metric)[0]
         at = _scale(run.start_ns, unit_s)
@@ -187,7 +187,7 @@ def memory_over_time(summary: ProfileSummary, *, name: str, narrow: bool) -> str
     figure = page.new_figure(*_size(narrow, 3.1))
     figure.patch.set_alpha(0)
     axes: Axes = figure.add_subplot()
-    _plain(axes)
+    page.plain_axes(axes, COLOUR)
     if fullest.theory is not None:
         floor = 0.0
         for kind, amount in fullest.theory.by_kind().items():
@@ -234,7 +234,7 @@ def memory_by_rank(summary: ProfileSummary, *, name: str, narrow: bool) -> str |
     figure = page.new_figure(*_size(narrow, 3.1))
     figure.patch.set_alpha(0)
     axes: Axes = figure.add_subplot()
-    _plain(axes)
+    page.plain_axes(axes, COLOUR)
     for at, row in enumerate(rows):
         measured_at = at if row.theory is None else at - 0.2
         axes.bar(measured_at, row.peak_bytes / GB, width=0.36, color=COLOUR["ink"], zorder=3)
@@ -339,20 +339,6 @@ def _strip(
 def _scale(start_ns: int, unit_s: float) -> Callable[[float], float]:
     """Return what turns a moment, in Unix ns, into a place on the axis of time."""
     return lambda moment_ns: (moment_ns - start_ns) / 1e9 / unit_s
-
-
-def _plain(axes: "Axes") -> None:
-    axes.patch.set_alpha(0)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(COLOUR["muted"])
-        spine.set_linewidth(0.8)
-    axes.grid(visible=True, color=COLOUR["hair"], linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=COLOUR["muted"], labelsize=9, length=3, width=0.8)
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.label.set(color=COLOUR["muted"], fontsize=9.5)
-    axes.yaxis.label.set(color=COLOUR["muted"], fontsize=9.5)
 
 
 def _size(narrow: bool, height_in: float) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli.eval_options import JSON
+from holdfast.cli.eval.options import JSON
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, when
 from holdfast.core.errors import BadUse, NotFound

@@ -15,7 +15,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
-from holdfast.cli.run_slurm import (
+from holdfast.cli.run.slurm import (
     Wanted,
     check_slurm_use,
     run_on_slurm,
@@ -44,7 +44,7 @@ from holdfast.recover import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.cli.run_evaluation import RunEvaluation, Wish
+    from holdfast.cli.run.evaluation import RunEvaluation, Wish
     from holdfast.recover import Board, Meeting
 
 SETTINGS = (
@@ -459,7 +459,7 @@ def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wis
                 "--eval-drop-stale and --eval-option say how to evaluate, but not what. Give --eval-suite too."
             )
         return None
-    from holdfast.cli.run_evaluation import Wish
+    from holdfast.cli.run.evaluation import Wish
 
     return Wish.checked(suite, drop_stale=drop_stale, options=options)
 
@@ -468,7 +468,7 @@ def _evaluation(
     paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]
 ) -> "RunEvaluation | None":
     """Return the evaluation of the run's checkpoints; None if the run has no evaluation."""
-    from holdfast.cli.run_evaluation import RunEvaluation, Wish
+    from holdfast.cli.run.evaluation import RunEvaluation, Wish
 
     wish = Wish.kept(paths)
     if wish is None:

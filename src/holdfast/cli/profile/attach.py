@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
-from holdfast.cli.profile import PIDS_EVERY_S, ranks_of_run
+from holdfast.cli.profile.command import PIDS_EVERY_S, ranks_of_run
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
@@ -38,7 +38,7 @@ def attach_to(
         interval_s: seconds between two samples, where this process samples.
         as_json: print JSON.
     """
-    from holdfast.cli.profile import print_summary
+    from holdfast.cli.profile.command import print_summary
 
     with Ledger.open(place.ledger) as ledger:
         run = ledger.run(run_id)

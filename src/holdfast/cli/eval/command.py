@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli import eval_progress
-from holdfast.cli.eval_options import (
+from holdfast.cli.eval import progress as eval_progress
+from holdfast.cli.eval.options import (
     FOLDER,
     HOW,
     JSON,
@@ -20,7 +20,7 @@ from holdfast.cli.eval_options import (
     options_from,
     takes,
 )
-from holdfast.cli.eval_report import compare, ls, show, why
+from holdfast.cli.eval.report import compare, ls, show, why
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
 from holdfast.core.errors import HoldfastError
@@ -151,9 +151,9 @@ def plan(
 def resume(
     place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool, **placing: Any
 ) -> int:
-    """Go on with an evaluation that was stopped; what it had finished is not done again.
+    """Resume an evaluation that was stopped; finished work is not done again.
 
-    It keeps its options; where it runs and writes to may change.
+    The evaluation keeps its options. The nodes and the output folder may change.
     """
     from holdfast.evaluate import resume as go_on
 
@@ -213,7 +213,7 @@ for _command in (why, compare, ls, show):
 
 
 def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
-    """Print what it came to; returns the exit code."""
+    """Print the result of an evaluation; return the exit code."""
     if as_json:
         said = evaluation.to_json()
         print_json(

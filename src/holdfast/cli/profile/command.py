@@ -18,7 +18,7 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, seconds
-from holdfast.cli.profile_report import report
+from holdfast.cli.profile.report import report
 from holdfast.core.errors import BadUse, NotFound
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def record(
     if max_mib < 1:
         raise BadUse(f"--max-mib is {max_mib}; it must be at least 1.")
     if attach is not None:
-        from holdfast.cli.profile_attach import attach_to
+        from holdfast.cli.profile.attach import attach_to
 
         wanted = [kind for kind, is_wanted in (("trace", deep), ("memory", memory)) if is_wanted]
         return attach_to(
