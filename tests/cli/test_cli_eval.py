@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import holdfast.evaluate
-from holdfast.cli.eval.command import progress as eval_progress
+from holdfast.cli.eval import progress as eval_progress
 from holdfast.cli.eval.report import newest_of_each
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound

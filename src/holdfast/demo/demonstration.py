@@ -264,6 +264,9 @@ class Demonstration:
                 pids = {int(rank): pid for rank, pid in data["pids"].items()}
                 injected = faults.stepped(data["step"], pids)
                 if injected is not None:
+                    if injected["fault"] == "Loss became NaN":
+                        # The script has damaged the batch after that step; the report is late.
+                        at_s = data["at_s"]
                     event = Event(
                         run_id=name,
                         attempt=attempt,

@@ -112,6 +112,18 @@ class PlannedFaults:
         if not self._waiting or step < self._waiting[0].step:
             return None
         fault = self._waiting[0]
+        if fault.kind == "Loss became NaN":
+            # The script damages the batch. The job may have ended before this report of the step arrives.
+            del self._waiting[0]
+            what = "its weight is NaN, and so are all gradients"
+            detail = f"batch {fault.step + 1} of rank {fault.rank} is damaged: {what}"
+            return {
+                "fault": fault.kind,
+                "detail": detail,
+                "rank": fault.rank,
+                "node": None,
+                "step": step,
+            }
         try:
             pid = pids[fault.rank]
             node = psutil.Process(pid).environ().get("HOLDFAST_NODE_NAME", "this host")
@@ -129,8 +141,6 @@ class PlannedFaults:
                 "Checkpoint damaged": f"{injected.detail}, in the newest checkpoint; then {who} was killed, and its "
                 "copy of the checkpoint in memory",
             }[fault.kind]
-        elif fault.kind == "Loss became NaN":
-            detail = f"batch {fault.step + 1} of {who} is damaged: its weight is NaN, and so are all gradients"
         else:
             detail = (
                 f"the network card of {node} fails from now on: half of its collectives find their "

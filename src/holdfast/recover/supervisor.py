@@ -349,7 +349,7 @@ class Supervisor:
         self._recorder.step(record)
         self._conduct.speed.stepped(record.step_s)
         told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
-        self._observe("step", {**told, **record.metrics})
+        self._observe("step", {**told, "at_s": record.at_s, **record.metrics})
 
     def _look_at_loss(self, peer: Peer, message: Mapping[str, Any]) -> None:
         if self._conduct.state.phase is not policy.Phase.RUNNING:
