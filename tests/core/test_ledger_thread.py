@@ -61,6 +61,17 @@ def thread(answering):
     thread.close()
 
 
+def test_while_an_operation_is_stuck_nobody_waits_at_all(answering, monkeypatch):
+    thread = LedgerThread(answering, wait_s=3600.0)
+    thread.start()
+    monkeypatch.setattr(LedgerThread, "is_stuck", True)
+    with pytest.raises(LedgerError, match="does not answer"):
+        thread.ledger.add_event(1)  # an hour later, if the call waited
+    answering.may.set()
+    thread.close()
+    assert answering.done == [1]
+
+
 def test_a_write_does_not_wait_and_a_read_comes_after_all_writes(answering, thread):
     thread.start()
     for number in range(3):
