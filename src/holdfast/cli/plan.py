@@ -13,6 +13,7 @@ from holdfast.cli.output import print_json, print_table, seconds
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
+from holdfast.core.words import plainly
 
 if TYPE_CHECKING:
     from holdfast.simulate.pretrain import Advice, Records
@@ -156,8 +157,8 @@ def _show(advice: "Advice") -> None:
     one, records, answer = advice.scenario, advice.records, advice.answer
     mean = advice.mean_time_to_failure_h
     click.echo(
-        f"A job of {one.gpus:,} GPUs for {one.days:g} days, from {records.runs} runs with {len(records.reasons)} "
-        f"failures in {records.job_days:.3g} days of training."
+        f"A job of {plainly(one.gpus, 'GPU')} for {one.days:g} days, from {plainly(records.runs, 'run')} with "
+        f"{plainly(len(records.reasons), 'failure')} in {records.job_days:.3g} days of training."
     )
     print_table(
         ["advice", "", "why"],

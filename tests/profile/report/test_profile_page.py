@@ -14,7 +14,7 @@ from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
-from holdfast.profile.recording import Recording, RecordingWriter, SeriesId
+from holdfast.profile.recording import Recording, RecordingWriter, Series, SeriesId, Span
 from holdfast.profile.report import Job, comparison, summarize
 from holdfast.profile.report.charts import POINTS_LIMIT, activity, thinned
 from holdfast.profile.report.view import headline
@@ -110,7 +110,7 @@ def test_the_command_finds_runs_folders_and_evaluations(said, home):
     output = home / "elsewhere" / "page.html"
     text = run(home, str(home / "evaluations" / "eval-1"), "-o", str(output))
     assert output.exists()
-    assert text.startswith("profile: 29.5"), "named after the folder of the recording"
+    assert text.startswith("eval-1: 29.5"), "named after the folder whose profile this is"
 
 
 def test_the_terminal_has_the_answer_the_causes_and_the_comparison(home):
@@ -200,6 +200,37 @@ def test_steps_that_are_shorter_than_a_sample_are_drawn_as_phases_alone(tmp_path
     assert ">50<" not in close
     for phase in ("forward", "backward"):
         assert f"--phase-{phase}" in close
+
+
+def test_a_rank_that_moved_is_drawn_on_each_node_in_its_own_time():
+    def cpu(node, seconds):
+        return Series(
+            metric="process_cpu",
+            unit="%",
+            source="proc",
+            node=node,
+            device=None,
+            rank=1,
+            interval_s=1.0,
+            times_ns=[second * 10**9 for second in seconds],
+            values=[50.0] * len(seconds),
+        )
+
+    spans = [
+        Span(phase="forward", start_ns=at, end_ns=at + 10**9, step=1, rank=1, node=node)
+        for node, at in (("n2", 2 * 10**9), ("n3", 22 * 10**9))
+    ]
+    series = [cpu("n2", range(10)), cpu("n3", range(20, 30))]
+    summary = summarize(Recording(series=series, spans=spans), name="moved")
+    whole = html.unescape(activity(summary, name="x", narrow=False))
+    part = html.unescape(
+        activity(summary, name="y", narrow=False, window_ns=(21 * 10**9, 24 * 10**9))
+    )
+    assert "rank 1, n2" in whole
+    assert "rank 1, n3" in whole
+    assert "rank 1, n3" in part
+    assert "rank 1, n2" not in part
+    assert whole.count("--phase-forward") == 2, "one phase a node"
 
 
 def test_thinned_curves_keep_the_lowest_and_the_highest():

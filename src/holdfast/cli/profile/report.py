@@ -93,7 +93,8 @@ def _summary(
     job = None
     if job_file is not None or (folder / "job.toml").exists():
         job = Job.read(job_file or folder / "job.toml")
-    name = target if RUN_ID.fullmatch(target) else folder.resolve().name
+    named = folder.resolve().parent if folder.name == "profile" else folder.resolve()
+    name = target if RUN_ID.fullmatch(target) else named.name
     if peak_tflops is not None and job is None:
         raise BadUse(
             "--peak-tflops gives no MFU without the model and its layout. Name a file by --job,"

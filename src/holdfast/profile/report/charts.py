@@ -74,8 +74,16 @@ def activity(
     """
     if summary.valleys.metric is None:
         return None
-    devices = spread(summary.recording.of(summary.valleys.metric), DEVICES_LIMIT)
     start_ns, end_ns = window_ns or (summary.start_ns, summary.end_ns)
+    # A rank that moved has a series on each of its nodes.
+    recorded = [
+        one
+        for one in summary.recording.of(summary.valleys.metric)
+        if len(one.times_ns) and one.times_ns[0] <= end_ns and one.times_ns[-1] >= start_ns
+    ]
+    devices = spread(recorded, DEVICES_LIMIT)
+    if not devices:
+        return None
     unit, unit_s = words.unit_of_time((end_ns - start_ns) / 1e9)
     local = local_ranks(summary.recording)
     drawn = [
@@ -115,7 +123,12 @@ def activity(
                 )
         striped = False
         if len(ranks) == 1:
-            own = [span for span in summary.recording.spans if span.rank == ranks[0]]
+            # A restart may move a rank to another node.
+            own = [
+                span
+                for span in summary.recording.spans
+                if (span.rank, span.node) == (ranks[0], series.node)
+            ]
             striped = _strip(axes, phases_of_rank(own), (start_ns, end_ns), at, top)
         axes.set_ylim(-0.16 * top if striped else 0, -0.03 * top if bare and striped else top)
         axes.set_yticks([] if bare else [0, top / 2, top])

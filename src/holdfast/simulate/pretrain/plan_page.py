@@ -7,6 +7,7 @@ from typing import Final
 
 from holdfast.core.accounting import LOST_CAUSES
 from holdfast.core.page import KeyFigure, template, time_bars, write_page
+from holdfast.core.words import plainly
 from holdfast.simulate.pretrain.plan import Advice, Swing
 
 TEMPLATE: Final = Path(__file__).parent / "templates" / "plan.html.j2"
@@ -59,7 +60,7 @@ def write_plan(path: Path, advice: Advice) -> None:
     hours = advice.answer.gpu_hours_by_class()
     times = time_bars(
         [
-            (name, name, words, hours[name] * 3600.0)
+            (name, name.replace("_", " "), words, hours[name] * 3600.0)
             for name, words in LOST_CAUSES.items()
             if name in hours
         ]
@@ -69,8 +70,8 @@ def write_plan(path: Path, advice: Advice) -> None:
         filled.render(
             headline=f"{one.gpus:,} GPUs for {one.days:g} days",
             context=(
-                f"From {records.runs} runs with {len(records.reasons)} failures in {records.job_days:.3g} days of "
-                "training."
+                f"From {plainly(records.runs, 'run')} with {plainly(len(records.reasons), 'failure')} in "
+                f"{records.job_days:.3g} days of training."
             ),
             key_figures=figures,
             settings=settings,
