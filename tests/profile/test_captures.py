@@ -190,3 +190,36 @@ def test_a_recorded_rank_carries_out_a_request(
         stop_phases()
 
     assert captured(tmp_path, request)[0].state == "done"
+
+
+def test_no_capture_begins_or_ends_within_a_region_that_pytorch_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of such a region writes to memory that a stopped profiler has freed."""
+    depths, depth = [], 0
+
+    class Region(torch.autograd.profiler.record_function):
+        def __enter__(self) -> Any:
+            nonlocal depth
+            depth += 1
+            return super().__enter__()
+
+        def __exit__(self, *error: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            super().__exit__(*error)
+
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", Region)
+    monkeypatch.setattr(Captures, "is_idle", False)
+    monkeypatch.setattr(Captures, "on_step", lambda _self: depths.append(depth))
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start_phases(tmp_path, rank=0, node="n", attempt=0)
+    try:
+        for _ in range(6):
+            step(model)
+            optimizer.step()
+    finally:
+        stop_phases()
+    assert len(depths) >= 4
+    assert set(depths) == {0}

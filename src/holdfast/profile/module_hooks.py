@@ -135,3 +135,17 @@ def _taken_off(root: "nn.Module") -> Iterator[None]:
         for table, before in tables:
             table.clear()
             table.update(before)
+
+
+def first_tensor(output: Any, depth: int = 0) -> Any:
+    """Return the first tensor of a module's output through which gradients flow."""
+    if isinstance(output, sys.modules["torch"].Tensor):
+        return output if output.grad_fn is not None else None
+    if depth < 3:
+        values = output.values() if hasattr(output, "values") else output
+        if isinstance(values, list | tuple) or hasattr(output, "values"):
+            return next(
+                (one for value in values if (one := first_tensor(value, depth + 1)) is not None),
+                None,
+            )
+    return None

@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 from holdfast.core.phases import ENV_PROFILE, own_node, set_phase_sink
 from holdfast.profile.captures import Captures
 from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
-from holdfast.profile.module_hooks import ModuleHook, keep_hooks_out, outermost_modules
+from holdfast.profile.module_hooks import (
+    ModuleHook,
+    first_tensor,
+    keep_hooks_out,
+    outermost_modules,
+)
 from holdfast.profile.recording import RecordingWriter
 
 if TYPE_CHECKING:
@@ -85,6 +90,7 @@ class PhaseRecorder:
         self.folder = folder
         self._open_writer = writer
         self._captures = captures
+        self._has_stepped = False
         self.now_ns = now_ns
         self.device = device
         self.has_failed = False
@@ -155,12 +161,12 @@ class PhaseRecorder:
         Args:
             step: the steps completed; None: an optimizer has stepped, which counts until a script reports steps.
         """
-        if step is None:
-            if self._is_counted:
-                return
-            step = 1 if self._step is None else self._step + 1
-        else:
+        if is_reported := step is not None:
             self._is_counted = True
+        elif self._is_counted:
+            return
+        else:
+            step = 1 if self._step is None else self._step + 1
         self._step = step
         marked, self._marked = self._marked, []
         spans, self._spans = self._spans, []
@@ -172,8 +178,17 @@ class PhaseRecorder:
                 self._keep(earlier, phases)
             self._note_memory()
         self._keep(step, spans)
-        if not self._captures.is_idle:
+        self._has_stepped = True
+        if is_reported:
+            self.between_steps()
+
+    def between_steps(self) -> None:
+        """Begin or end a capture, if a step has ended."""
+        # Not in the optimizer's hooks: they run in a region that PyTorch records. The end of a region writes to memory
+        # that a profiler frees when the profiler is stopped within the region.
+        if self._has_stepped and not self._captures.is_idle:
             self._captures.on_step()
+        self._has_stepped = False
 
     def close(self) -> None:
         """Write the remaining spans and stop. Closing twice is harmless; a fork of this process closes nothing."""
@@ -481,8 +496,10 @@ class _Hooks:
 @_guarded
 def _forward_begins(_module: Any, _args: Any) -> None:
     assert _hooks is not None
+    assert _recorder is not None
     _hooks.depth += 1
     if _hooks.depth == 1:
+        _recorder.between_steps()
         _hooks.use_device()
         _hooks.backward = None  # of a backward that raised
         _hooks.forward = _mark()
@@ -499,22 +516,8 @@ def _forward_ends(_module: Any, _args: Any, output: Any) -> None:
     _hooks.silent_steps = 0
     is_training = sys.modules["torch"].is_grad_enabled()
     _recorder.ended("forward" if is_training else "evaluation", start)
-    if is_training and (first := _first_tensor(output)) is not None:
+    if is_training and (first := first_tensor(output)) is not None:
         first.register_hook(_backward_begins)
-
-
-def _first_tensor(output: Any, depth: int = 0) -> Any:
-    """Return the first tensor of a module's output through which gradients flow."""
-    if isinstance(output, sys.modules["torch"].Tensor):
-        return output if output.grad_fn is not None else None
-    if depth < 3:
-        values = output.values() if hasattr(output, "values") else output
-        if isinstance(values, list | tuple) or hasattr(output, "values"):
-            return next(
-                (one for value in values if (one := _first_tensor(value, depth + 1)) is not None),
-                None,
-            )
-    return None
 
 
 @_guarded_in_any_thread
