@@ -1,8 +1,7 @@
 """The two numbers of `holdfast.diagnose.explain.confidence`, measured on the foreign make of noise.
 
 Each failure is asked about twice: with all rules, and without the rule that decided. The second answer stands for
-failures that no rule knows yet. `LEFT_OUT` weighs the second answers so that as many of all are right as are right on
-failures that nobody looked at while the rules were written.
+failures of a kind that no rule knows yet; `LEFT_OUT` says how many there are for each that a rule knows.
 """
 
 import math
@@ -12,7 +11,7 @@ from typing import Any, Final
 
 from diagnosing.cases import Case
 
-LEFT_OUT: Final = 0.15
+LEFT_OUT: Final = 0.1
 RIDGE: Final = 0.01
 """Keeps the fit finite where the answers can be told apart without an error."""
 _ROUNDS: Final = 100

@@ -34,7 +34,7 @@ def test_it_does_not_jump(rule, margin, little):
 
 def test_a_general_rule_is_in_doubt_where_a_special_one_is_not():
     """Without a special rule, a class such as RuntimeError decides: right in one of two cases."""
-    assert 0.4 < sure(0.65, 3.9) < 0.6
+    assert 0.4 < sure(0.65, 3.9) < 0.7
     assert sure(0.85, 3.9) > 0.95
 
 

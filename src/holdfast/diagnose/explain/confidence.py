@@ -11,8 +11,8 @@ from typing import Final
 
 from holdfast.diagnose.explain.explain import OF_PEERS, Explanation, is_bare
 
-OFFSET: Final = -3.6
-OF_RULE: Final = 4.4
+OFFSET: Final = -3.3
+OF_RULE: Final = 4.0
 OF_MARGIN: Final = 0.3
 _CLOSE_RIVAL: Final = 0.3
 """Share of another reason from which on the answer is in doubt."""
