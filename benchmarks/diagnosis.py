@@ -16,7 +16,17 @@ from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
 from common.parts import run_parts
 from common.table import Row, parse_arguments, report
-from diagnosing import accuracy, agents, compression, learning, makes, nvrx, speed
+from diagnosing import (
+    accuracy,
+    agents,
+    calibrating,
+    compression,
+    learning,
+    makes,
+    nvrx,
+    scoring,
+    speed,
+)
 from diagnosing.cases import Case, dev_cases, laboratory, of_kind, other_cases
 from diagnosing.systems import our_answers, peers_answers
 
@@ -29,7 +39,7 @@ PUBLIC = DEV.parents[1] / "cases" / "diagnosis"
 """Failures out of public threads."""
 OPTIONS = """Besides: --dev DIR, labelled cases; --lab DIR, the laboratory's recordings (made there if it has none;
 without it anew each time, or a few with --quick); --nvrx DIR, the source of NVIDIA's resiliency extension;
---calibrate, print the steps for holdfast.diagnose.explain.answer, measured on half of the laboratory, and end;
+--calibrate, print the numbers of holdfast.diagnose.explain.confidence, measured on the foreign make, and end;
 --misses FILE, a line of JSON for each case that ours gets wrong."""
 
 
@@ -179,12 +189,21 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _calibrate(bench: Bench) -> int:
-    steps, said = accuracy.calibration(bench.judge(bench.lab_cases(), peers=False))
-    print("STEPS: Final[tuple[tuple[float, float], ...]] = (")
-    for score, share in steps:
-        print(f"    ({score:g}, {share:g}),")
-    print(")")
-    print(said)
+    from holdfast.diagnose.explain.confidence import sureness
+
+    work = bench.folder / "calibrating"
+    work.mkdir()
+    found = makes.makes(bench.dev_cases(), bench.options.dev, [], work)
+    measured = list(calibrating.samples(found.get(makes.CALIBRATING, [])))
+    if not measured:
+        print("nothing to measure: the labelled cases are missing. Name their folder with --dev.")
+        return 2
+    offset, of_rule = calibrating.fit(measured)
+    print(f"OFFSET: Final = {offset:.1f}\nOF_RULE: Final = {of_rule:.1f}")
+    right = calibrating.share_right(measured)
+    print(f"measured on {len(measured)} answers of the foreign make, {right:.2f} of them right")
+    said = [(sureness(one.support, offset, of_rule), one.right) for one in measured]
+    print(f"expected calibration error on these {scoring.calibration_error(said) or 0:.3f}")
     return 0
 
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from common.table import Must, Row
-from diagnosing.calibrating import by_steps, raw_of, steps_of
-from diagnosing.cases import Case, halves, of_kind
+from diagnosing.cases import Case, of_kind
 from diagnosing.scoring import (
     Answer,
     Judge,
@@ -81,12 +80,10 @@ def laboratory_rows(judged: Judged) -> Iterator[Row]:
 
 
 def confidence_rows(judged: Judged) -> Iterator[Row]:
-    """On the half of the programs on which the packaged steps were not measured; also the logs without their root."""
-    half = halves(judged.cases)
-    tested = [case for case in judged.cases if half[case.program] == 1]
-    said = confidences(tested, judged.ours)
+    """How sure ours was, also of the logs without their root; nothing of the laboratory calibrated it."""
+    said = confidences(judged.cases, judged.ours)
     yield Row(
-        measure=f"expected calibration error, 10 bins [{len(said)} logs of the other half]",
+        measure=f"expected calibration error, 10 bins [{len(said)} logs]",
         ours=calibration_error(said), unit="", must=Must("<=", 0.08),
     )  # fmt: skip
     wrong = confident_and_wrong(said)
@@ -98,12 +95,6 @@ def confidence_rows(judged: Judged) -> Iterator[Row]:
     )
     sure = [one for one in said if one[0] >= 0.8]
     yield Row(measure="wrong, of the confident", ours=confident_and_wrong(sure).share, unit="")
-    everything = confidences(judged.cases, judged.ours)
-    yield Row(
-        measure="expected calibration error, all programs",
-        ours=calibration_error(everything),
-        unit="",
-    )
     kept, removed, fell = mean_confidences(judged.cases, judged.ours)
     yield Row(measure="mean confidence, root lines kept", ours=kept, unit="")
     yield Row(
@@ -154,36 +145,6 @@ def _confidently_wrong(judged: Judged, cases: Sequence[Case]) -> Row:
     wrong = confident_and_wrong(confidences(cases, judged.ours))
     name = f"confident (0.8) and wrong ({wrong.right} of {wrong.of})"
     return Row(measure=name, ours=wrong.share, unit="")
-
-
-# Calibration
-
-
-def calibration(judged: Judged) -> tuple[tuple[tuple[float, float], ...], str]:
-    """The steps measured on the first half of the programs, and what they do to the other half, in a sentence."""
-    from holdfast.diagnose.explain.answer import STEPS
-
-    half = halves(judged.cases)
-
-    def raw(which: int) -> list[tuple[float, bool]]:
-        cases = [
-            case
-            for case in judged.cases
-            if half[case.program] == which and judged.ours[case.id].decided_by
-        ]
-        return [
-            (raw_of(confidence, STEPS), right)
-            for confidence, right in confidences(cases, judged.ours)
-        ]
-
-    measured, tested = raw(0), raw(1)
-    steps = steps_of(measured)
-    after = [(by_steps(score, steps), right) for score, right in tested]
-    before = [(by_steps(score, STEPS), right) for score, right in tested]
-    return steps, (
-        f"measured on {len(measured)} answers; on the {len(tested)} of the other half the expected calibration error"
-        f" is {calibration_error(after) or 0:.3f} with them and {calibration_error(before) or 0:.3f} with the packaged"
-    )
 
 
 # Misses

@@ -1,87 +1,101 @@
-"""Raw score to share of right answers: isotonic regression; its steps for `holdfast.diagnose.explain.answer`."""
+"""The two numbers of `holdfast.diagnose.explain.confidence`, measured on the foreign make of noise.
 
-import bisect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+Each failure is asked about twice: with all rules, and without the rule that decided. The second answer stands for
+failures of a kind that no rule knows yet; `LEFT_OUT` says how many there are for each that a rule knows.
+"""
 
-Steps = Sequence[tuple[float, float]]
-LEAST_SAMPLES = 12
-"""A step that fewer answers stand for is joined with its neighbour."""
-LEAST_RISE = 0.001
-"""Of each step over the one before: a level stretch could not be undone by `raw_of`."""
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from diagnosing.cases import Case
 
-@dataclass
-class _Block:
-    score: float
-    """The sum of the raw scores."""
-    right: float
-    size: int
-
-    @property
-    def share(self) -> float:
-        """Of right answers, drawn to one half as if two more had been seen, one of them right (Laplace)."""
-        return (self.right + 1) / (self.size + 2)
+LEFT_OUT: Final = 0.1
+RIDGE: Final = 0.01
+"""Keeps the fit finite where the answers can be told apart without an error."""
+_ROUNDS: Final = 100
 
 
-def steps_of(said: Iterable[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
-    """The steps from raw scores and whether each answer was right: isotonic regression by pooling adjacent violators.
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One answer."""
 
-    Both columns rise strictly from the raw score 0 to 1. Source: Zadrozny and Elkan, "Transforming Classifier Scores
-    into Accurate Multiclass Probability Estimates", KDD 2002.
+    support: Any
+    """`holdfast.diagnose.explain.confidence.Support`"""
+    right: bool
+    weight: float = 1.0
+
+
+def samples(cases: Iterable[Case]) -> Iterator[Sample]:
+    """Yield both answers about each case, without answers that have a limit of their own (`Support.most`)."""
+    from holdfast.diagnose import packaged_rules
+
+    rules = packaged_rules()
+    for case in cases:
+        found = _answered(case, rules)
+        if found is None:
+            continue
+        left_out = _answered(case, _without(rules, found[1]))
+        for one, weight in ((found[0], 1.0), (left_out and left_out[0], LEFT_OUT)):
+            if one is not None and one.support.most == 1.0:
+                yield replace(one, weight=weight)
+
+
+def _answered(case: Case, rules: Any) -> tuple[Sample, str] | None:
+    """Return the answer by `rules` and the id of the rule that decided; None where nothing is to be explained."""
+    from holdfast.diagnose.explain.confidence import support_of
+    from holdfast.diagnose.explain.explain import explain, first_end
+    from holdfast.diagnose.explain.outcome import how_it_ended
+    from holdfast.diagnose.explain.scan import scan
+    from holdfast.diagnose.logs.files import find_files
+
+    events = scan(find_files([case.path]).files, rules)
+    end = how_it_ended(events)
+    if not end.has_cause:
+        return None
+    events = [one for one in events if id(one) not in end.survived]
+    explanation = explain(events, first_end(events))
+    if not explanation.ranked:
+        return None
+    rule = explanation.ranked[0].first.rule
+    return Sample(support=support_of(explanation), right=rule.reason in case.accepted), rule.id
+
+
+def _without(rules: Any, rule_id: str) -> Any:
+    from holdfast.diagnose.rules.rules import RuleSet
+
+    topics = [
+        replace(topic, rules=tuple(rule for rule in topic.rules if rule.id != rule_id))
+        for topic in rules.topics
+    ]
+    return RuleSet(topic for topic in topics if topic.rules)
+
+
+def fit(measured: Sequence[Sample]) -> tuple[float, float]:
+    """Return the offset and the weight of the rule that make `measured` likeliest (logistic regression, Newton).
+
+    Source: Platt, "Probabilistic Outputs for Support Vector Machines", 1999; the margin's weight stays as it is.
     """
-    blocks: list[_Block] = []
-    for score, group in _grouped(said):
-        blocks.append(_Block(score * len(group), sum(group), len(group)))
-        while len(blocks) > 1 and (
-            blocks[-2].right / blocks[-2].size >= blocks[-1].right / blocks[-1].size
-            or blocks[-2].size < LEAST_SAMPLES
-        ):
-            last = blocks.pop()
-            blocks[-1].score += last.score
-            blocks[-1].right += last.right
-            blocks[-1].size += last.size
-    if len(blocks) > 1 and blocks[-1].size < LEAST_SAMPLES:
-        last = blocks.pop()
-        blocks[-1] = _Block(
-            blocks[-1].score + last.score,
-            blocks[-1].right + last.right,
-            blocks[-1].size + last.size,
-        )
-    return _strict([(block.score / block.size, block.share) for block in blocks])
+    from holdfast.diagnose.explain.confidence import OF_MARGIN, log_odds
+
+    offset, of_rule = 0.0, 1.0
+    for _ in range(_ROUNDS):
+        pull = [-RIDGE * offset, -RIDGE * of_rule]
+        bend = [RIDGE, 0.0, RIDGE]
+        for one in measured:
+            rule = log_odds(one.support.rule)
+            odds = offset + of_rule * rule + OF_MARGIN * one.support.margin
+            share = 1 / (1 + math.exp(-odds))
+            short, spread = one.weight * (one.right - share), one.weight * share * (1 - share)
+            pull = [pull[0] + short, pull[1] + short * rule]
+            bend = [bend[0] + spread, bend[1] + spread * rule, bend[2] + spread * rule * rule]
+        size = bend[0] * bend[2] - bend[1] ** 2
+        offset += (bend[2] * pull[0] - bend[1] * pull[1]) / size
+        of_rule += (bend[0] * pull[1] - bend[1] * pull[0]) / size
+    return offset, of_rule
 
 
-def _grouped(said: Iterable[tuple[float, bool]]) -> list[tuple[float, list[bool]]]:
-    groups: dict[float, list[bool]] = {}
-    for score, right in sorted(said):
-        groups.setdefault(round(score, 4), []).append(right)
-    return sorted(groups.items())
-
-
-def _strict(points: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """From 0 to 1, both columns rising; beyond the outer points the share stays what it is there."""
-    if not points:
-        return ((0.0, 0.0), (1.0, 1.0))
-    inner = [point for point in points if 0 < point[0] < 1]
-    low = points[0][1] if points[0][0] == 0 else points[0][1] - LEAST_RISE
-    steps = [(0.0, max(0.0, low))]
-    for score, share in [*inner, (1.0, points[-1][1])]:
-        steps.append((round(score, 4), round(max(share, steps[-1][1] + LEAST_RISE), 4)))
-    return tuple((score, min(1.0, share)) for score, share in steps)
-
-
-def by_steps(score: float, steps: Steps) -> float:
-    """The share that `steps` give a raw score: as `holdfast.diagnose.explain.answer.calibrated`."""
-    return _between(score, [raw for raw, _ in steps], [share for _, share in steps])
-
-
-def raw_of(confidence: float, steps: Steps) -> float:
-    """The raw score that `steps` made `confidence` of."""
-    return _between(confidence, [share for _, share in steps], [raw for raw, _ in steps])
-
-
-def _between(value: float, known: Sequence[float], wanted: Sequence[float]) -> float:
-    at = min(max(value, known[0]), known[-1])
-    right = min(max(bisect.bisect_right(known, at), 1), len(known) - 1)
-    part = (at - known[right - 1]) / (known[right] - known[right - 1])
-    return wanted[right - 1] + part * (wanted[right] - wanted[right - 1])
+def share_right(measured: Sequence[Sample]) -> float:
+    """Return the share of right answers, by weight."""
+    return sum(one.weight * one.right for one in measured) / sum(one.weight for one in measured)

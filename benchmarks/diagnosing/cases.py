@@ -152,20 +152,6 @@ def names(text: str, key: str, value: object) -> bool:
     return str(value).lower() in text.lower()
 
 
-def halves(cases: Iterable[Case]) -> dict[str, int]:
-    """Each program's half, 0 or 1: whatever learns or is measured on one is tested on the other.
-
-    Alternately within each reason, in an order that follows from the names alone: the same in every run, so that
-    what ships with Holdfast was measured on the half 0 of every run.
-    """
-    known = list(cases)
-    reasons = sorted({case.reason for case in known})
-    odd = {
-        case.program: reasons.index(case.reason) for case in known
-    }  # odd ones out go to either half by turns
-    return {program: (place + odd[program]) % 2 for program, place in places(known).items()}
-
-
 def places(cases: Iterable[Case]) -> dict[str, int]:
     """Each program's place among those of its reason, from 0, in an order that follows from the names alone."""
     by_reason: dict[str, set[str]] = {}

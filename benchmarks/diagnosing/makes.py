@@ -17,6 +17,7 @@ from common.table import Must, Row
 from diagnosing.accuracy import Judged
 from diagnosing.cases import Case, other_cases
 from diagnosing.scoring import (
+    BINS,
     Judge,
     calibration_error,
     confidences,
@@ -32,6 +33,8 @@ from holdfast.diagnose.logs.lines import clean_line
 from holdfast.diagnose.logs.progress import reported_step
 
 BASELINE: Final = "priority list"
+CALIBRATING: Final = "foreign"
+"""The make that the numbers of `holdfast.diagnose.explain.confidence` are measured on."""
 _MUSTS: Final = {"first": 0.90, "second": 0.90, "foreign": 0.85}
 _WAYS: Final[tuple[tuple[str, bool], ...]] = (
     ("cascade first", True),
@@ -124,11 +127,13 @@ def make_rows(name: str, judged: Judged) -> Iterator[Row]:
         unit="",
         must=Must("<=", 0.03),
     )
+    calibrates = name == CALIBRATING
     yield Row(
-        measure=f"{name} make: expected calibration error",
+        measure=f"{name} make: expected calibration error, {BINS} bins, {len(said)} logs"
+        + " [it calibrates]" * calibrates,
         ours=calibration_error(said),
         unit="",
-        must=Must("<=", 0.08),
+        must=None if calibrates else Must("<=", 0.08),
     )
 
 

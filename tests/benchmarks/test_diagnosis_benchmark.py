@@ -1,14 +1,14 @@
 """What `benchmarks/diagnosis.py` is made of, as far as it can be wrong without being measured. No timings."""
 
 import importlib
-import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.diagnose.explain.answer import STEPS, calibrated
+from holdfast.diagnose.explain.confidence import Support, sureness
 from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -136,39 +136,51 @@ def test_confidence_without_the_root_is_compared_program_by_program(scoring, cas
 # Calibration
 
 
-def test_steps_rise_and_follow_what_was_measured(part):
+def sample(part, rule, right, *, weight=1.0, margin=0.0):
+    support = Support(rule=rule, margin=margin)
+    return part("diagnosing.calibrating").Sample(support=support, right=right, weight=weight)
+
+
+def test_the_fit_gives_each_rule_its_share_of_right_answers(part):
+    measured = [sample(part, 0.6, right=n < 50) for n in range(100)]
+    measured += [sample(part, 0.9, right=n < 95) for n in range(100)]
+    numbers = part("diagnosing.calibrating").fit(measured)
+    assert sureness(measured[0].support, *numbers) == pytest.approx(0.5, abs=0.01)
+    assert sureness(measured[-1].support, *numbers) == pytest.approx(0.95, abs=0.01)
+
+
+def test_the_fit_weighs_answers_and_stays_finite_without_an_error(part):
     calibrating = part("diagnosing.calibrating")
-    said = [(0.2, number % 10 == 0) for number in range(200)] + [
-        (0.9, number % 10 != 0) for number in range(200)
-    ]
-    steps = calibrating.steps_of(said)
-    assert (steps[0][0], steps[-1][0]) == (0, 1)
-    assert all(low[0] < high[0] and low[1] < high[1] for low, high in itertools.pairwise(steps))
-    assert calibrating.by_steps(0.2, steps) == pytest.approx(0.1, abs=0.02)
-    assert calibrating.by_steps(0.9, steps) == pytest.approx(0.9, abs=0.02)
+    light = [sample(part, 0.6, right=False, weight=0.25) for _ in range(100)]
+    measured = [*light, *[sample(part, 0.6, right=True) for _ in range(75)]]
+    measured += [sample(part, 0.9, right=True) for _ in range(100)]
+    assert calibrating.share_right(measured) == pytest.approx(0.875)
+    numbers = calibrating.fit(measured)
+    assert sureness(light[0].support, *numbers) == pytest.approx(0.75, abs=0.02)
+    assert all(math.isfinite(one) for one in numbers)
 
 
-def test_what_falls_is_pooled(part):
-    calibrating = part("diagnosing.calibrating")
-    said = [(0.3, True)] * 50 + [(0.6, False)] * 50 + [(0.9, True)] * 50
-    steps = calibrating.steps_of(said)
-    assert calibrating.by_steps(0.45, steps) == pytest.approx(0.5, abs=0.02)
-    assert calibrating.by_steps(0.9, steps) > 0.9
+def test_what_calibrates_is_asked_about_with_and_without_the_rule_that_decides(
+    part, case, tmp_path
+):
+    log = tmp_path / "job.log"
+    log.write_text("CUDA error: uncorrectable ECC error encountered\n")
+    known = case(path=log, accepted=frozenset({"ECCError"}))
+    first, second = part("diagnosing.calibrating").samples([known])
+    assert (first.right, first.weight) == (True, 1.0)
+    assert (second.right, second.weight) == (False, part("diagnosing.calibrating").LEFT_OUT)
+    assert sureness(second.support) < sureness(first.support)
 
 
-def test_few_answers_make_no_step_of_their_own(part):
-    calibrating = part("diagnosing.calibrating")
-    steps = calibrating.steps_of([(0.5, True)] * 40 + [(0.99, False)])
-    assert calibrating.by_steps(0.99, steps) > 0.9
-    assert calibrating.steps_of([]) == ((0.0, 0.0), (1.0, 1.0))
-
-
-def test_a_confidence_leads_back_to_its_raw_score(part):
-    calibrating = part("diagnosing.calibrating")
-    for number in range(101):
-        raw = number / 100
-        assert calibrating.by_steps(raw, STEPS) == pytest.approx(calibrated(raw))
-        assert calibrating.raw_of(calibrated(raw), STEPS) == pytest.approx(raw, abs=1e-6)
+def test_the_calibrating_make_is_not_judged_by_its_own_error(part, case):
+    makes, judged = part("diagnosing.makes"), part("diagnosing.accuracy").Judged
+    answers = {"1": part("diagnosing.scoring").Answer(reason="ECCError", confidence=0.5)}
+    known = judged(cases=[case(cascade_first=True)], ours=answers, peers={})
+    for name, must in (("second", "<= 0.0800"), (makes.CALIBRATING, None)):
+        rows = {row.measure: row for row in makes.make_rows(name, known)}
+        row = next(row for measure, row in rows.items() if "10 bins, 1 logs" in measure)
+        assert row.ours == pytest.approx(0.5)
+        assert (row.must is None) is (must is None)
 
 
 # Cases
@@ -188,20 +200,6 @@ def test_a_log_names_a_rank_in_any_of_the_usual_ways(part):
         assert not names(text, "rank", 1), text
     assert names("cn131: x", "node", "CN131")
     assert not names("cn13: x", "node", "cn131")
-
-
-def test_halves_hold_every_reason_and_do_not_depend_on_the_order(part, case):
-    halves = part("diagnosing.cases").halves
-    cases = [
-        case(id=f"{reason}{n}", program=f"{reason}{n}", reason=reason)
-        for reason in "abc"
-        for n in range(5)
-    ]
-    found = halves(cases)
-    assert found == halves(cases[::-1])
-    for reason in "abc":
-        sizes = [sum(found[f"{reason}{n}"] == half for n in range(5)) for half in (0, 1)]
-        assert sorted(sizes) == [2, 3]
 
 
 def test_the_laboratorys_cases_are_the_recorded_ones_and_their_variants(part, tmp_path):

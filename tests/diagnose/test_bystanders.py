@@ -1,7 +1,7 @@
 """Who is at fault is one that can be: no host, exit or peer that merely stands beside the root is named."""
 
 import pytest
-from failures import NCCL, TORCH, raised, steps
+from failures import NCCL, RANKS, TORCH, raised, steps, watchdog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,3 +79,29 @@ def test_an_error_of_all_ranks_is_no_ranks(tmp_path, world):
     log.write_text("\n".join([*steps(world, 1), *every, *raised(world, NCCL, TORCH)]) + "\n")
     named = diagnose(log).scope["rank"]
     assert set(named) <= set(range(world))
+
+
+@pytest.mark.parametrize("failed", [0, 3])
+def test_the_rank_that_a_gang_died_of_is_the_one_its_peers_lost(tmp_path, failed):
+    """The scheduler says that it ended all other tasks because of this one."""
+    lost = [
+        "[rank1] WatchTasksAsync failed for task 1: UNAVAILABLE: failed to connect to all addresses",
+        "ipv4:10.0.3.7:1305: Failed to connect to remote host: Connection refused",
+    ]
+    log = tmp_path / "job.log"
+    log.write_text("\n".join(lost) + "\n")
+    assert "rank" not in diagnose(log).scope
+    log.write_text("\n".join([*lost, f"task {failed}: failed   tasks 4-15: cosched_failed"]) + "\n")
+    assert diagnose(log).scope == {"rank": failed, "node": "10.0.3.7"}
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_monitor_that_was_refused_lost_no_peer(tmp_path, place):
+    """Three of four ranks wait for the last; the monitor's words say nothing of it."""
+    monitor = ["node-exporter: push to 10.4.0.9:9091: connection refused"]
+    waiting = [line for rank in (1, 2, 3) for line in watchdog(rank)]
+    begun = [line for rank in range(RANKS) for line in steps(rank, 101, 102)]
+    end = [*monitor, *waiting] if place == "before" else [*waiting, *monitor]
+    (tmp_path / "job.log").write_text("\n".join([*begun, *end]) + "\n")
+    found = diagnose(tmp_path / "job.log")
+    assert (found.reason, found.scope) == ("NCCLTimeoutError", {"rank": 0})

@@ -1,31 +1,48 @@
-"""Confidence rises with the evidence, and stays within what was measured."""
+"""Confidence rises with what speaks for an answer, and stays within what can be measured."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.diagnose.explain.answer import STEPS, calibrated
+from holdfast.diagnose import diagnose
+from holdfast.diagnose.explain.confidence import Support, sureness
+
+SHARES = st.floats(0, 1)
+MARGINS = st.floats(-4, 4)
 
 
-def test_steps_rise_in_both():
-    scores, shares = zip(*STEPS, strict=True)
-    assert list(scores) == sorted(set(scores))
-    assert list(shares) == sorted(shares)
-    assert (scores[0], scores[-1]) == (0.0, 1.0)
-    assert 0 <= shares[0] < shares[-1] <= 1
+def sure(rule, margin, most=1.0):
+    return sureness(Support(rule=rule, margin=margin, most=most))
 
 
-@pytest.mark.parametrize(("score", "share"), STEPS)
-def test_at_a_step_it_is_what_was_measured(score, share):
-    assert calibrated(score) == pytest.approx(share)
+@given(SHARES, SHARES, MARGINS, MARGINS)
+def test_more_support_is_never_less_sure(rule, other_rule, margin, other_margin):
+    less = sure(min(rule, other_rule), min(margin, other_margin))
+    more = sure(max(rule, other_rule), max(margin, other_margin))
+    assert 0.02 <= less <= more <= 0.98
 
 
-@given(st.floats(-1, 2), st.floats(-1, 2))
-def test_more_evidence_is_never_less_sure(one, other):
-    less, more = sorted((one, other))
-    assert 0 <= calibrated(less) <= calibrated(more) <= 1
+@given(SHARES, MARGINS, SHARES)
+def test_nothing_is_surer_than_its_limit(rule, margin, most):
+    assert sure(rule, margin, most) <= most
 
 
-@given(st.floats(0, 1), st.floats(0, 1e-6))
-def test_it_does_not_jump(score, little):
-    assert calibrated(min(score + little, 1.0)) - calibrated(score) < 1e-4
+@given(SHARES, MARGINS, st.floats(0, 1e-6))
+def test_it_does_not_jump(rule, margin, little):
+    assert sure(min(rule + little, 1.0), margin) - sure(rule, margin) < 1e-3
+
+
+def test_a_general_rule_is_in_doubt_where_a_special_one_is_not():
+    """Without a special rule, a class such as RuntimeError decides: right in one of two cases."""
+    assert 0.4 < sure(0.65, 3.9) < 0.7
+    assert sure(0.85, 3.9) > 0.95
+
+
+@pytest.mark.parametrize("ranks", [4, 128])
+def test_a_timeout_that_all_peers_report_never_makes_sure(tmp_path, ranks):
+    said = (
+        "[rank{0}]:[E1121 01:54:30.1 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600043 milliseconds"
+    )
+    (tmp_path / "job.log").write_text("".join(f"{said.format(rank)}\n" for rank in range(ranks)))
+    assert 0.5 < diagnose(tmp_path / "job.log").confidence < 0.8

@@ -16,7 +16,8 @@ log of any size takes bounded memory.
 | 3 | `explain.outcome` | events and exit codes → how the job ended |
 | | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
 | | `explain.timing` | the times of a cause and an effect → what they add to the edge's cost |
-| | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
+| | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action |
+| | `explain.confidence` | an explanation and its rivals → how sure the answer is |
 | 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
 

@@ -1,19 +1,16 @@
 """An explanation to the published answer: reason, cited lines, who is at fault, what to do, how sure."""
 
-import bisect
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from holdfast.diagnose.explain.confidence import support_of, sureness
 from holdfast.diagnose.explain.diagnosis import Alternative, Diagnosis, Evidence, LogLine, Role
 from holdfast.diagnose.explain.explain import (
-    OF_PEERS,
-    Cluster,
     Explanation,
     FirstEnd,
     explain,
     first_end,
-    is_bare,
     rank_of,
 )
 from holdfast.diagnose.explain.locate import scope_of
@@ -21,7 +18,7 @@ from holdfast.diagnose.explain.memory_need import memory_advice
 from holdfast.diagnose.explain.outcome import End, how_it_ended, stopped_by
 from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.logs.job_context import JobContext
-from holdfast.diagnose.rules.rules import ENDING, Rule
+from holdfast.diagnose.rules.rules import ENDING
 
 ROOT_LINES: Final = 3
 _EVIDENCE_LIMITS: Final[dict[Role, int]] = {
@@ -30,8 +27,6 @@ _EVIDENCE_LIMITS: Final[dict[Role, int]] = {
     "recovered": 4,
     "teardown": 4,
 }
-_CLOSE_RIVAL: Final = 0.3
-"""Share of another reason from which on the answer is in doubt."""
 _WORTH_NAMING: Final = 0.03
 """Share of the likelihood from which on another reason is named as an alternative."""
 
@@ -62,20 +57,16 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     stating = stating[::-1][:ROOT_LINES]
     if root.line == 0:
         stating = []  # the supervisor's word; what logs say of the same reason is another matter
-    shares = _shares(explanation)
-    share = shares.pop(root.rule.reason)[0]
     lines = tuple(LogLine(file=event.file, line=event.line, text=event.cited) for event in stating)
     decided_by = [root.rule.id]
     if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:
         decided_by.append(first.rule_id)
-    rival = max((other for other, _ in shares.values()), default=0.0)
-    sure = (
-        share
-        * root.rule.confidence
-        * (0.9 if is_bare(root) else 1.0)
-        * (0.8 if root.recovered else 1.0)
-    )
-    confidence = min(calibrated(sure), _most(root.rule, rival))
+    confidence = sureness(support_of(explanation))
+    others = {
+        reason: found
+        for reason, found in explanation.by_reason.items()
+        if reason != root.rule.reason
+    }
     return Diagnosis(
         outcome="stopped" if stopped_by(root) else "failed",
         reason=root.rule.reason,
@@ -94,7 +85,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
                 confidence=round(min(other * one.first.rule.confidence, confidence), 3),
                 decided_by=one.first.rule.id,
             )
-            for reason, (other, one) in sorted(shares.items(), key=lambda item: -item[1][0])[:3]
+            for reason, (other, one) in sorted(others.items(), key=lambda item: -item[1][0])[:3]
             if other >= _WORTH_NAMING
         ),
         decided_by=tuple(decided_by),
@@ -105,13 +96,6 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
 def _advice(root: Event) -> str:
     reckoned = memory_advice(root.text) if root.rule.kind == "device_memory" else None
     return reckoned or root.rule.mitigation
-
-
-def _most(rule: Rule, rival: float) -> float:
-    """How sure one can be at most, whatever the laboratory says of such scores."""
-    most = 1.0 if rival < _CLOSE_RIVAL else 1.0 - rival
-    # Who tells of a peer does not know what befell it.
-    return min(most, rule.confidence) if rule.kind in OF_PEERS else most
 
 
 def _of_the_same_cause(explanation: Explanation) -> list[Event]:
@@ -127,14 +111,6 @@ def _of_the_same_cause(explanation: Explanation) -> list[Event]:
     firsts = [cluster.first, *(one.first for one in beside)]
     rest = [event for one in (cluster, *beside) for event in one.events[1:]]
     return firsts + rest
-
-
-def _shares(explanation: Explanation) -> dict[str, tuple[float, Cluster]]:
-    found: dict[str, tuple[float, Cluster]] = {}
-    for cluster, share in zip(explanation.ranked, explanation.shares, strict=True):
-        before, likeliest = found.get(cluster.first.rule.reason, (0.0, cluster))
-        found[cluster.first.rule.reason] = (before + share, likeliest)
-    return found
 
 
 def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Evidence, ...]:
@@ -165,20 +141,6 @@ def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Eviden
 
 def _weightiest_first(events: Iterable[Event]) -> list[Event]:
     return sorted(events, key=lambda one: (one.rule.weight, one.file, one.line))
-
-
-STEPS: Final[tuple[tuple[float, float], ...]] = (
-    (0.0, 0.04), (0.2, 0.05), (0.34, 0.23), (0.4, 0.7), (0.59, 0.85), (0.77, 0.95), (0.89, 0.97), (1.0, 0.98),
-)  # fmt: skip
-"""Raw score and measured share of right answers, both increasing."""
-
-
-def calibrated(raw: float) -> float:
-    """The share of right answers among those with the score `raw` (0 to 1)."""
-    at = min(max(raw, STEPS[0][0]), STEPS[-1][0])
-    right = min(max(bisect.bisect_right([score for score, _ in STEPS], at), 1), len(STEPS) - 1)
-    (low, low_share), (high, high_share) = STEPS[right - 1], STEPS[right]
-    return low_share + (high_share - low_share) * (at - low) / (high - low)
 
 
 def conclude(

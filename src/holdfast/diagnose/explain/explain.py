@@ -8,6 +8,7 @@ that many events share is paid for once. Neither the order of lines nor of files
 before its cause.
 """
 
+import functools
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -160,6 +161,15 @@ class Explanation:
     """Of each candidate: how its cost comes about."""
     caused: frozenset[int] = field(default_factory=frozenset)
     """Ids of the clusters that the root brought about."""
+
+    @functools.cached_property
+    def by_reason(self) -> Mapping[str, tuple[float, Cluster]]:
+        """Return for each reason the share of its candidates, and the likeliest of them."""
+        found: dict[str, tuple[float, Cluster]] = {}
+        for cluster, share in zip(self.ranked, self.shares, strict=True):
+            before, likeliest = found.get(cluster.first.rule.reason, (0.0, cluster))
+            found[cluster.first.rule.reason] = (before + share, likeliest)
+        return found
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,8 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
         is_sure = rule.action != "exclude_and_restart"  # an exit alone takes no node out
         if not found["node"] and is_sure and rule.kind in _ENDS_ON_A_HOST and rule.restart_helps:
             found["node"] = of_exit.get("node", set())
+    if not found["rank"] and rule.kind in OF_PEERS:
+        found["rank"] = _died_first(everything)
     if not found["node"] and (rule.kind in OF_PEERS or _host_may_be_at_fault(rule)):
         found["node"] = _nodes_beside(root.first, everything)
     if not found["node"]:
@@ -110,6 +112,13 @@ def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
     )
     nodes: set[str] = _named(beside, {})["node"]
     return nodes if len(nodes) == 1 else set()
+
+
+def _died_first(everything: Iterable[Event]) -> set[Any]:
+    """Return the one rank that ended before all others: the rank that its peers lost."""
+    dead = (one for one in everything if one.rule.first_death and not one.recovered)
+    ranks: set[Any] = _named(dead, {})["rank"]
+    return ranks if len(ranks) == 1 else set()
 
 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
