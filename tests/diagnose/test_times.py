@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from holdfast.diagnose.logs.times import last_time, parse_time, time_of_line, waited_s
+from holdfast.diagnose.logs.times import BlockTimes, parse_time, time_of_line, waited_s
 
 UTC = datetime.UTC
 BEFORE_S = datetime.datetime(2024, 6, 1, 3, 0, 0, tzinfo=UTC).timestamp()
@@ -61,10 +61,11 @@ def test_a_line_states_its_time_in_its_prefix_or_as_cpp_libraries_do():
 
 def test_the_last_time_before_a_place():
     block = b"2024-06-01 03:11:47 a\n  5%| | 1/20 [00:10:02<03:00:00]\nb\n[rank1]:[W601 03:12:00.5 x.cpp:1] c\nd\n"
-    assert last_time(block, block.index(b"b\n"), BEFORE_S) == parse_time("2024-06-01 03:11:47")
-    assert last_time(block, len(block), BEFORE_S) == parse_time("601 03:12:00.5", BEFORE_S)
-    assert last_time(b"no time\n", 8) is None
-    assert last_time(b"", 0) is None
+    times = BlockTimes(block)
+    assert times.last(block.index(b"b\n"), BEFORE_S) == parse_time("2024-06-01 03:11:47")
+    assert times.last(len(block), BEFORE_S) == parse_time("601 03:12:00.5", BEFORE_S)
+    assert BlockTimes(b"no time\n").last(8) is None
+    assert BlockTimes(b"").last(0) is None
 
 
 @pytest.mark.parametrize(
@@ -82,3 +83,17 @@ def test_the_last_time_before_a_place():
 )
 def test_how_long_it_waited(text, seconds):
     assert waited_s(text) == seconds
+
+
+def test_the_last_time_does_not_depend_on_the_places_that_were_asked_before():
+    lines = [
+        b"2024-06-01 03:11:%02d says\n" % at if at % 7 == 0 else b"x" * at + b"\n"
+        for at in range(60)
+    ]
+    block = b"".join(lines * 5)
+    places = [at + 1 for at in range(len(block)) if block[at : at + 1] in (b"\n", b"y")]
+    in_order, back = BlockTimes(block), BlockTimes(block)
+    found = [in_order.last(place) for place in places]
+    assert found == [BlockTimes(block).last(place) for place in places]
+    assert found == [back.last(place) for place in reversed(places)][::-1]
+    assert len({one.seconds for one in found}) == 9

@@ -11,6 +11,7 @@ log of any size takes bounded memory.
 | | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host, rank and step |
 | | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
 | | `logs.programs` | scripts of tracebacks → which of them are the job's own |
+| | `shapes` | a line → what was found in another line that differs in its numbers alone |
 | 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
 | | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
 | 3 | `explain.outcome` | events and exit codes → how the job ended |

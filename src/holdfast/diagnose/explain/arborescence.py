@@ -16,12 +16,15 @@ def least_parents(root: int, incoming: Incoming) -> dict[int, int]:
 
     Every node must be reachable from `root`. Nodes are numbers from 0 up, or -1 for a root outside.
     """
-    parents = {
-        node: min(edges, key=lambda one: (edges[one], one)) for node, edges in incoming.items()
-    }
+    parents = {node: _cheapest(edges) for node, edges in incoming.items()}
+    return _without_cycles(root, incoming, parents)
+
+
+def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -> dict[int, int]:
+    """Merge the cycles of `parents`, the cheapest parent of each node, one after another."""
     cycle = _cycle(root, parents)
     if not cycle:
-        return parents
+        return dict(parents)
     merged = max(*incoming, root) + 1
     entered: dict[int, tuple[int, float]] = {}
     """By a node outside: the node of the cycle that it would enter, and what that adds."""
@@ -30,21 +33,23 @@ def least_parents(root: int, incoming: Incoming) -> dict[int, int]:
         for source, cost in incoming[node].items():
             if source not in cycle and (source not in entered or cost - saved < entered[source][1]):
                 entered[source] = (node, cost - saved)
-    smaller: dict[int, dict[int, float]] = {
+    smaller: dict[int, Mapping[int, float]] = {
         merged: {source: added for source, (_, added) in entered.items()}
     }
+    cheapest = {merged: _cheapest(smaller[merged])}
     left: dict[int, int] = {}
     """By a node outside: the node of the cycle from which its cheapest edge comes."""
     for node, edges in incoming.items():
         if node in cycle:
             continue
+        if cycle.isdisjoint(edges):
+            smaller[node], cheapest[node] = edges, parents[node]
+            continue
         outside = {source: cost for source, cost in edges.items() if source not in cycle}
-        inside = [source for source in edges if source in cycle]
-        if inside:
-            left[node] = min(inside, key=lambda one: (edges[one], one))
-            outside[merged] = edges[left[node]]
-        smaller[node] = outside
-    chosen = least_parents(root, smaller)
+        left[node] = _cheapest({source: edges[source] for source in cycle & edges.keys()})
+        outside[merged] = edges[left[node]]
+        smaller[node], cheapest[node] = outside, _cheapest(outside)
+    chosen = _without_cycles(root, smaller, cheapest)
     source = chosen.pop(merged)
     opened = entered[source][0]
     return {
@@ -52,6 +57,11 @@ def least_parents(root: int, incoming: Incoming) -> dict[int, int]:
         **{node: left[node] if parent == merged else parent for node, parent in chosen.items()},
         opened: source,
     }
+
+
+def _cheapest(edges: Mapping[int, float]) -> int:
+    """Return the source of the cheapest edge, the lowest of several."""
+    return min(zip(edges.values(), edges.keys(), strict=True))[1]
 
 
 def _cycle(root: int, parents: Mapping[int, int]) -> set[int]:

@@ -1,5 +1,6 @@
 """The published answer: `Diagnosis`, its parts and its JSON, schema `holdfast.diagnosis` version 2."""
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any, Final, Literal
 import re2
 
 from holdfast.diagnose.rules.taxonomy import Advice, Category, Outcome
+from holdfast.diagnose.shapes import shape_of
 
 SCHEMA: Final = "holdfast.diagnosis"
 VERSION: Final = 2
@@ -151,6 +153,11 @@ _NO_STEP = re2.compile(r"before (?:its|the) first step")
 
 def mask_varying(text: str) -> str:
     """`text` with temporary names, hexadecimal and decimal numbers replaced by marks."""
+    return _masked(shape_of(text))
+
+
+@functools.lru_cache(1024)
+def _masked(text: str) -> str:
     text = _NO_STEP.sub("after step 0", text)
     text = _TEMPORARY_NAME.sub("<tmp>", text)
     text = _HEX.sub("<hex>", text)

@@ -8,11 +8,12 @@
 | the same error again (`Habits`) | the job made progress after it at least three times before |
 """
 
+import functools
 import string
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import re2
 
@@ -36,6 +37,8 @@ _SEPARATORS: Final = bytes.maketrans(b"=[](){},;|<>#@\"'\t", b" " * 17)
 _NO_LETTERS: Final = bytes(set(range(128)) - set(string.ascii_letters.encode()))
 _LARGEST_DIGITS: Final = 9
 _WORDS: Final = 32
+_LINE_SHAPES: Final = 1024
+_ONE_DIGIT: Final = bytes.maketrans(b"0123456789", b"1111111111")
 _LINE_BYTES: Final = 256
 _NO_WORK = re2.compile(
     rb"(?i)retr[iy]|attempt|wait|elapsed|heart ?beat|alive|uptime|\bping|health|idle|poll|time-?d? ?out|restart"
@@ -190,14 +193,20 @@ class _Numbers:
         return self.rises >= _RISES_OF_A_COUNTER and self.falls * _FALLS <= self.rises
 
 
+_Place: TypeAlias = tuple[bytes, bytes]
+"""The words before and after a number."""
+
+
 class Counters:
     """Find the numbers that rise from line to line, under any name."""
 
     def __init__(self) -> None:
         self.now = 0
         """Lines that were looked at."""
-        self._by_place: dict[tuple[bytes, bytes], _Numbers | None] = {}
+        self._by_place: dict[_Place, _Numbers | None] = {}
         """By the words beside a number; None where these are no words of work."""
+        self._counters: dict[_Place, _Numbers] = {}
+        """Those that count something."""
         self._known = (0, 0)
         self._known_at = 0
 
@@ -205,16 +214,22 @@ class Counters:
         """Take in raw lines."""
         for raw in lines:
             self.now += 1
-            words = raw[:_LINE_BYTES].translate(_SEPARATORS).split()[:_WORDS]
+            head = raw[:_LINE_BYTES]
             is_work: bool | None = None
-            for place, number in _numbers(words):
+            for place, begin, end in _numbers(head.translate(_ONE_DIGIT)):
                 if place not in self._by_place:
                     is_work = _NO_WORK.search(raw) is None if is_work is None else is_work
                     if len(self._by_place) >= _PLACES:
-                        del self._by_place[next(iter(self._by_place))]
-                    self._by_place[place] = _Numbers(number) if is_work else None
+                        oldest = next(iter(self._by_place))
+                        del self._by_place[oldest]
+                        self._counters.pop(oldest, None)
+                    self._by_place[place] = _Numbers(int(head[begin:end])) if is_work else None
                 elif (known := self._by_place[place]) is not None:
-                    known.note(number, self.now)
+                    known.note(int(head[begin:end]), self.now)
+                    if known.is_counter:
+                        self._counters[place] = known
+                    else:
+                        self._counters.pop(place, None)
 
     @property
     def rises(self) -> int:
@@ -233,9 +248,7 @@ class Counters:
     def _newest(self) -> tuple[int, int]:
         """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
         if self._known_at != self.now:
-            counters = [
-                one for one in self._by_place.values() if one is not None and one.is_counter
-            ]
+            counters = self._counters.values()
             self._known_at = self.now
             self._known = (
                 max((one.latest[0] for one in counters), default=0),
@@ -244,28 +257,35 @@ class Counters:
         return self._known
 
 
-def _numbers(words: Sequence[bytes]) -> Iterator[tuple[tuple[bytes, bytes], int]]:
-    """Yield the first whole numbers among words, each with the words beside it.
+@functools.lru_cache(_LINE_SHAPES)
+def _numbers(line: bytes) -> tuple[tuple[_Place, int, int], ...]:
+    """Return the first whole numbers of a line: the words beside each, and where it begins and ends.
 
-    No part of a time, a date, an address or a fraction is one, and none that no word stands beside.
+    No part of a time, a date, an address or a fraction is one, and none that no word stands beside. The line may have
+    the same digit everywhere.
     """
-    found = 0
+    separated = line.translate(_SEPARATORS)
+    words = separated.split()[:_WORDS]
+    found: list[tuple[_Place, int, int]] = []
+    behind = 0
     for at, word in enumerate(words):
+        start = separated.index(word, behind)
+        behind = start + len(word)
         if word.isalpha():
             continue
         name, value = _parted(word)
         if not value.isdigit() or len(value) > _LARGEST_DIGITS:
             continue
         after = words[at + 1] if at + 1 < len(words) else b""
+        begin = start + len(name) + 1 if name else start
         if not name:
             name = words[at - 1] if at else b""
         beside = name.translate(None, _NO_LETTERS), after.translate(None, _NO_LETTERS)
-        if not any(beside):
-            continue
-        yield beside, int(value)
-        found += 1
-        if found == _NUMBERS:
+        if any(beside):
+            found.append((beside, begin, begin + len(value)))
+        if len(found) == _NUMBERS:
             break
+    return tuple(found)
 
 
 def _parted(word: bytes) -> tuple[bytes, bytes]:

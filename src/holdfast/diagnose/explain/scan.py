@@ -22,7 +22,7 @@ from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.logs.programs import Programs, is_in_quotes
 from holdfast.diagnose.logs.progress import PROGRESS, reported, reported_step
 from holdfast.diagnose.logs.records import plain_text, record_lines
-from holdfast.diagnose.logs.times import Stamp, last_time, time_of_line
+from holdfast.diagnose.logs.times import BlockTimes, Stamp, time_of_line
 from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
@@ -213,6 +213,9 @@ class _Log:
         self.reporters: dict[str, dict[int, int | None]] = {}
         """By rule: every rank that said so itself, also where the event was not kept, and what it had enqueued."""
         self.block = b""
+        self.block_times = BlockTimes(b"")
+        self.progress_at = -1
+        """Where in the block the next line of progress lies; -1 until one is looked for."""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
         """Up to here the block's progress is noted; the rest waits until an event needs it."""
@@ -321,6 +324,7 @@ def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
 def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     learn_prefixes(log.prefixes, block)
     log.block, log.steps_noted_to, log.newest_at = block, 0, None
+    log.block_times, log.progress_at = BlockTimes(block), -1
     position, start, start_line = 0, number, log.lines
     for raw in block.split(b"\n"):
         if raw:
@@ -337,8 +341,8 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         log.lines += 1
     _note_progress(log, file, len(block), len(block))
     _note_newest(log, file, start, start_line)
-    log.clock.note(last_time(block, len(block), log.clock.last_s))
-    log.block = b""  # one a log would be kept else
+    log.clock.note(log.block_times.last(len(block), log.clock.last_s))
+    log.block, log.block_times = b"", BlockTimes(b"")  # one a log would be kept else
 
 
 def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
@@ -371,6 +375,8 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         are_many = log.counters.now > _ALWAYS_COUNTER_LINES + log.lines // _COUNTER_SHARE
         most = _FEW_COUNTER_LINES if are_many else _COUNTER_LINES
         log.counters.note(_last_lines(block, start, end, most))
+    if not _has_progress(log, start, end):
+        return
     noted: deque[tuple[int, Line]] = deque()
     seen = 0
     while start < end and len(noted) < _PROGRESS_LINES and seen < _MATCHES_LIMIT:
@@ -392,6 +398,14 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         _note_step(log, file, line, _note_time(log, stamp, low))
     if noted:
         log.newest_at = noted[-1]
+
+
+def _has_progress(log: _Log, start: int, end: int) -> bool:
+    """Return whether something in a part of the block looks like progress; the parts follow each other."""
+    if log.progress_at < start:
+        found = PROGRESS.search(log.block, start)
+        log.progress_at = len(log.block) if found is None else found.start()
+    return log.progress_at < end
 
 
 def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
@@ -421,7 +435,7 @@ def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes
 
 def _note_time(log: _Log, stamp: Stamp | None, line_start: int) -> float | None:
     """Return the time of a line of the log's block: its own stamp, or else the last before it."""
-    return log.clock.note(stamp or last_time(log.block, line_start, log.clock.last_s))
+    return log.clock.note(stamp or log.block_times.last(line_start, log.clock.last_s))
 
 
 def _note_step(log: _Log, file: LogFile, line: Line, time_s: float | None) -> None:

@@ -1,15 +1,16 @@
 """One raw line to clean text, and what its prefixes tell of it."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import re2
 import yaml
 
 from holdfast.diagnose.logs.prefixes import Prefixes
+from holdfast.diagnose.shapes import Shapes, shape_of, with_own_digits
 
 TEXT_LIMIT: Final = 4096
 """Characters of a line that rules meet."""
@@ -49,27 +50,53 @@ class Dialects:
 
     def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
         self.examples = [(one["id"], *one["example"]) for one in given]
-        self._set = re2.Set.MatchSet(re2.Options())
-        for one in given:
-            self._set.Add(one["pattern"])
-        self._set.Compile()
-        self._patterns = [re2.compile(one["pattern"]) for one in given]
+        patterns = [one["pattern"] for one in given]
+        self._set = _begins(patterns)
+        self._with_own_digits = _begins(with_own_digits(patterns))
+        self._patterns = [re2.compile(pattern) for pattern in patterns]
         self._groups = [sorted(one.groupindex.items()) for one in self._patterns]
+        self._known: Shapes[_Parted] = Shapes()
 
     def part(self, text: str) -> tuple[str, dict[str, str]]:
         """`text` without its prefixes, and what they tell; of two ranks the later, of two times the first."""
-        told: dict[str, str] = {}
+        shape = shape_of(text)
+        found = self._known.get(shape)
+        if found is None:
+            found, is_of_shape = self._find(text)
+            if is_of_shape and self._known.is_worth_keeping(shape):
+                self._known.keep(shape, found)
+        end, places = found
+        return text[end:], {name: text[begin:end] for name, begin, end in places}
+
+    def _find(self, text: str) -> tuple["_Parted", bool]:
+        """Return where the prefixes of `text` and their fields lie, and whether so for all texts of its shape."""
+        at, places, is_of_shape = 0, dict[str, tuple[int, int]](), True
         for _ in range(_PREFIXES_LIMIT):
-            found = self._set.Match(text)
+            rest = text[at:]
+            is_of_shape = is_of_shape and not self._with_own_digits.Match(rest)
+            found = self._set.Match(rest)
             if not found:
                 break
             first = min(found)
-            prefix = self._patterns[first].match(text)
+            prefix = self._patterns[first].match(rest)
             for name, group in self._groups[first]:
-                if (value := prefix[group]) and not (name == "time" and name in told):
-                    told[name] = value
-            text = text[prefix.end() :]
-        return text, told
+                begin, end = prefix.span(group)
+                if begin < end and not (name == "time" and name in places):
+                    places[name] = at + begin, at + end
+            at += prefix.end()
+        return (at, tuple((name, *place) for name, place in places.items())), is_of_shape
+
+
+_Parted: TypeAlias = tuple[int, tuple[tuple[str, int, int], ...]]
+"""Where the prefixes of a text end, and where each field begins and ends."""
+
+
+def _begins(patterns: Iterable[str]) -> Any:
+    made = re2.Set.MatchSet(re2.Options())
+    for pattern in patterns:
+        made.Add(pattern)
+    made.Compile()
+    return made
 
 
 @functools.cache

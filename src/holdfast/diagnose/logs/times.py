@@ -5,11 +5,14 @@ boot are no wall clock's time and stay unread.
 """
 
 import calendar
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import re2
+
+from holdfast.diagnose.shapes import shape_of
 
 _CLOCK: Final = r"\d{2}:\d{2}:\d{2}(?:[.,]\d+)?"
 _ZONE: Final = r"(?: ?(?:Z\b|UTC|[+-]\d{2}:?\d{2}))?"
@@ -22,7 +25,7 @@ TIME_PATTERN: Final = rf"{_DATED}|{_CLOCK}|1[5-9]\d{{8}}\.\d{{1,9}}"
 """The forms of a time before a line, in RE2."""
 _HEAD_CHARACTERS: Final = 64
 """So far into a line its stamp may begin."""
-_WINDOWS_BYTES: Final = (512, 4096)
+_WINDOW_BYTES: Final = 4096
 _STAMP_IN_BYTES: Final = re2.compile(
     rf"(?m)^[^\n]{{0,{_HEAD_CHARACTERS}}}?(?:\b({_DATED})|\[?[IWEF](\d{{3,4}} {_CLOCK}))".encode()
 )
@@ -52,6 +55,7 @@ _NAMED = re2.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(
 _SHORT = re2.compile(r"^(\d{1,2})(\d{2}) ([\d:.,]+)")
 _DAYLESS = re2.compile(rf"^{_CLOCK}$")
 _EPOCH = re2.compile(r"^1[5-9]\d{8}(?:\.\d+)?$")
+_LIKE_EPOCH = re2.compile(r"^\d{10}(?:\.\d+)?$")
 
 _WAITED = re2.compile(
     r"(?i)(?:ran for|waited(?: for)?|timed? ?out(?: \(?ms\)?)?(?: after| of| for|=|:)?|timeout\(ms\)=)"
@@ -71,18 +75,26 @@ class Stamp:
     """Stamps of one form in one log come from one clock."""
 
 
+@functools.lru_cache(256)
 def parse_time(text: str, before: float | None = None) -> Stamp | None:
     """Return the time that `text` states; None where `text` is no time of a wall clock.
 
     `before`, in seconds, is the time of a line before: year and day come from there where `text` names none.
     """
-    for form, pattern in _FORMS.items():
-        if (found := pattern.search(text)) is not None:
-            try:
-                return Stamp(_READERS[form](found, before), form)
-            except (ValueError, OverflowError):
-                return None
-    return None
+    form = _form_of(shape_of(text))
+    if form is None or (found := _FORMS[form].search(text)) is None:
+        return None
+    try:
+        return Stamp(_READERS[form](found, before), form)
+    except (ValueError, OverflowError):
+        return None
+
+
+@functools.lru_cache(256)
+def _form_of(shape: str) -> str | None:
+    """Return the only form that times of a shape can have; None where these are no times."""
+    patterns = {**_FORMS, "epoch": _LIKE_EPOCH}
+    return next((form for form, pattern in patterns.items() if pattern.search(shape)), None)
 
 
 def time_of_line(stated: str | None, text: str, before: float | None = None) -> Stamp | None:
@@ -93,16 +105,31 @@ def time_of_line(stated: str | None, text: str, before: float | None = None) -> 
     return None if glog is None else parse_time(glog[1], before)
 
 
-def last_time(block: bytes, end: int, before: float | None = None) -> Stamp | None:
-    """Return the last stamp with a date at the beginning of a line of `block`, up to 4 KiB before `end`."""
-    for size in _WINDOWS_BYTES:
-        found = None
-        for found in _STAMP_IN_BYTES.finditer(block, max(0, end - size), end):  # noqa: B007
-            pass
-        if found is not None:
+class BlockTimes:
+    """Find the last stamp before a place in a block of lines; no byte is searched twice while the places go on."""
+
+    def __init__(self, block: bytes) -> None:
+        self._block = block
+        self._end = 0
+        self._searched = 0
+        """All lines that begin before this place were searched."""
+        self._last: tuple[int, str] | None = None
+        """Where in these lines the last stamp with a date begins its line, and the stamp."""
+
+    def last(self, end: int, before: float | None = None) -> Stamp | None:
+        """Return the last stamp with a date at the beginning of a line, up to 4 KiB before `end`."""
+        low = max(0, end - _WINDOW_BYTES)
+        if end < self._end:
+            self._searched, self._last = low, None
+        self._end = end
+        start = max(low, self._searched)
+        for found in _STAMP_IN_BYTES.finditer(self._block, start, end):
             stated = (found[1] or found[2]).decode("ascii", "replace")
-            return parse_time(stated, before)
-    return None
+            self._last = found.start(), stated
+        self._searched = max(self._searched, self._block.rfind(b"\n", start, end) + 1)
+        if self._last is None or self._last[0] < low:
+            return None
+        return parse_time(self._last[1], before)
 
 
 def waited_s(text: str) -> float | None:
@@ -119,6 +146,7 @@ def _clock_s(text: str) -> float:
     return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
 
 
+@functools.lru_cache(64)
 def _date_s(year: int, month: int, day: int) -> float:
     if not 1 <= day <= calendar.monthrange(year, month)[1]:
         raise ValueError(day)

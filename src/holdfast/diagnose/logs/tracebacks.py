@@ -4,12 +4,14 @@ A traceback is judged by the line that introduces it and by its frames, not by i
 handler, a logging handler or a resource tracker raises is printed, and the program goes on or was ending anyway.
 """
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import re2
 
 from holdfast.diagnose.logs.lines import Line
+from holdfast.diagnose.shapes import shape_of
 
 Link = Literal["none", "cause", "context", "inner"]
 """How a traceback follows the one before it: `raise … from`, an error while handling one, or the original
@@ -108,6 +110,8 @@ class TracebackReader:
     def feed(self, line: Line) -> Raised | None:
         """Take one line; return the exception when this line ends a traceback."""
         text = line.text
+        if not self.is_open and not _may_begin(shape_of(text)):
+            return None
         indent = len(text) - len(text.lstrip())
         if HEADER in text and (header := _HEADER.search(text)):
             self._begin("inner" if "Original " + HEADER in text else self._next_link, indent)
@@ -193,6 +197,18 @@ class TracebackReader:
         else:
             return False
         return True
+
+
+@functools.lru_cache(1024)
+def _may_begin(text: str) -> bool:
+    """Return whether `text` can introduce or begin a traceback, whatever its numbers."""
+    stripped = text.strip()
+    return (
+        HEADER in text
+        or stripped in _SENTENCES
+        or any(one.search(stripped) is not None for one in (_ANOTHER_PROCESS, _INTRODUCTION))
+        or any(one.search(text) is not None for one in (_FRAME, _BOX_END))
+    )
 
 
 def is_exception(text: str) -> bool:

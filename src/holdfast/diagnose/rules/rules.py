@@ -6,11 +6,10 @@ A topic file in `rules/` has `order` (its place; the first rule that matches a l
 """
 
 import functools
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import re2
 import yaml
@@ -18,6 +17,7 @@ import yaml
 from holdfast.core.errors import BadUse
 from holdfast.diagnose.rules.causes import kinds
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category, Ending
+from holdfast.diagnose.shapes import Shapes, shape_of, with_any_digits
 
 ROUTINE: Final = "routine"
 """The kind of rule whose lines are no events: it shields them from later rules."""
@@ -30,8 +30,7 @@ CAPTURES: Final = frozenset(
 """Named groups a pattern may have: the scope (`ranks`: several, with commas or blanks between), a process by which a
 rank can be found, the rank that says so of others, and the number of the last collective that it had enqueued."""
 _SET_MEMORY_BYTES: Final = 64 << 20
-_OWN_DIGITS: Final = re2.compile(r"^\[(?:[^0-9\\]|\\.)*(?:[1-9](?:-[0-9])?|0-[0-8])")
-"""A class with some of the digits, not all."""
+_NEVER: Final = r"[^\x00-\x{10FFFF}]"
 _GROUP: Final = re2.compile(r"\(\?P<(\w+)>")
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -70,6 +69,14 @@ class Rule:
     def regex(self) -> Any:
         """Return the compiled pattern."""
         return re2.compile(self.pattern)
+
+    def places(self, text: str) -> tuple[tuple[str, int, int], ...]:
+        """Return where each named group that is not empty lies in `text`, which the pattern matches."""
+        if not self.regex.groupindex:
+            return ()
+        match = self.regex.search(text)
+        spans = ((name, *match.span(group)) for name, group in self.regex.groupindex.items())
+        return tuple((name, at, end) for name, at, end in spans if at < end)
 
     @property
     def weight(self) -> float:
@@ -131,6 +138,10 @@ class Topic:
         return next((rule for rule in fits if rule.where in ("line", where)), None)
 
 
+_Found: TypeAlias = tuple[Rule | None, tuple[tuple[str, int, int], ...]]
+"""The first rule that matches a text, and where its captures lie."""
+
+
 class RuleSet:
     """Topics in their order.
 
@@ -155,18 +166,37 @@ class RuleSet:
         self._for_exceptions = {
             index for index, topic in enumerate(self.topics) if topic.for_exceptions
         }
+        words = frozenset().union(*(topic.hot for topic in self.topics))
+        with_digits = frozenset(word for word in words if any(map(str.isdigit, word)))
+        self._hot_with_digits = re2.compile(f"(?i)(?:{_any_of(with_digits)})")
+        """Found in texts whose numbers decide which topics are asked."""
+        self._known: dict[Where, Shapes[_Found]] = {where: Shapes() for where in get_args(Where)}
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
         """The first rule that matches `text`, with its captures; rules for plain lines fit every `where`."""
+        shape = shape_of(text)
+        known = self._known[where]
+        is_of_shape = self._hot_with_digits.search(text) is None
+        kept = known.get(shape) if is_of_shape else None
+        if kept is None:
+            rule = self._first(text, where)
+            kept = (rule, () if rule is None else rule.places(text))
+            if is_of_shape and known.is_worth_keeping(shape) and not self._matter(text, where):
+                known.keep(shape, kept)
+        rule, places = kept
+        return None if rule is None else (rule, {name: text[at:end] for name, at, end in places})
+
+    def _first(self, text: str, where: Where) -> Rule | None:
+        fits = (self.topics[index].find(text, where) for index in self._asked(text, where))
+        return next((rule for rule in fits if rule is not None), None)
+
+    def _asked(self, text: str, where: Where) -> list[int]:
         asked = set(self._hot_topics.Match(text) or ())
-        if where != "line":
-            asked |= self._for_exceptions
-        for index in sorted(asked):
-            rule = self.topics[index].find(text, where)
-            if rule is not None:
-                match = rule.regex.search(text)
-                return rule, {name: value for name, value in match.groupdict().items() if value}
-        return None
+        return sorted(asked if where == "line" else asked | self._for_exceptions)
+
+    def _matter(self, text: str, where: Where) -> bool:
+        """Whether the topics that are asked about `text` have rules that its numbers decide between."""
+        return any(self.topics[index].digits_matter(text) for index in self._asked(text, where))
 
     def digits_matter(self, text: str) -> bool:
         """Whether a line that differs from `text` in its numbers only may mean something else."""
@@ -175,25 +205,8 @@ class RuleSet:
         )
 
 
-_PATTERN_PARTS = re.compile(  # no log is read with this, and RE2's binding takes longer
-    r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)"
-)
-
-
-def with_any_digits(pattern: str) -> str:
-    """`pattern` with any number where it has a certain one."""
-
-    def loosened(match: Any) -> str:
-        kept = match[1]
-        if kept is None:
-            return r"(?:\d+)"
-        return f"(?:{kept}|[0-9])" if kept[0] == "[" and _OWN_DIGITS.search(kept) else kept
-
-    return str(_PATTERN_PARTS.sub(loosened, pattern))
-
-
 def _any_of(words: Iterable[str]) -> str:
-    return "|".join(sorted(re2.escape(word) for word in words)) or r"[^\x00-\x{10FFFF}]"
+    return "|".join(sorted(re2.escape(word) for word in words)) or _NEVER
 
 
 def parse_topic(name: str, text: str) -> Topic:
