@@ -100,11 +100,23 @@ def validation(replications: int) -> Iterator[Row]:
         unit="",
         must=Must(">=", 0.90),
     )
-    for gpus, hours in ((1024, 7.9), (16_384, 1.8)):
-        ours = cases.rsc_mean_time_to_failure_h(gpus, replications)
-        yield Row(
-            measure=f"RSC-1, {gpus} GPUs: mean time to failure", ours=ours, peer=hours, unit="h"
-        )
+    ours = cases.rsc_mean_time_to_failure_h(1024, replications)
+    yield Row(
+        measure="RSC-1, 1024 GPUs: mean time to failure, as measured there",
+        ours=ours,
+        peer=7.9,
+        unit="h",
+    )
+    # The projection of Kokolis et al. is 1 / (nodes x rate of a node): no failure of software is in it.
+    ours = cases.rsc_mean_time_to_failure_h(16_384, replications, of_hardware=True)
+    yield Row(
+        measure="RSC-1, 16384 GPUs: mean time to failure of hardware, as projected there",
+        ours=ours,
+        peer=1.8,
+        unit="h",
+    )
+    ours = cases.rsc_mean_time_to_failure_h(16_384, replications)
+    yield Row(measure="RSC-1, 16384 GPUs: mean time to failure of any cause", ours=ours, unit="h")
     for minutes in (15, 30):
         ours = cases.torchpass_ratio(10 * replications, 60.0 * minutes)
         yield Row(

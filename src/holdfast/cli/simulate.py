@@ -29,6 +29,7 @@ def command() -> None:
 
 command.add_command(plan_evaluation, "evaluate")
 
+
 @command.command()
 @click.option("--gpus", type=click.IntRange(1), required=True, metavar="N", help="GPUs of the job.")
 @click.option(

@@ -31,7 +31,7 @@ def kineto_trace(
     at_us = 1000.0
     for number in range(steps * kernels_a_step):
         name = KERNELS[number % len(KERNELS)]
-        launch = {"correlation": number + 1}
+        launch: dict[str, Any] = {"correlation": number + 1}
         kernel = launch | {"device": rank, "stream": 20 if name.startswith("nccl") else 7}
         if name.startswith("nccl"):
             kernel |= {"Collective name": "allreduce", "Seq": number // len(KERNELS)}
