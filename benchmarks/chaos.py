@@ -520,6 +520,9 @@ def ettr_rows(outcome: Outcome, *, is_quick: bool) -> Iterator[Row]:
     total_s = outcome.summary.lost_time.total_s
     lines = [(cause, f"{seconds:.1f}", f"{seconds / total_s:.2%}") for cause, seconds in lost]
     print_table("Storm: every rank's seconds by cause", ("cause", "s", "share"), lines)
+    for cause, seconds in lost:
+        each_s = seconds / outcome.summary.lost_time.ranks
+        yield Row(measure=f"storm: time of each rank, {cause}", ours=each_s, unit="s")
     yield Row(
         measure="storm: ETTR, by the lost-time account",
         ours=outcome.summary.ettr,

@@ -81,12 +81,19 @@ def llama3(*, own_rate: bool) -> Scenario:
     return holdfast(16_384, days=54.0, rates=rates, spikes_per_day=0.0)
 
 
-def rsc_mean_time_to_failure_h(gpus: int, replications: int) -> float:
-    """Return the mean time to failure of simulated jobs with RSC-1's rates, in hours."""
+def rsc_mean_time_to_failure_h(gpus: int, replications: int, *, of_hardware: bool = False) -> float:
+    """Return the mean time to failure of simulated jobs with RSC-1's rates, in hours.
+
+    Args:
+        gpus: of the job.
+        replications: simulated runs.
+        of_hardware: leave out the failures that do not grow with the job, as the authors' projection does.
+    """
+    rates = rates_named("rsc-1")
     one = holdfast(
         gpus,
         days=20.0,
-        rates=rates_named("rsc-1"),
+        rates=replace(rates, per_job_day=0.0) if of_hardware else rates,
         in_vain=0.0,
         finds_node=1.0,
         lemons=0.0,

@@ -76,12 +76,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
 
 
-def validation_table(rows: list[dict[str, object]]) -> str:
-    """Return the Markdown table of the closed forms and the published figures."""
-    lines = ["| | simulated | published or computed | apart |", "|---|---|---|---|"]
+def comparison_table(rows: list[dict[str, object]], part: str, peers: str) -> str:
+    """Return the Markdown table of the rows of a part that have a peer; `peers` is the peers' heading."""
+    lines = [f"| | simulated | {peers} | apart |", "|---|---|---|---|"]
     for row in rows:
         measure, ours, peer = str(row["measure"]), row["ours"], row["peer"]
-        if not measure.startswith("validation: "):
+        if not measure.startswith(f"{part}: ") or peer is None:
             continue
         assert isinstance(ours, int | float)
         assert isinstance(peer, int | float)
@@ -91,9 +91,9 @@ def validation_table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rewritten(page: str, tables: Mapping[str, str]) -> str:
+def rewritten(page: str, tables_of: Mapping[str, str]) -> str:
     """Return the page with each table between its marks."""
-    for name, table_of in tables.items():
+    for name, table_of in tables_of.items():
         begin, end = (mark.format(name=name) for mark in MARKS)
         head, mark, rest = page.partition(begin)
         _, other, tail = rest.partition(end)
@@ -105,10 +105,18 @@ def rewritten(page: str, tables: Mapping[str, str]) -> str:
     return page
 
 
+def tables(rows: list[dict[str, object]]) -> dict[str, str]:
+    """Return all tables of the page by their marks."""
+    return {
+        "story": table(rows),
+        "validation": comparison_table(rows, "validation", "published or computed"),
+        "live": comparison_table(rows, "live", "live"),
+    }
+
+
 def main() -> int:
     rows = json.loads(RESULTS.read_text())
-    tables = {"story": table(rows), "validation": validation_table(rows)}
-    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), tables), "utf-8")
+    PAGE.write_text(rewritten(PAGE.read_text("utf-8"), tables(rows)), "utf-8")
     return 0
 
 

@@ -490,6 +490,17 @@ def test_the_command_line_is_what_was_agreed():
         "checkpoint import": ["--json", "--step", "--to"],
         "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
         "checkpoint restore": ["--entry", "--json", "--to"],
+        "simulate evaluate": sorted(
+            [
+                *EVALUATING,
+                "--suite",
+                "--json",
+                "--arrivals",
+                "--device-memory-gib",
+                "--model",
+                "--page",
+            ]
+        ),
         "simulate pretrain": [
             "--days",
             "--gpus",

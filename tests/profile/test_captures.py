@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pickle
 import time
 from collections.abc import Sequence
@@ -15,7 +16,13 @@ from torch import nn
 
 from holdfast.core.errors import HoldfastError
 from holdfast.profile import Recording, Span, captured, outlier_rank, request_capture
-from holdfast.profile.captures import Captured, Captures, write_snapshot
+from holdfast.profile.captures import (
+    OOM_BYTES,
+    OOM_SNAPSHOTS,
+    Captured,
+    Captures,
+    write_snapshot,
+)
 from holdfast.profile.phases import start_phases, stop_phases
 
 MIB = 1 << 20
@@ -142,8 +149,39 @@ def test_the_first_lack_of_memory_leaves_a_snapshot(tmp_path: Path, cuda: Simple
     observer(0, 1024, 2048, 0)
     observer(0, 1024, 2048, 0)
 
-    (file,) = (tmp_path / "captures").iterdir()
-    assert file.name.startswith("oom-rank5-")
+    assert {file.name for file in (tmp_path / "captures").iterdir()} == {
+        "oom-0",
+        f"oom-0-rank5-{os.getpid()}.pickle",
+    }
+
+
+def lack_memory(folder: Path, rank: int, cuda: SimpleNamespace) -> None:
+    captures = Captures(folder, rank)
+    captures.on_step()
+    cuda.observers.pop()(0, 1024, 2048, 0)
+
+
+def test_the_snapshots_of_a_run_are_bounded_in_number_and_bytes(
+    tmp_path: Path, cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(OOM_SNAPSHOTS + 3):
+        lack_memory(tmp_path, rank, cuda)
+    files = sorted((tmp_path / "captures").glob("*.pickle"))
+    assert [file.name.split("-")[2] for file in files] == ["rank0", "rank1", "rank2", "rank3"]
+    assert OOM_SNAPSHOTS * OOM_BYTES <= 1 << 30
+
+    # A snapshot that is too large takes no other one's place.
+    monkeypatch.setattr("holdfast.profile.captures.OOM_BYTES", 0)
+    lack_memory(tmp_path / "other", 0, cuda)
+    assert list((tmp_path / "other" / "captures").iterdir()) == []
+
+
+def test_the_bytes_of_a_snapshot_count_and_not_their_prediction_alone(tmp_path: Path) -> None:
+    snapshot = {"segments": [{"blocks": [{"name": "x" * 2 * MIB}]}], "device_traces": []}
+
+    with pytest.raises(HoldfastError, match="the snapshot has 2 MiB, and the limit is 1 MiB"):
+        write_snapshot(tmp_path / "file", snapshot, max_bytes=MIB)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_snapshot_beyond_the_limit_is_not_written(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader
 
 from holdfast.core.phases import note_phase, phase
-from holdfast.profile import Recording, Span, phases
+from holdfast.profile import Recording, Span, phases, trained_modules
 from holdfast.profile.phases import (
-    MOST_SEARCHES,
     SPANS_A_STEP,
     end_step,
     recorder,
@@ -32,6 +31,7 @@ from holdfast.profile.phases import (
     stop_phases,
     timed_data,
 )
+from holdfast.profile.trained_modules import MOST_SEARCHES
 
 
 @pytest.fixture(autouse=True)
@@ -270,7 +270,7 @@ def test_an_optimizer_of_unknown_parameters_causes_few_searches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[int] = []
-    monkeypatch.setattr(phases, "outermost_modules", lambda: searches.append(1) or [])
+    monkeypatch.setattr(trained_modules, "outermost_modules", lambda: searches.append(1) or [])
     start(tmp_path)
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.1)

@@ -1,16 +1,20 @@
 """The sources: units, sentinels, the order of the probe, and devices that cannot answer."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import psutil
 import pytest
 
 from holdfast.profile.metrics import METRICS
 from holdfast.profile.recording import SeriesId
 from holdfast.profile.sources import dcgm
 from holdfast.profile.sources.amd import Amd
-from holdfast.profile.sources.dcgm import FIELDS, Dcgmi, Exporter, parse_page
+from holdfast.profile.sources.dcgm import FIELDS, LAST_WAIT_S, Dcgmi, Exporter, parse_page
 from holdfast.profile.sources.host import Host
 from holdfast.profile.sources.nvidia import GPM_METRICS, Nvidia
 from holdfast.profile.sources.probe import gpu_sources, has_gpu, probe
@@ -246,6 +250,39 @@ def test_a_dcgmi_that_ends_later_gives_its_rows_first(tmp_path: Path) -> None:
         source.close()
 
     assert by_metric(found)["gpu_power"] == 412.5
+
+
+def test_a_stuck_dcgmi_ends_with_a_reader_that_is_killed(tmp_path: Path) -> None:
+    command = fake_dcgmi(tmp_path / "dcgmi", [["1"] * len(FIELDS)])
+    opens = (
+        "import sys, time; from holdfast.profile.sources.dcgm import Dcgmi; "
+        "print(Dcgmi(command=sys.argv[1], answer_s=60)._process.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", opens, str(command)], stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdout is not None
+        stuck = psutil.Process(int(reader.stdout.readline()))
+        assert stuck.is_running()
+        reader.kill()
+        # The test's process may be no parent of it: the kernel reaps it, or leaves a zombie.
+        gone, alive = psutil.wait_procs([stuck], timeout=60)
+    assert gone or alive[0].status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_dcgmi_that_outlives_sigkill_is_not_waited_for(tmp_path: Path) -> None:
+    source = Dcgmi(command=str(fake_dcgmi(tmp_path / "dcgmi", [["1"] * len(FIELDS)])), answer_s=60)
+    process = source._process
+    waits: list[float | None] = []
+
+    def never_ends(timeout: float | None = None) -> int:
+        waits.append(timeout)
+        raise subprocess.TimeoutExpired("dcgmi", timeout or 0.0)
+
+    with patch.object(process, "wait", never_ends):
+        source.close()
+    process.wait()
+    assert waits == [LAST_WAIT_S]
 
 
 def test_a_missing_dcgmi_is_named(tmp_path: Path) -> None:

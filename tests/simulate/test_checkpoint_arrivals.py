@@ -4,6 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from holdfast.cli import simulate as simulate_commands
+from holdfast.cli.eval import command as eval_commands
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.policy import Curve
 from holdfast.simulate.arrivals import LEAST_JOBS, MOST, arrivals_of, arrivals_s
@@ -66,3 +68,8 @@ def test_a_stream_is_evaluated_as_it_comes():
     note = _stream_note(outcome.timeline, came_s)
     assert note.startswith("3 checkpoints came in 0.3 h; all scores of one were there after ")
     assert 0 < float(note.split(" after ")[1].split(" s ")[0]) < 500
+
+
+def test_simulate_evaluate_is_the_plan_of_an_evaluation():
+    found = simulate_commands.command.commands["evaluate"]
+    assert found is eval_commands.command.commands["plan"]

@@ -1,4 +1,4 @@
-"""`holdfast simulate pretrain`: what would become of a job of so many GPUs."""
+"""`holdfast simulate pretrain | evaluate`: what would become of a job of so many GPUs, and of an evaluation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import progress as progress_of
+from holdfast.cli.eval.command import plan as plan_evaluation
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds
 from holdfast.cli.plan import TRACE, records_of
@@ -24,6 +25,9 @@ SHOWN = 8
 @click.group()
 def command() -> None:
     """Run the policies under a virtual clock: thousands of GPUs for months, in seconds."""
+
+
+command.add_command(plan_evaluation, "evaluate")
 
 
 @command.command()

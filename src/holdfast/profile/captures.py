@@ -9,7 +9,9 @@ most. One warm step shows the number of events; a trace whose predicted size is 
 | `request.json` | `id`, `kinds` (`trace`, `memory`), `ranks`, `steps`, `max_bytes` |
 | `ID-rankR-KIND.json` | the fields of `Captured` |
 | `ID-rankR-trace.json.gz` | the trace, for Perfetto |
-| `ID-rankR-memory.pickle`, `oom-rankR-PID.pickle` | a snapshot, for PyTorch's memory_viz |
+| `ID-rankR-memory.pickle` | a snapshot, for PyTorch's memory_viz |
+| `oom-N-rankR-PID.pickle` | such a snapshot, of a device that was out of memory |
+| `oom-N` | the place N of such a snapshot is taken |
 """
 
 import contextlib
@@ -38,6 +40,8 @@ BLOCK_BYTES: Final = 1_000
 """Bytes of one block or entry in a snapshot's file, with the names of its stack."""
 OOM_BYTES: Final = 256 << 20
 """The largest snapshot that is written when the device is out of memory."""
+OOM_SNAPSHOTS: Final = 4
+"""The most of these snapshots in a run: the first ones, whichever ranks and attempts they are of."""
 OUTLIER_STEPS: Final = 100
 COMPUTING: Final = ("data", "forward", "backward", "optimizer")
 """The phases of a rank's own work; the others wait for other ranks or for storage."""
@@ -162,6 +166,7 @@ class Captures:
         self._predicted_bytes = 0
         self._has_history = False
         self._watches_oom = False
+        self._has_seen_oom = False
 
     def look(self) -> None:
         """Read a new request."""
@@ -342,11 +347,27 @@ class Captures:
 
     def _out_of_memory(self, *_: Any) -> None:
         """Write a snapshot the first time the device is out of memory; PyTorch calls this before it raises."""
-        file = self._folder / f"oom-rank{self._rank}-{os.getpid()}.pickle"
+        if self._has_seen_oom:
+            return
+        self._has_seen_oom = True
         with contextlib.suppress(Exception):  # the user's error is the one that counts
-            if not file.exists():
-                self._folder.mkdir(parents=True, exist_ok=True)
-                write_snapshot(file, _memory()._snapshot(), max_bytes=OOM_BYTES)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if (place := self._free_place()) is not None:
+                name = f"{place.name}-rank{self._rank}-{os.getpid()}.pickle"
+                try:
+                    write_snapshot(self._folder / name, _memory()._snapshot(), max_bytes=OOM_BYTES)
+                except BaseException:
+                    place.unlink()
+                    raise
+
+    def _free_place(self) -> Path | None:
+        """Take one of the run's places for a snapshot; None: all are taken. Ranks come at the same time."""
+        for number in range(OOM_SNAPSHOTS):
+            place = self._folder / f"oom-{number}"
+            with contextlib.suppress(FileExistsError):
+                place.touch(exist_ok=False)
+                return place
+        return None
 
 
 def write_snapshot(file: Path, snapshot: dict[str, Any], *, max_bytes: int) -> int:
@@ -365,6 +386,10 @@ def write_snapshot(file: Path, snapshot: dict[str, Any], *, max_bytes: int) -> i
             f"and the limit is {max_bytes >> 20} MiB"
         )
     content = pickle.dumps(snapshot, protocol=4)  # memory_viz reads no newer one
+    if len(content) > max_bytes:  # long names, of files or of functions
+        raise HoldfastError(
+            f"the snapshot has {len(content) >> 20} MiB, and the limit is {max_bytes >> 20} MiB"
+        )
     write_atomic(file, content)
     return len(content)
 

@@ -26,13 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 from holdfast.core.phases import ENV_PROFILE, own_node, set_phase_sink
 from holdfast.profile.captures import Captures
 from holdfast.profile.device_clock import DeviceTimes, Mark, Marked
-from holdfast.profile.module_hooks import (
-    ModuleHook,
-    first_tensor,
-    keep_hooks_out,
-    outermost_modules,
-)
+from holdfast.profile.module_hooks import first_tensor, keep_hooks_out
 from holdfast.profile.recording import RecordingWriter
+from holdfast.profile.trained_modules import TrainedModules
 
 if TYPE_CHECKING:
     import torch
@@ -44,11 +40,6 @@ SPANS_A_STEP: Final = 1024
 """The most spans of one step; further ones are left out and counted."""
 WAITING_STEPS: Final = 4096
 """The most steps that wait for the disk; further ones are left out and counted."""
-MOST_ROOTS: Final = 16
-SILENT_STEPS: Final = 3
-"""Steps without a forward of a module, after which its parts are hooked in its place (LightningModule)."""
-MOST_SEARCHES: Final = 8
-"""The most searches for modules: each takes up to a second, and an optimizer may hold copies of the parameters."""
 JOINED_NS: Final = 1_000_000
 """In a process without steps, spans of one phase that are no further apart become one span …"""
 LONGEST_JOINED_NS: Final = 1_000_000_000
@@ -397,14 +388,9 @@ class _Hooks:
     def __init__(self, recorder: PhaseRecorder, modules: Sequence["torch.nn.Module"]) -> None:
         self._recorder = recorder
         self._given = [weakref.ref(one) for one in modules]
-        self._roots: list[weakref.ref[torch.nn.Module]] = []
-        """Weak, so that a model that the script drops gives its memory back."""
         self._removals: list[Callable[[], None]] = []
-        self._of_modules: list[Callable[[], None]] = []
+        self.modules = TrainedModules(_forward_begins, _forward_ends)
         self.is_installed = False
-        self.silent_steps = 0
-        """Steps since the last forward of a hooked module."""
-        self._searches = 0
         self.depth = 0
         self.forward: Mark | None = None
         self.backward: Mark | None = None
@@ -424,13 +410,12 @@ class _Hooks:
         ]
         self._time_data()
         if self._given:
-            self._hook([one for ref in self._given if (one := ref()) is not None])
+            self.modules.hook_given([one for ref in self._given if (one := ref()) is not None])
 
     def remove(self) -> None:
-        for removal in (*self._removals, *self._of_modules):
+        for removal in (*self._removals, self.modules.remove):
             removal()
         self._removals.clear()
-        self._of_modules.clear()
 
     def _time_data(self) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -460,35 +445,6 @@ class _Hooks:
             make_event = functools.partial(torch.cuda.Event, enable_timing=True)
             self._recorder.device = DeviceTimes(make_event, self._recorder.now_ns)
 
-    def find_modules(self, optimizer: "torch.optim.Optimizer") -> None:
-        """Hook the outermost modules whose parameters the optimizer steps; later their parts, if they stay silent."""
-        is_silent = not self._roots or self.silent_steps >= SILENT_STEPS
-        if self._given or not is_silent or self._searches >= MOST_SEARCHES:
-            return
-        self._searches += 1
-        wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        parts = [
-            child for ref in self._roots if (root := ref()) is not None for child in root.children()
-        ]
-        found = parts or outermost_modules()
-        roots = [root for root in found if any(id(one) in wanted for one in root.parameters())]
-        if roots:
-            self._hook(roots[:MOST_ROOTS])
-        self.silent_steps = 0
-
-    def _hook(self, roots: "Sequence[torch.nn.Module]") -> None:
-        for removal in self._of_modules:
-            removal()
-        self._of_modules.clear()
-        self._roots = [weakref.ref(root) for root in roots]
-        for root in roots:
-            if root._compiled_call_impl is not None:
-                continue  # compiled in place: a hook would have the model compiled again
-            self._of_modules += [
-                root.register_forward_pre_hook(ModuleHook(_forward_begins), prepend=True).remove,
-                root.register_forward_hook(ModuleHook(_forward_ends)).remove,
-            ]
-
 
 # Functions of the module, not methods: a copy of a hooked model then holds no recorder.
 
@@ -506,14 +462,14 @@ def _forward_begins(_module: Any, _args: Any) -> None:
 
 
 @_guarded
-def _forward_ends(_module: Any, _args: Any, output: Any) -> None:
+def _forward_ends(module: Any, _args: Any, output: Any) -> None:
     assert _hooks is not None
     assert _recorder is not None
+    _hooks.modules.note_forward(module)
     _hooks.depth = max(0, _hooks.depth - 1)
     start, _hooks.forward = _hooks.forward, None if _hooks.depth == 0 else _hooks.forward
     if _hooks.depth > 0 or start is None:
         return
-    _hooks.silent_steps = 0
     is_training = sys.modules["torch"].is_grad_enabled()
     _recorder.ended("forward" if is_training else "evaluation", start)
     if is_training and (first := first_tensor(output)) is not None:
@@ -556,8 +512,7 @@ def _after_backward(callback: Callable[[], None]) -> None:
 def _optimizer_begins(optimizer: Any, _args: Any, _kwargs: Any) -> None:
     assert _hooks is not None
     _hooks.depth = 0
-    _hooks.find_modules(optimizer)
-    _hooks.silent_steps += 1
+    _hooks.modules.note_step(optimizer)
     _hooks.use_device()
     _hooks.optimizer = _mark()
 

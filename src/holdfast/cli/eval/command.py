@@ -75,6 +75,10 @@ def command() -> None:
 
     SUITE is a TOML file or task names of lm-evaluation-harness, separated by commas; `inspect:NAME` is inspect-ai's.
     """
+    _check_installed()
+
+
+def _check_installed() -> None:
     try:
         import msgspec  # noqa: F401 - what every command here needs first
     except ImportError as error:
@@ -117,6 +121,7 @@ def plan(
     **how: Any,
 ) -> None:
     """Predict how long it would take, and what no schedule could go below; nothing is run."""
+    _check_installed()  # `holdfast simulate evaluate` is this command too
     from holdfast.simulate.plan import plan as make_plan
 
     options = options_from(place, how)

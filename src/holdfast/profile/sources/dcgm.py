@@ -3,6 +3,7 @@
 Fields are matched by number for `dcgmi`, whose names have changed between versions. The exporter's page has names only.
 """
 
+import contextlib
 import os
 import re
 import select
@@ -13,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from holdfast.core.processes import die_with_parent
 from holdfast.profile.metrics import DCGM, EXPORTER
 from holdfast.profile.recording import SeriesId
 from holdfast.profile.sources.source import CannotRead, SourceEnded, plausible
@@ -63,7 +65,7 @@ EXPORTER_INTERVAL_S: Final = 30.0
 """The exporter's own default; a value between two of its updates is the same value again."""
 ANSWER_S: Final = 5.0
 LAST_WAIT_S: Final = 1.0
-"""Seconds from the end of a command's output until its own end."""
+"""Seconds from the end of a command's output, or from SIGKILL, until its own end."""
 MOST_BYTES: Final = 16 * MIB
 _LINE: Final = re.compile(rb"^(DCGM_\w+)\{([^}]*)\}\s+(\S+)")
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -93,8 +95,13 @@ class Dcgmi:
         fields = ",".join(map(str, FIELDS))
         words = [command, "dmon", "-e", fields, "-d", str(max(100, round(interval_s * 1000)))]
         try:
+            # A reader that hangs is killed, and its `dcgmi` with the reader.
             self._process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - a reader has one thread
             )
         except OSError as error:
             raise CannotRead(f"{command}: {error.strerror}") from error
@@ -141,7 +148,8 @@ class Dcgmi:
         self._process.kill()
         assert self._process.stdout is not None
         self._process.stdout.close()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may hold it
+            self._process.wait(LAST_WAIT_S)
 
     def _id(self, metric: str, device: int) -> SeriesId:
         return SeriesId(metric, DCGM, device=device, interval_s=self._interval_s)
