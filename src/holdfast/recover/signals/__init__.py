@@ -10,6 +10,7 @@ Each node's agent reads facts; the supervisor keeps the facts of all nodes.
 | `links` | network links and their counters |
 | `host` | file systems, memory, the clock, a planned shutdown |
 | `disks` | what the disks say of their own health |
+| `cloud` | a cloud's notices about this machine |
 | `slurm` | the states that Slurm gives the nodes |
 | `kubernetes` | the conditions of a pod and its node |
 | `watch` | reads the sources of one node, each in a thread of its own |

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.clock import Clock
+from holdfast.recover.signals.cloud import Cloud
 from holdfast.recover.signals.disks import Disks
 from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Source
 from holdfast.recover.signals.gpu.gpus import Gpus
@@ -58,6 +59,7 @@ def sources_of_this_host(*, since_s: float) -> list[Source]:
         Memory(),
         Clocks(),
         Shutdown(),
+        Cloud(),
     ]
 
 
