@@ -1,6 +1,8 @@
 """The GPUs' health by NVML and DCGM, and the process that asks them."""
 
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -204,17 +206,37 @@ def test_a_driver_call_that_blocks_costs_the_look_alone(tmp_path):
     gpus._process.stdout.close()
 
 
-def test_without_any_reader_every_reason_is_told(tmp_path, monkeypatch):
+class Page(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(exporter_page([{"DCGM_FI_DEV_ROW_REMAP_FAILURE": 1}]))
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this host's GPU is read by NVML")
+def test_the_real_process_names_every_reason_and_reads_an_exporter_that_is_there(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("HOLDFAST_DCGM_EXPORTER", "http://127.0.0.1:1/metrics")
     assert list(READERS) == ["NVML", "nvidia-smi", "DCGM", "dcgm-exporter"]
-    if Path("/dev/nvidiactl").exists():
-        pytest.skip("this host has a GPU, which NVML reads")
+    server = HTTPServer(("127.0.0.1", 0), Page, bind_and_activate=False)
+    server.server_bind()  # not yet listening
+    address = f"http://127.0.0.1:{server.server_port}/metrics"
+    monkeypatch.setenv("HOLDFAST_DCGM_EXPORTER", address)
     gpus = Gpus(driver=tmp_path / "none")
     with pytest.raises(CannotSee) as error:
         gpus.read()
     for word in ("NVML", "nvidia-smi", "dcgmi", "Connection refused"):
         assert word in str(error.value)
+    server.server_activate()
+    thread = threading.Thread(target=server.handle_request)
+    thread.start()
+    assert names(gpus.read()) == [("row-remap-failure", "number 0", 1)]
+    thread.join()
+    server.server_close()
     gpus._process.stdin.close()
     gpus._process.wait(60)
     gpus._process.stdout.close()
