@@ -6,12 +6,9 @@ metadata service at a link-local address, without a name to resolve. A request h
 
 import json
 import math
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,8 +108,6 @@ class _Service:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        # A proxy would answer for another machine.
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
     def get(self, path: str, *, method: str = "GET", **headers: str) -> str:
         """Return the body; empty where there is none of that name.
@@ -120,10 +115,15 @@ class _Service:
         Raises:
             CannotSee: the service does not answer, or refuses.
         """
+        import urllib.error  # most hosts are in no cloud, and send no request
+        import urllib.request
+
+        # A proxy would answer for another machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = urllib.request.Request(self._address + path, headers=named, method=method)
         try:
-            with self._open(request, timeout=TIMEOUT_S) as answer:
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
                 body: bytes = answer.read(MOST_BYTES)
         except urllib.error.HTTPError as error:
             error.close()
@@ -221,6 +221,8 @@ def _iso(moment: object) -> float | None:
 
 def _mail_date(moment: object) -> float | None:
     """Return the Unix seconds of a date such as "21 Jan 2019 09:00:43 GMT"."""
+    from email.utils import parsedate_to_datetime
+
     try:
         return parsedate_to_datetime(str(moment)).timestamp()
     except ValueError:  # empty, once the event has begun
