@@ -10,9 +10,9 @@ from unittest.mock import patch
 import psutil
 import pytest
 
+from holdfast.core.exporter import ENV_EXPORTER
 from holdfast.profile.metrics import METRICS
 from holdfast.profile.recording import SeriesId
-from holdfast.profile.sources import dcgm
 from holdfast.profile.sources.amd import Amd
 from holdfast.profile.sources.dcgm import FIELDS, LAST_WAIT_S, Dcgmi, Exporter, parse_page
 from holdfast.profile.sources.host import Host
@@ -121,6 +121,12 @@ def test_the_fake_has_what_the_real_module_has() -> None:
 
     assert len(calls) > 15
     assert not [name for name in calls if not hasattr(pynvml, name)]
+    numbers = [name for name in calls if isinstance(getattr(FakeNvml, name), int)]
+    assert "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION" in numbers
+    numbers.remove("NVML_GPM_METRICS_GET_VERSION")
+    assert {name: getattr(FakeNvml, name) for name in numbers} == {
+        name: getattr(pynvml, name) for name in numbers
+    }
     names = {2: "SM_UTIL", 3: "SM_OCCUPANCY", 5: "ANY_TENSOR_UTIL", 10: "DRAM_BW_UTIL"}
     names |= {20: "PCIE_TX_PER_SEC", 21: "PCIE_RX_PER_SEC"}
     names |= {60: "NVLINK_TOTAL_RX_PER_SEC", 61: "NVLINK_TOTAL_TX_PER_SEC"}
@@ -368,12 +374,12 @@ def test_sources_are_probed_from_the_most_telling_one() -> None:
 def test_a_host_without_a_driver_is_not_probed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(dcgm.ENV_EXPORTER, raising=False)
+    monkeypatch.delenv(ENV_EXPORTER, raising=False)
     (tmp_path / "kfd").touch()
 
     assert not has_gpu([tmp_path / "nvidia"])
     assert has_gpu([tmp_path / "kfd"])
-    monkeypatch.setenv(dcgm.ENV_EXPORTER, "http://localhost:1/metrics")
+    monkeypatch.setenv(ENV_EXPORTER, "http://localhost:1/metrics")
     assert has_gpu([tmp_path / "nvidia"])
 
 

@@ -23,6 +23,16 @@ _OUTDATED_WITH_POD = frozenset({"Initialized", "PodReadyToStartContainers", "Con
 UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
 """The taint that Kubernetes itself adds to each cordoned node."""
 
+AUTOSCALER_TAINTS = frozenset(
+    {
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+        "karpenter.sh/disruption",
+    }
+)
+"""The taints of nodes that an autoscaler is about to delete: cluster-autoscaler, and Karpenter since
+and before 1.0. A node that is only a candidate for a deletion has others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
@@ -74,9 +84,11 @@ def node_facts(node: Mapping[str, Any]) -> list[Fact]:
         words = f"{key}={taint['value']}" if taint.get("value") else key
         effect = str(taint.get("effect", ""))
         # A running pod tolerates the taints of a reserved node, and a lack of resources is a
-        # condition already. So only the taints by which Kubernetes itself ends pods report a
-        # problem.
-        is_bad = key.startswith("node.kubernetes.io/") and effect == "NoExecute"
+        # condition already. So only the taints by which Kubernetes itself ends pods, and those of
+        # autoscalers, report a problem.
+        is_bad = key in AUTOSCALER_TAINTS or (
+            key.startswith("node.kubernetes.io/") and effect == "NoExecute"
+        )
         since_s = _seconds(taint.get("timeAdded"))
         detail = f"{words}:{effect}"
         facts.append(

@@ -25,12 +25,20 @@ class FakeGpu:
         gpm: for each id of a GPM metric, the value at a moment in seconds, or a sentinel.
         missing: names of NVML's calls that this device does not support.
         values: what NVML's other calls return, by name.
+        bus: the PCI address.
+        is_lost: True: every call about this device fails as after a fall off the bus.
+        fields: the values of NVML's fields, by number.
+        nvlinks: for each NVLink, whether the link is up.
     """
 
     has_gpm: bool = True
     gpm: Mapping[int, Callable[[float], float]] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
     values: dict[str, float] = field(default_factory=dict)
+    bus: str = "00000000:19:00.0"
+    is_lost: bool = False
+    fields: dict[int, int] = field(default_factory=dict)
+    nvlinks: list[bool] = field(default_factory=list)
 
 
 class FakeNvml:
@@ -39,14 +47,35 @@ class FakeNvml:
     Attributes:
         now_s: the time of the next GPM sample, in seconds.
         hangs: set to make every further call block until `let_go` is called.
+        xids: the Xid events that no caller has received yet, each with its GPU.
     """
 
     NVML_TEMPERATURE_GPU = 0
     NVML_CLOCK_SM = 1
     NVML_GPM_METRICS_GET_VERSION = 1
+    NVML_ERROR_UNINITIALIZED = 1
+    NVML_ERROR_DRIVER_NOT_LOADED = 9
+    NVML_ERROR_TIMEOUT = 10
+    NVML_ERROR_GPU_IS_LOST = 15
+    NVML_ERROR_LIB_RM_VERSION_MISMATCH = 18
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL = 38
+    NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL = 45
+    NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL = 52
+    NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL = 59
+    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
+    NVML_GPU_RECOVERY_ACTION_NONE = 0
+    NVML_GPU_RECOVERY_ACTION_GPU_RESET = 1
+    nvmlEventTypeXidCriticalError = 8  # noqa: N815 - NVML's name
 
     class NVMLError(Exception):
         """An error of NVML, with its number."""
+
+        def __init__(self, value: int) -> None:
+            super().__init__(value)
+            self.value = value
 
     def __init__(self, gpus: Sequence[FakeGpu]) -> None:
         self._gpus = list(gpus)
@@ -54,6 +83,7 @@ class FakeNvml:
         self.hangs = False
         self._gone_on = threading.Event()
         self.open_samples = 0
+        self.xids: list[tuple[FakeGpu, int]] = []
 
     def let_go(self) -> None:
         """Make calls that hang return."""
@@ -141,8 +171,74 @@ class FakeNvml:
                 one.nvmlReturn, one.value = 0, _mean(curve, began_s, ended_s)
         return wanted
 
+    def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> Any:  # noqa: N802
+        """Return an object with `busId`."""
+        return SimpleNamespace(busId=gpu.bus)
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: FakeGpu, error_type: int, counter: int) -> int:  # noqa: N802
+        """Return the uncorrectable errors since the driver was loaded."""
+        if (error_type, counter) != (
+            self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            self.NVML_VOLATILE_ECC,
+        ):
+            raise self.NVMLError(NOT_SUPPORTED)
+        return int(self._value(gpu, "nvmlDeviceGetTotalEccErrors"))
+
+    def nvmlDeviceGetRemappedRows(self, gpu: FakeGpu) -> tuple[int, int, int, int]:  # noqa: N802
+        """Return remapped rows of correctable and uncorrectable errors, and whether one is pending or has failed."""
+        self._value(gpu, "nvmlDeviceGetRemappedRows")
+        return 0, 0, int(gpu.values.get("pending", 0)), int(gpu.values.get("failure", 0))
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:  # noqa: N802
+        """Return the bits of the reasons for low clocks."""
+        return int(self._value(gpu, "nvmlDeviceGetCurrentClocksEventReasons"))
+
+    def nvmlDeviceGetNvLinkState(self, gpu: FakeGpu, link: int) -> int:  # noqa: N802
+        """Return 1 if a link is up."""
+        self._value(gpu, "nvmlDeviceGetNvLinkState")
+        if link >= len(gpu.nvlinks):
+            raise self.NVMLError(NOT_SUPPORTED)
+        return int(gpu.nvlinks[link])
+
+    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, numbers: Sequence[int]) -> list[Any]:  # noqa: N802
+        """Return the values of fields as `unsigned long long`."""
+        self._value(gpu, "nvmlDeviceGetFieldValues")
+        return [
+            SimpleNamespace(
+                nvmlReturn=0 if number in gpu.fields else NOT_SUPPORTED,
+                valueType=3,
+                value=SimpleNamespace(ullVal=gpu.fields.get(number, 0)),
+            )
+            for number in numbers
+        ]
+
+    def nvmlEventSetCreate(self) -> list[FakeGpu]:  # noqa: N802
+        """Return an empty set of events."""
+        self._answer()
+        return []
+
+    def nvmlDeviceRegisterEvents(self, gpu: FakeGpu, types: int, events: list[FakeGpu]) -> None:  # noqa: N802
+        """Have the Xid events of a GPU put into a set."""
+        if types & self.nvmlEventTypeXidCriticalError:
+            events.append(gpu)
+
+    def nvmlEventSetWait_v2(self, events: list[FakeGpu], _timeout_ms: int) -> Any:  # noqa: N802
+        """Return the oldest event of a set.
+
+        Raises:
+            NVMLError: a timeout, since there is no event.
+        """
+        self._answer()
+        for place, (gpu, code) in enumerate(self.xids):
+            if any(gpu is each for each in events):
+                del self.xids[place]
+                return SimpleNamespace(device=gpu, eventData=code)
+        raise self.NVMLError(self.NVML_ERROR_TIMEOUT)
+
     def _value(self, gpu: FakeGpu, call: str) -> float:
         self._answer()
+        if gpu.is_lost:
+            raise self.NVMLError(self.NVML_ERROR_GPU_IS_LOST)
         if call in gpu.missing:
             raise self.NVMLError(NOT_SUPPORTED)
         return gpu.values.get(call, 0.0)

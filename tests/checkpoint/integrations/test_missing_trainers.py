@@ -12,6 +12,7 @@ from holdfast.core.errors import BadUse
         ("huggingface_trainer", "transformers", "huggingface"),
         ("lightning", "lightning.fabric.plugins.io.torch_io", "lightning"),
         ("torchtitan", "torchtitan.components.checkpointer", "torchtitan"),
+        ("torchtitan_data", "torchtitan.components.dataloader", "torchtitan"),
     ],
 )
 def test_a_trainer_that_is_not_installed_is_named_with_what_installs_it(

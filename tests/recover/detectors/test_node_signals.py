@@ -60,6 +60,18 @@ def test_a_second_source_confirms_and_a_second_line_of_one_source_does_not():
     assert (weak.kind, weak.is_confirmed) == ("suspect", False)
 
 
+def test_an_xid_by_two_ways_is_one_source():
+    by_event = NodeSignal(
+        source="the state of the GPUs", name="xid-79", text=xid(79).text, where="0000:4e:00"
+    )
+    (alone,) = look([seen("n2", by_event)], 1.0)
+    assert (alone.kind, alone.is_confirmed) == ("faulty", False)
+    (both,) = look([seen("n2", by_event), seen("n2", xid(79))], 1.0)
+    assert (both.is_confirmed, both.sources) == (False, ("the kernel's log",))
+    (gone,) = look([seen("n2", xid(79)), seen("n2", signal("gpu-lost", by_event.source))], 1.0)
+    assert gone.is_confirmed  # the GPU itself does not answer
+
+
 def test_old_signals_count_no_more():
     assert look([seen("n2", xid(79))], RECENT_S + 1) == ()
 

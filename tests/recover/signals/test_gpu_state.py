@@ -1,12 +1,12 @@
 """The GPUs' state from what `nvidia-smi` prints: in the form of its recorded output, and in none."""
 
-import signal
 import sys
 
 import pytest
 
 from holdfast.recover.signals.facts import CannotSee
-from holdfast.recover.signals.gpu import Gpus
+from holdfast.recover.signals.gpu.gpus import Gpus
+from holdfast.recover.signals.gpu.smi import Smi
 
 GPU = """
 <gpu id="{bus}">
@@ -56,14 +56,14 @@ def smi(*gpus):
 
 @pytest.fixture
 def printing(tmp_path):
-    """The GPUs of a driver that is there, and a function that sets what `nvidia-smi` does next."""
+    """A function that reads the GPUs, and one that sets what `nvidia-smi` does next."""
     script = tmp_path / "smi.py"
 
     def says(text, code=0):
         script.write_text(f"import sys; print({text!r}); sys.exit({code})")
 
-    gpus = Gpus(driver=tmp_path, command=(sys.executable, "-S", str(script)))
-    return gpus, says
+    gpus, reader = Gpus(), Smi((sys.executable, "-S", str(script)))
+    return lambda: gpus.facts_of(reader.read()), says
 
 
 def names(facts):
@@ -71,19 +71,19 @@ def names(facts):
 
 
 def test_healthy_gpus_have_no_signals_and_neither_do_those_without_counters(printing):
-    gpus, says = printing
+    read, says = printing
     says(smi({}, {"bus": "00000000:3B:00.0", "dram": "N/A", "pending": "N/A", "failure": "N/A"}))
-    assert gpus.read() == []
+    assert read() == []
     says(smi({}, {"bus": "00000000:3B:00.0", "action": "N/A", "parity": "[Unknown Error]"}))
-    assert gpus.read() == []
+    assert read() == []
 
 
 def test_new_uncorrectable_errors_count_and_old_ones_do_not(printing):
-    gpus, says = printing
+    read, says = printing
     says(smi({"dram": "5"}))
-    assert gpus.read() == []
+    assert read() == []
     says(smi({"dram": "6", "parity": "1"}))
-    assert names(gpus.read()) == [("ecc-uncorrectable", "00000000:19:00.0", 2)]
+    assert names(read()) == [("ecc-uncorrectable", "00000000:19:00.0", 2)]
 
 
 @pytest.mark.parametrize(
@@ -97,27 +97,27 @@ def test_new_uncorrectable_errors_count_and_old_ones_do_not(printing):
     ],
 )
 def test_a_state_is_a_signal_while_it_lasts(printing, state, name):
-    gpus, says = printing
+    read, says = printing
     says(smi(state))
-    (found,) = gpus.read()
+    (found,) = read()
     assert found.name == name
     assert "00000000:19:00.0" in found.text
     says(smi({}))
-    assert gpus.read() == []
+    assert read() == []
 
 
 def test_a_gpu_that_is_shown_no_more_or_called_lost_is_lost(printing):
-    gpus, says = printing
+    read, says = printing
     other = "00000000:3B:00.0"
     says(smi({}, {"bus": other}))
-    assert gpus.read() == []
+    assert read() == []
     says(smi({}))
-    assert names(gpus.read()) == [("gpu-lost", other.lower(), 1)]
+    assert names(read()) == [("gpu-lost", other.lower(), 1)]
     says(
         "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.  Reboot the system.",
         15,
     )
-    assert names(gpus.read()) == [("gpu-lost", "0000:3b:00.0", 1)]
+    assert names(read()) == [("gpu-lost", "0000:3b:00.0", 1)]
 
 
 @pytest.mark.parametrize(
@@ -130,28 +130,29 @@ def test_a_gpu_that_is_shown_no_more_or_called_lost_is_lost(printing):
     ],
 )  # fmt: skip
 def test_output_that_cannot_be_read_says_nothing_of_the_gpus(printing, text, code, why):
-    gpus, says = printing
+    read, says = printing
     says(text, code)
     with pytest.raises(CannotSee, match=why):
-        gpus.read()
+        read()
 
 
-def test_a_host_without_the_driver_or_the_program_is_not_unhealthy(tmp_path):
+def test_a_host_without_the_driver_or_the_program_is_not_unhealthy(tmp_path, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_DCGM_EXPORTER", raising=False)
+    gpus = Gpus(driver=tmp_path / "none", command=("/no/such/program",))
     with pytest.raises(CannotSee, match="no NVIDIA driver"):
-        Gpus(driver=tmp_path / "none").read()
+        gpus.read()
     with pytest.raises(CannotSee, match="No such file"):
-        Gpus(driver=tmp_path, command=(str(tmp_path / "nvidia-smi"),)).read()
+        Smi((str(tmp_path / "nvidia-smi"),)).read()
 
 
-def test_a_program_that_hangs_is_killed_and_read_again_later(tmp_path):
+def test_a_program_that_hangs_is_killed_and_run_again_later(tmp_path):
     script = tmp_path / "smi.py"
     script.write_text("import time; time.sleep(3600)")
-    gpus = Gpus(driver=tmp_path, command=(sys.executable, "-S", str(script)), timeout_s=0.5)
+    reader = Smi((sys.executable, "-S", str(script)), timeout_s=0.5)
     with pytest.raises(CannotSee, match=r"did not answer within 0\.5 s"):
-        gpus.read()
-    assert gpus.period_s >= 0.5 * 500
-    assert gpus._stuck.wait(60) == -signal.SIGKILL
-    gpus._timeout_s = 60
+        reader.read()
+    reader._stuck.wait(60)
+    reader._timeout_s = 60
     script.write_text(f"print({smi({'failure': 'Yes'})!r})")
-    (found,) = gpus.read()
+    (found,) = Gpus().facts_of(reader.read())
     assert found.name == "row-remap-failure"

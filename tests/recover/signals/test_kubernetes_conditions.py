@@ -59,6 +59,23 @@ def test_a_cordon_and_a_disruption_are_notices_and_a_deletion_has_its_moment():
     assert (deletion.kind, deletion.until_s) == ("preemption", 1795748400.0)
 
 
+@pytest.mark.parametrize(
+    "key", ["ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"]
+)
+def test_a_node_that_an_autoscaler_takes_away_is_drained_and_a_candidate_is_not(key):
+    candidate = {
+        "key": "DeletionCandidateOfClusterAutoscaler",
+        "value": "1795748400",
+        "effect": "PreferNoSchedule",
+    }
+    ready = condition("Ready", "True")
+    assert read(*node(ready, taints=[candidate])) == []
+    taint = {"key": key, "value": "1795748400", "effect": "NoSchedule"}
+    (found,) = read(*node(ready, taints=[candidate, taint]))
+    assert (found.kind, found.until_s) == ("drain", None)
+    assert found.text == f"taint: {key}=1795748400:NoSchedule"
+
+
 def test_an_api_server_that_does_not_answer_says_nothing_of_the_node():
     with pytest.raises(CannotSee, match="403"):
         read(unseen=("The node cannot be read: 403.",))

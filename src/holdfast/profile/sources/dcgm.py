@@ -5,15 +5,13 @@ Fields are matched by number for `dcgmi`, whose names have changed between versi
 
 import contextlib
 import os
-import re
 import select
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from holdfast.core.exporter import fetch_page, samples
 from holdfast.core.processes import die_with_parent
 from holdfast.profile.metrics import DCGM, EXPORTER
 from holdfast.profile.recording import SeriesId
@@ -58,17 +56,11 @@ NAMES: Final = {
     "DCGM_FI_DEV_SM_CLOCK": 100,
 }
 """The number of each field that an exporter names, in old and new versions."""
-ENV_EXPORTER: Final = "HOLDFAST_DCGM_EXPORTER"
-"""The variable with the URL of the exporter's page."""
-EXPORTER_URL: Final = "http://localhost:9400/metrics"
 EXPORTER_INTERVAL_S: Final = 30.0
 """The exporter's own default; a value between two of its updates is the same value again."""
 ANSWER_S: Final = 5.0
 LAST_WAIT_S: Final = 1.0
 """Seconds from the end of a command's output, or from SIGKILL, until its own end."""
-MOST_BYTES: Final = 16 * MIB
-_LINE: Final = re.compile(rb"^(DCGM_\w+)\{([^}]*)\}\s+(\S+)")
-_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Dcgmi:
@@ -219,32 +211,25 @@ class Exporter:
 def parse_page(page: bytes) -> dict[SeriesId, float]:
     """Return the values of an exporter's page; values of MIG instances are left out."""
     found: list[tuple[SeriesId, float | None]] = []
-    for line in page.splitlines():
-        match = _LINE.match(line)
-        number = NAMES.get(match[1].decode()) if match else None
-        if match is None or number is None:
+    for name, labels, word in samples(page):
+        number = NAMES.get(name)
+        if number is None:
             continue
-        labels = dict(_LABEL.findall(match[2].decode(errors="replace")))
         device = labels.get("gpu", "")
         if not device.isdigit() or labels.get("GPU_I_ID"):
             continue
         metric, factor = FIELDS[number]
         key = SeriesId(metric, EXPORTER, device=int(device), interval_s=EXPORTER_INTERVAL_S)
-        value = _number(match[3].decode(errors="replace"))
+        value = _number(word)
         found.append((key, None if value is None else factor * value))
     return plausible(found)
 
 
 def _fetch_page() -> bytes:
-    url = os.environ.get(ENV_EXPORTER) or EXPORTER_URL
-    if not url.startswith(("http://", "https://")):
-        raise CannotRead(f"${ENV_EXPORTER} is {url!r}, which is no http:// or https:// URL")
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:
-            page: bytes = answer.read(MOST_BYTES)
-    except (OSError, urllib.error.URLError, ValueError) as error:
-        raise CannotRead(f"{url}: {getattr(error, 'reason', error)}") from error
-    return page
+        return fetch_page()
+    except OSError as error:
+        raise CannotRead(str(error)) from error
 
 
 def _number(word: str) -> float | None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from holdfast.core.exporter import ENV_EXPORTER
 from holdfast.profile.metrics import AMDSMI, DCGM, EXPORTER, GPM, NVML
-from holdfast.profile.sources.dcgm import ENV_EXPORTER
 from holdfast.profile.sources.source import CannotRead, Source
 
 NO_GPU: Final = "this host has no driver of an NVIDIA or AMD GPU"

@@ -13,6 +13,7 @@ from typing import Final, Literal
 from holdfast.core.errors import BadUse
 from holdfast.diagnose import packaged_rules
 from holdfast.recover.signals.facts import NodeSignal
+from holdfast.recover.signals.kernel import KernelLog
 
 RECENT_S = 600.0
 """Seconds within which signals of a node belong to one fault, and to a failure of the job."""
@@ -36,6 +37,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "row-remap-pending": Meaning("hardware", "ECCError"),
     "ecc-uncorrectable": Meaning("hardware", "ECCError"),
     "gpu-slowed": Meaning("hardware", "NodeFailure"),
+    "nvlink-down": Meaning("hardware", "NVLinkError"),
+    "nvlink-errors": Meaning("hardware", "NVLinkError"),
     "link-down": Meaning("hardware", "NetworkError"),
     "link-flapped": Meaning("hardware", "NetworkError"),
     "link-errors": Meaning("hardware", "NetworkError"),
@@ -43,6 +46,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "nic-stuck": Meaning("hardware", "NetworkError"),
     "disk-lost": Meaning("decisive", "NodeFailure"),
     "disk-read-only": Meaning("decisive", "NodeFailure"),
+    "disk-failing": Meaning("hardware", "NodeFailure"),
     "disk-error": Meaning("hardware", "NodeFailure"),
     "file-system-error": Meaning("hardware", "NodeFailure"),
     "disk-full": Meaning("record", "OSError"),
@@ -121,6 +125,14 @@ def look(seen: Iterable[Seen], now_s: float) -> tuple[NodeFinding, ...]:
 
 
 def _finding(name: str, seen: list[Seen]) -> NodeFinding:
+    if any(one.signal.source == KernelLog.name for one in seen):
+        # The driver writes an Xid to the kernel's log and sends the same one as an event, so the two
+        # are one source.
+        seen = [
+            one
+            for one in seen
+            if one.signal.source == KernelLog.name or not one.signal.name.startswith("xid-")
+        ]
     seen = sorted(seen, key=lambda one: (one.meaning.weight != "decisive", one.at_s))
     is_faulty = seen[0].meaning.weight == "decisive"
     sources = tuple(dict.fromkeys(one.signal.source for one in seen))

@@ -6,9 +6,11 @@ Each node's agent reads facts; the supervisor keeps the facts of all nodes.
 |---|---|
 | `facts` | a signal, a notice, and the sources of both |
 | `kernel` | the lines of the kernel's log |
-| `gpu` | the state of the GPUs, from `nvidia-smi` |
+| `gpu` | the state of the GPUs, from NVML, `nvidia-smi` or DCGM |
 | `links` | network links and their counters |
 | `host` | file systems, memory, the clock, a planned shutdown |
+| `disks` | what the disks say of their own health |
+| `cloud` | a cloud's notices about this machine |
 | `slurm` | the states that Slurm gives the nodes |
 | `kubernetes` | the conditions of a pod and its node |
 | `watch` | reads the sources of one node, each in a thread of its own |

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.core.clock import Clock
+from holdfast.recover.signals.cloud import Cloud
+from holdfast.recover.signals.disks import Disks
 from holdfast.recover.signals.facts import CannotSee, Fact, NodeSignal, Source
-from holdfast.recover.signals.gpu import Gpus
+from holdfast.recover.signals.gpu.gpus import Gpus
 from holdfast.recover.signals.host import Clocks, FileSystems, Memory, Shutdown
 from holdfast.recover.signals.kernel import KernelLog
 from holdfast.recover.signals.links import Links
@@ -20,11 +22,13 @@ REFRESH_S = 120.0
 """A state that holds on is sent again after this time, since the supervisor counts recent signals alone."""
 STATES = frozenset(
     {
+        "disk-failing",
         "disk-read-only",
         "gpu-lost",
         "gpu-needs-reset",
         "gpu-slowed",
         "link-down",
+        "nvlink-down",
         "row-remap-failure",
         "row-remap-pending",
     }
@@ -51,9 +55,11 @@ def sources_of_this_host(*, since_s: float) -> list[Source]:
         Gpus(),
         Links(),
         FileSystems(),
+        Disks(),
         Memory(),
         Clocks(),
         Shutdown(),
+        Cloud(),
     ]
 
 

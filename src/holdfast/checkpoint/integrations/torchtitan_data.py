@@ -1,0 +1,82 @@
+"""Number the batches of torchtitan's loader, so that batches that broke a loss can be left out.
+
+    config.dataloader = HoldfastDataLoader.Config(loader=config.dataloader)
+
+torchtitan's trainer builds its loader from `config.dataloader`, iterates over the loader, and gives
+the loader to its checkpoint manager. So a loader around another one sees every batch and every save.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint.batches.batches import Batches
+from holdfast.checkpoint.integrations import missing
+
+try:
+    from torchtitan.components.dataloader import BaseDataLoader
+except ImportError as error:
+    raise missing(error, "torchtitan") from error
+
+
+class HoldfastDataLoader(BaseDataLoader):
+    """The batches of another loader of torchtitan, without those that the supervisor leaves out.
+
+    The state has the other loader's own entries, so that the loader alone goes on from a checkpoint
+    of this one, and this one from a checkpoint of the loader alone. Beside them lies the count of
+    this rank's batches.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """The settings of the other loader."""
+
+        loader: BaseDataLoader.Config
+
+    def __init__(self, config: Config, *, dp_rank: int, **parts: Any) -> None:
+        """Build the other loader from its settings and the parts that torchtitan gives to a loader."""
+        self._loader = config.loader.build(dp_rank=dp_rank, **parts)
+        self._batches = Batches(self._loader)
+        self._name = f"holdfast_dp_rank_{dp_rank}"
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, or the rest of an epoch after a restore."""
+        return iter(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the other loader's state, and the count of batches."""
+        counted = self._batches.state_dict()
+        place = dict(counted["loader"] or {})
+        own = place.pop("loader", None)
+        return {
+            **(self._loader.state_dict() if own is None else own),
+            self._name: _packed({**counted, "loader": place or None}),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Have the next loop go on from the position of the call of `state_dict`."""
+        if not state_dict:  # as torchtitan's own loader does
+            return
+        own = {name: value for name, value in state_dict.items() if name != self._name}
+        packed = state_dict.get(self._name)
+        if packed is None:  # of the other loader alone: no batch has a number before this place
+            self._loader.load_state_dict(own)
+            return
+        counted = _unpacked(packed)
+        if counted["loader"] is not None:
+            counted["loader"] = {**counted["loader"], "loader": own}
+        self._batches.load_state_dict(counted)
+
+
+def _packed(value: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = torch.load(io.BytesIO(packed), weights_only=True)
+    return value

@@ -1,0 +1,187 @@
+"""Read the GPUs by NVML, through `nvidia-ml-py`: the state, the NVLinks, and Xid events.
+
+NVML shows Xid events also to a container that may not read the kernel's log.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
+
+from holdfast.recover.signals.facts import CannotSee
+from holdfast.recover.signals.gpu.state import GpuState, Reading, slowdowns_of
+
+MOST_XIDS = 100
+"""The most events of one look; later ones are read at the next look."""
+_NVLINK_COUNTERS: Final = (
+    "NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL",
+    "NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL",
+)
+_ACTION: Final = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
+_VALUES: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")
+"""The member of a field's value for each `valueType` (nvml.h, nvmlValueType_t)."""
+_T = TypeVar("_T")
+
+
+class _Lost(Exception):
+    pass
+
+
+def open_nvml() -> "Nvml":
+    """Return the reader of the library on this host.
+
+    Raises:
+        CannotSee: the binding or the library is missing, or NVML shows no GPU.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise CannotSee("nvidia-ml-py is not installed: pip install 'holdfast[gpu]'") from None
+    return Nvml(pynvml)
+
+
+class Nvml:
+    """NVIDIA's library, kept open between two looks, so that no Xid event is missed."""
+
+    name = "NVML"
+
+    def __init__(self, nvml: Any) -> None:
+        """Find the GPUs and begin to record Xid events.
+
+        Args:
+            nvml: the module `pynvml`, or `holdfast.testing.nvml.FakeNvml`.
+
+        Raises:
+            CannotSee: NVML shows no GPU here.
+        """
+        self._nvml = nvml
+        self._handles: dict[str, Any] = {}
+        self._lost: dict[str, str] = {}
+        try:
+            nvml.nvmlInit()
+            for index in range(nvml.nvmlDeviceGetCount()):
+                self._find(index)
+        except nvml.NVMLError as error:
+            raise CannotSee(f"NVML: {error}") from error
+        if not self._handles and not self._lost:
+            raise CannotSee("NVML shows no GPU")
+        self._actions = {
+            getattr(nvml, name): name.removeprefix("NVML_GPU_RECOVERY_ACTION_").replace("_", " ")
+            for name in dir(nvml)
+            if name.startswith("NVML_GPU_RECOVERY_ACTION_")
+        }
+        self._events = self._register()
+
+    def read(self) -> Reading:
+        """See `Reader.read`."""
+        xids = self._xids()
+        gpus: dict[str, GpuState] = {}
+        lost = dict(self._lost)
+        for where, handle in self._handles.items():
+            try:
+                gpus[where] = self._state(handle, tuple(xids.get(where, ())))
+            except _Lost as error:
+                lost[where] = str(error)
+        return Reading(reader=self.name, gpus=gpus, lost=lost)
+
+    def _find(self, index: int) -> None:
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+            self._handles[self._address(handle)] = handle
+        except self._nvml.NVMLError as error:
+            if error.value != self._nvml.NVML_ERROR_GPU_IS_LOST:
+                raise
+            self._lost[f"number {index}"] = f"NVML: {error}"
+
+    def _address(self, handle: Any) -> str:
+        found = self._nvml.nvmlDeviceGetPciInfo(handle).busId
+        return (found.decode() if isinstance(found, bytes) else str(found)).lower()
+
+    def _register(self) -> Any:
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return None
+        for handle in self._handles.values():
+            self._of(
+                nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, events
+            )
+        return events
+
+    def _xids(self) -> dict[str, list[int]]:
+        """Return the codes of the events since the last look, by the GPU's address."""
+        found: dict[str, list[int]] = {}
+        if self._events is None:
+            return found
+        for _ in range(MOST_XIDS):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, 0)
+                found.setdefault(self._address(event.device), []).append(int(event.eventData))
+            except self._nvml.NVMLError:  # a timeout: there is no further event
+                break
+        return found
+
+    def _state(self, handle: Any, xids: tuple[int, ...]) -> GpuState:
+        nvml = self._nvml
+        rows = self._of(nvml.nvmlDeviceGetRemappedRows, handle)
+        bits = self._of(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        degrees = self._of(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        counters = list(self._fields(handle, _NVLINK_COUNTERS))
+        return GpuState(
+            uncorrectable_errors=self._of(
+                nvml.nvmlDeviceGetTotalEccErrors,
+                handle,
+                nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                nvml.NVML_VOLATILE_ECC,
+            ),
+            remap_pending=rows is not None and bool(rows[2]),
+            remap_failed=rows is not None and bool(rows[3]),
+            recovery_action=" ".join(
+                self._actions.get(action, f"action {action}")
+                for action in self._fields(handle, (_ACTION,))
+                if action != 0
+            ),
+            slowdowns=slowdowns_of(bits),
+            temperature="?" if degrees is None else f"{degrees} C",
+            nvlink_errors=sum(counters) if counters else None,
+            nvlinks_up=self._links_up(handle),
+            xids=xids,
+        )
+
+    def _links_up(self, handle: Any) -> int | None:
+        states = []
+        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            state = self._of(self._nvml.nvmlDeviceGetNvLinkState, handle, link)
+            if state is None:  # there are no further links
+                break
+            states.append(int(state))
+        return sum(states) if states else None
+
+    def _fields(self, handle: Any, names: tuple[str, ...]) -> Iterator[int]:
+        """Return the values of the fields that this GPU has."""
+        numbers = [number for name in names if (number := getattr(self._nvml, name, None))]
+        for one in self._of(self._nvml.nvmlDeviceGetFieldValues, handle, numbers) or ():
+            if one.nvmlReturn == 0 and one.valueType < len(_VALUES):
+                yield int(getattr(one.value, _VALUES[one.valueType]))
+
+    def _of(self, call: Callable[..., _T], *arguments: Any) -> _T | None:
+        """Return the value of a call; None where this GPU or this driver does not have the value.
+
+        Raises:
+            _Lost: the driver has lost the GPU.
+            CannotSee: the library is not usable any more, as after a reload of the driver.
+        """
+        nvml = self._nvml
+        try:
+            return call(*arguments)
+        except nvml.NVMLError as error:
+            if error.value == nvml.NVML_ERROR_GPU_IS_LOST:
+                raise _Lost(f"NVML: {error}") from error
+            if error.value in (
+                nvml.NVML_ERROR_UNINITIALIZED,
+                nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+                nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+            ):
+                raise CannotSee(f"NVML: {error}") from error
+            return None
