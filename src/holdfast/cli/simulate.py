@@ -1,4 +1,4 @@
-"""`holdfast simulate pretrain`: what would become of a job of so many GPUs."""
+"""`holdfast simulate`: `cluster`, and `pretrain`, what would become of a job of so many GPUs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,6 +10,7 @@ from holdfast.cli import progress as progress_of
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds
 from holdfast.cli.plan import TRACE, records_of
+from holdfast.cli.simulate_cluster import cluster
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ SHOWN = 8
 @click.group()
 def command() -> None:
     """Run the policies under a virtual clock: thousands of GPUs for months, in seconds."""
+
+
+command.add_command(cluster)
 
 
 @command.command()
