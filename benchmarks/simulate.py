@@ -2,6 +2,7 @@
 
 - speed: the CPU time of a simulated year of 16,384 GPUs, with the failure rate of RSC-1.
 - validation: closed forms and published figures as `peer`, the simulator's as `ours`.
+- cluster: a million jobs of the Kalos twin replayed: CPU time, memory, waits beside the twin's own.
 - story: restarts by hand, the study's system and ours at 1,024 to 100,000 GPUs, the mean of simulated months.
 
 The same seed gives the same figures, except for the speed.
@@ -17,9 +18,9 @@ from common.table import Must, Row, parse_arguments, report
 from holdfast.simulate.pretrain import rates_named, replicate, run
 from holdfast.simulate.pretrain.formulas import daly_ettr, meta_ettr
 from holdfast.simulate.pretrain.scenario import holdfast
-from simulating import cases, story
+from simulating import cases, cluster, story
 
-PARTS = ("speed", "validation", "story")
+PARTS = ("speed", "validation", "cluster", "story")
 YEAR_S = 5.0
 REGIMES = {
     "a day between failures": (86400.0, 10.0, 1300.0, 300.0),
@@ -135,13 +136,18 @@ def main() -> int:
             return speed(1 if args.quick else args.rounds)
         if name == "validation":
             return validation(3 if args.quick else 12)
+        if name == "cluster":
+            return cluster.rows(quick=args.quick, seed=args.seed)
         return told(1 if args.quick else 40, args.seed)
 
     rows = run_parts(chosen, rows_of, file=args.json, failures=failures)
     report(
         "Simulated training jobs",
         rows,
-        notes=["peer: the closed form, or the published figure", *failures],
+        notes=[
+            "peer: the closed form, the published figure, or in `cluster` the trace's own and a plain simulator",
+            *failures,
+        ],
     )
     return 1 if failures or any(row.met is False for row in rows) else 0
 

@@ -91,6 +91,25 @@ def validation_table(rows: list[dict[str, object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def cluster_table(rows: list[dict[str, object]]) -> str:
+    """Return the table of the replayed jobs."""
+    lines = ["| | Holdfast | beside it | |", "|---|---|---|---|"]
+    for row in rows:
+        part, _, measure = str(row["measure"]).partition(": ")
+        if part == "cluster":
+            beside = row["peer"] if row["peer"] is not None else row["limit"]
+            lines.append(
+                f"| {measure} | {_cluster_figure(row['ours'])} | {_cluster_figure(beside)} | {row['unit']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _cluster_figure(value: object) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def rewritten(page: str, tables: Mapping[str, str]) -> str:
     """Return the page with each table between its marks."""
     for name, table_of in tables.items():
@@ -107,7 +126,11 @@ def rewritten(page: str, tables: Mapping[str, str]) -> str:
 
 def main() -> int:
     rows = json.loads(RESULTS.read_text())
-    tables = {"story": table(rows), "validation": validation_table(rows)}
+    tables = {
+        "story": table(rows),
+        "validation": validation_table(rows),
+        "cluster": cluster_table(rows),
+    }
     PAGE.write_text(rewritten(PAGE.read_text("utf-8"), tables), "utf-8")
     return 0
 

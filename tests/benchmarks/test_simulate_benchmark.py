@@ -31,7 +31,11 @@ def test_tables_of_the_page_are_those_of_the_results(simulating):
     story = simulating("story")
     rows = json.loads(story.RESULTS.read_text())
     page = story.PAGE.read_text("utf-8")
-    tables = {"story": story.table(rows), "validation": story.validation_table(rows)}
+    tables = {
+        "story": story.table(rows),
+        "validation": story.validation_table(rows),
+        "cluster": story.cluster_table(rows),
+    }
     assert story.rewritten(page, tables) == page, (
         "python benchmarks/simulating/story.py writes them"
     )
