@@ -2,7 +2,8 @@
 
 - speed: the CPU time of a simulated year of 16,384 GPUs, with the failure rate of RSC-1.
 - validation: closed forms and published figures as `peer`, the simulator's as `ours`.
-- cluster: a million jobs of the Kalos twin replayed: CPU time, memory, waits beside the twin's own.
+- cluster: the jobs of the Kalos twin replayed: waits beside the twin's own, speed beside a plain simulator.
+- million: the CPU time and the memory of a million of these.
 - story: restarts by hand, the study's system and ours at 1,024 to 100,000 GPUs, the mean of simulated months.
 
 The same seed gives the same figures, except for the speed.
@@ -20,7 +21,7 @@ from holdfast.simulate.pretrain.formulas import daly_ettr, meta_ettr
 from holdfast.simulate.pretrain.scenario import holdfast
 from simulating import cases, cluster, story
 
-PARTS = ("speed", "validation", "cluster", "story")
+PARTS = ("speed", "validation", "cluster", "million", "story")
 YEAR_S = 5.0
 REGIMES = {
     "a day between failures": (86400.0, 10.0, 1300.0, 300.0),
@@ -138,6 +139,8 @@ def main() -> int:
             return validation(3 if args.quick else 12)
         if name == "cluster":
             return cluster.rows(quick=args.quick, seed=args.seed)
+        if name == "million":
+            return cluster.million(quick=args.quick)
         return told(1 if args.quick else 40, args.seed)
 
     rows = run_parts(chosen, rows_of, file=args.json, failures=failures)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from common.table import Must, Row
 from holdfast.simulate.cluster import Jobs, Policy, Replayed, answer, usual_reserve
 from holdfast.trace.twin import calibration, draw
 
-JOBS, PEER_JOBS = 1_000_000, 19_000
+JOBS, PEER_JOBS = 1_000_000, 19_905
 MOST_S, MOST_MB = 60.0, 2000.0
 NODES, PER = 302, 8
 _TYPES = {"Eval": "Evaluation"}
@@ -26,23 +27,20 @@ def repeated(number: int) -> Replayed:
     twin = draw(calibration("kalos"), seed=0)
     kept = twin.gpu_num > 0
     submit_s, start_s, end_s = twin.submit_s[kept], twin.start_s[kept], twin.end_s[kept]
-    span_s = float(submit_s.max() - submit_s.min()) + 1.0
-    times = -(-number // len(submit_s))
-    shifts_s = np.repeat(np.arange(times) * span_s, len(submit_s))[:number]
-
-    def column(values: object) -> np.ndarray:  # type: ignore[type-arg]
-        return np.tile(np.asarray(values), times)[:number]
-
-    jobs = Jobs.of(
+    once = Jobs.of(
         {
-            "submit_s": column(submit_s) + shifts_s,
-            "run_s": column(end_s - start_s),
-            "queue_s": column(start_s - submit_s),
-            "gpus": column(twin.gpu_num[kept]),
-            "user": column(twin.user[kept]),
-            "type": column([_TYPES.get(str(one), str(one)) for one in twin.type[kept]]),
+            "submit_s": submit_s,
+            "run_s": end_s - start_s,
+            "queue_s": start_s - submit_s,
+            "gpus": twin.gpu_num[kept],
+            "user": twin.user[kept],
+            "type": [_TYPES.get(str(one), str(one)) for one in twin.type[kept]],
         }
     )
+    span_s = float(once.submit_s[-1]) + 1.0
+    places = np.arange(number)
+    jobs = once.take(places % len(once))
+    jobs = replace(jobs, submit_s=jobs.submit_s + places // len(once) * span_s).predicted()
     return Replayed(jobs=jobs, cluster="Kalos", nodes=NODES, gpus_per_node=PER, left_out={})
 
 
@@ -56,7 +54,7 @@ def measured(number: int) -> dict[str, float]:
     """Replay so many jobs; return the CPU time of predictions, replay and answers, and the peak memory."""
     given = repeated(number)
     began_s = time.process_time()
-    found = answer(Replayed(**{**vars(given), "jobs": given.jobs.predicted()}), policy_of(given))
+    found = answer(replace(given, jobs=given.jobs.predicted()), policy_of(given))
     took_s = time.process_time() - began_s
     return {
         "jobs": found.variants[0].jobs,
@@ -138,8 +136,8 @@ def heap_s(number: int) -> float:
     return time.process_time() - began_s
 
 
-def rows(*, quick: bool, seed: int) -> Iterator[Row]:
-    """Return speed and memory, then the figures of the Kalos twin."""
+def million(*, quick: bool) -> Iterator[Row]:
+    """Return the CPU time and the memory of a million jobs."""
     number = 40_000 if quick else JOBS
     child = subprocess.run(
         [sys.executable, "-c", f"from simulating import cluster; cluster.main({number})"],
@@ -163,6 +161,10 @@ def rows(*, quick: bool, seed: int) -> Iterator[Row]:
         unit="MB",
         must=Must("<=", MOST_MB),
     )
+
+
+def rows(*, quick: bool, seed: int) -> Iterator[Row]:
+    """Return the figures of the Kalos twin, and those of a plain simulator."""
     given = repeated(2000 if quick else PEER_JOBS)
     began_s = time.process_time()
     answer(given, policy_of(given))

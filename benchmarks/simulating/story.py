@@ -96,7 +96,7 @@ def cluster_table(rows: list[dict[str, object]]) -> str:
     lines = ["| | Holdfast | beside it | |", "|---|---|---|---|"]
     for row in rows:
         part, _, measure = str(row["measure"]).partition(": ")
-        if part == "cluster":
+        if part in ("cluster", "million"):
             beside = row["peer"] if row["peer"] is not None else row["limit"]
             lines.append(
                 f"| {measure} | {_cluster_figure(row['ours'])} | {_cluster_figure(beside)} | {row['unit']} |"

@@ -293,7 +293,7 @@ class _Replay:
                 self._wait(queue, job)
         for number in sorted(freed - {-1}, reverse=True):  # reserved quota comes first
             self._pass(self.queues[number])
-        if self.yielding and freed:
+        if self.yielding and (freed or new):
             self._start_yielding()
 
     def _waits_behind(self, queue: _Queue, job: int) -> bool:
