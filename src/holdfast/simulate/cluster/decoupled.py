@@ -128,7 +128,7 @@ def decouple(jobs: Jobs, batches: Batches, *, gpus_per_node: int, seed: int) -> 
     submit_s = np.concatenate([jobs.submit_s[kept], batches.last_s])
     in_order = np.argsort(submit_s, kind="stable")
 
-    def column(name: str, values: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def column(name: str, values: np.ndarray) -> np.ndarray:
         return np.concatenate([getattr(jobs, name)[kept], values])[in_order]
 
     evaluation = places(jobs.types, EVALUATION) or 0

@@ -350,7 +350,7 @@ class _Replay:
                 queue.sizes = sorted(queue.waiting)
 
     def _ends_in_time(self, queue: _Queue, job: int) -> bool:
-        return self.now_s + 2.0 ** self.exponent[job] <= queue.shadow_s
+        return bool(self.now_s + 2.0 ** self.exponent[job] <= queue.shadow_s)
 
     def _start_early(self, queue: _Queue, job: int) -> bool:
         groups = queue.both if self._ends_in_time(queue, job) else queue.open
