@@ -4,6 +4,8 @@
 - validation: closed forms and published figures as `peer`, the simulator's as `ours`.
 - live: live runs as `peer`, predicted from other benchmarks' times: the storm of `chaos.py`, and the emulated
   evaluations of `evaluate.py`.
+- cluster: the jobs of the Kalos twin replayed: waits beside the twin's own, speed beside a plain simulator.
+- million: the CPU time and the memory of a million of these.
 - story: restarts by hand, the study's system and ours at 1,024 to 100,000 GPUs, the mean of simulated months.
 
 The same seed gives the same figures, except for the speed.
@@ -19,9 +21,9 @@ from common.table import Must, Row, parse_arguments, report
 from holdfast.simulate.pretrain import rates_named, replicate, run
 from holdfast.simulate.pretrain.formulas import daly_ettr, meta_ettr
 from holdfast.simulate.pretrain.scenario import holdfast
-from simulating import cases, live, story
+from simulating import cases, cluster, live, story
 
-PARTS = ("speed", "validation", "live", "story")
+PARTS = ("speed", "validation", "live", "cluster", "million", "story")
 YEAR_S = 5.0
 REGIMES = {
     "a day between failures": (86400.0, 10.0, 1300.0, 300.0),
@@ -201,13 +203,21 @@ def main() -> int:
             return validation(3 if args.quick else 12)
         if name == "live":
             return of_live_runs(4 if args.quick else 200, args.seed, quick=args.quick)
+        if name == "cluster":
+            return cluster.rows(quick=args.quick, seed=args.seed)
+        if name == "million":
+            return cluster.million(quick=args.quick)
         return told(1 if args.quick else 40, args.seed)
 
     rows = run_parts(chosen, rows_of, file=args.json, failures=failures)
     report(
         "Simulated training jobs",
         rows,
-        notes=["peer: the closed form, the published figure, or the live run", *failures],
+        notes=[
+            "peer: the closed form, the published figure, the live run, "
+            "or in `cluster` the trace's own and a plain simulator",
+            *failures,
+        ],
     )
     return 1 if failures or any(row.met is False for row in rows) else 0
 

@@ -91,6 +91,25 @@ def comparison_table(rows: list[dict[str, object]], part: str, peers: str) -> st
     return "\n".join(lines) + "\n"
 
 
+def cluster_table(rows: list[dict[str, object]]) -> str:
+    """Return the table of the replayed jobs."""
+    lines = ["| | Holdfast | beside it | |", "|---|---|---|---|"]
+    for row in rows:
+        part, _, measure = str(row["measure"]).partition(": ")
+        if part in ("cluster", "million"):
+            beside = row["peer"] if row["peer"] is not None else row["limit"]
+            lines.append(
+                f"| {measure} | {_cluster_figure(row['ours'])} | {_cluster_figure(beside)} | {row['unit']} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _cluster_figure(value: object) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def rewritten(page: str, tables_of: Mapping[str, str]) -> str:
     """Return the page with each table between its marks."""
     for name, table_of in tables_of.items():
@@ -111,6 +130,7 @@ def tables(rows: list[dict[str, object]]) -> dict[str, str]:
         "story": table(rows),
         "validation": comparison_table(rows, "validation", "published or computed"),
         "live": comparison_table(rows, "live", "live"),
+        "cluster": cluster_table(rows),
     }
 
 

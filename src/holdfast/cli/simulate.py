@@ -1,4 +1,4 @@
-"""`holdfast simulate pretrain | evaluate`: what would become of a job of so many GPUs, and of an evaluation."""
+"""`holdfast simulate`: a cluster's jobs, a training job of so many GPUs, and an evaluation, in virtual time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -11,6 +11,7 @@ from holdfast.cli.eval.command import plan as plan_evaluation
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds
 from holdfast.cli.plan import TRACE, records_of
+from holdfast.cli.simulate_cluster import cluster
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def command() -> None:
 
 
 command.add_command(plan_evaluation, "evaluate")
+command.add_command(cluster)
 
 
 @command.command()

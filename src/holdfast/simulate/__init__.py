@@ -6,5 +6,5 @@ what `holdfast eval plan` shows. The policies of others, run in the same simulat
 (`benchmarks/evaluation/peer_policies.py`).
 
 `pretrain` simulates training jobs with the policy of `recover`: what `holdfast simulate pretrain` and `holdfast plan`
-show.
+show. `cluster` replays the jobs of a trace: `holdfast simulate cluster`.
 """
