@@ -1,5 +1,6 @@
 import pytest
 from normalised_rows import notes_of, read_file, unix_s
+from source_files import read_in_order
 
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.accounting import lsf, pbs, swf
@@ -29,7 +30,7 @@ def write(tmp_path):
 def test_the_standard_workload_format(write):
     path = write(SWF)
     assert swf.SOURCE.recognises(path)
-    reading, rows = read_file(swf.SOURCE, path)
+    reading, rows = read_in_order(swf.SOURCE, path)
     assert [(row["job_id"], row["state"], row["pool"], row["cpu_num"], row["run_s"]) for row in rows] == [
         ("1", "COMPLETED", "gpu", 8, 3600),
         ("2", "FAILED", "2", 16, 60),
@@ -39,10 +40,10 @@ def test_the_standard_workload_format(write):
     assert rows[2]["start_at"] is None
     assert "gpu_num" not in reading.columns
     assert notes_of(reading) == {"swf-partial": 1, "swf-processors": 1}
-    reading, rows = read_file(swf.SOURCE, write("; Note: a processor is a GPU\n" + SWF))
+    reading, rows = read_in_order(swf.SOURCE, write("; Note: a processor is a GPU\n" + SWF))
     assert [row["gpu_num"] for row in rows] == [8, 16, 4]
     with pytest.raises(BadTrace, match="line 8: expected 18 numbers"):
-        read_file(swf.SOURCE, write(SWF + " 5 x\n"))
+        read_in_order(swf.SOURCE, write(SWF + " 5 x\n"))
 
 
 def test_the_accounting_of_pbs(write):
@@ -98,7 +99,7 @@ def test_the_accounting_of_lsf(write):
         + '"EVENT_ADRSV_FINISH" "10.1" 1709290860 1\n'
     )
     assert lsf.SOURCE.recognises(path)
-    reading, rows = read_file(lsf.SOURCE, path)
+    reading, rows = read_in_order(lsf.SOURCE, path)
     assert [(row["job_id"], row["state"], row["gpu_num"], row["exit_code"]) for row in rows] == [
         ("901", "COMPLETED", 8, 0),
         ("902", "FAILED", 8, 1),
@@ -109,7 +110,7 @@ def test_the_accounting_of_lsf(write):
     assert (rows[3]["start_at"], rows[3]["run_s"]) == (None, None)
     assert notes_of(reading) == {"lsf-other-records": 1}
     with pytest.raises(BadTrace, match="line 1: expected the fields of a JOB_FINISH record"):
-        read_file(lsf.SOURCE, write('"JOB_FINISH" "10.1" 1709290860 901\n'))
+        read_in_order(lsf.SOURCE, write('"JOB_FINISH" "10.1" 1709290860 901\n'))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_what_export_writes_is_read(tmp_path, form, source):
     path = tmp_path / "x.csv"
     written = export(columns, path, form, name="Kalos", zone="+08:00")
     assert source.SOURCE.recognises(path)
-    _, rows = read_file(source.SOURCE, path)
+    _, rows = read_in_order(source.SOURCE, path)
     assert len(rows) == written
     gpus = drawn.gpu_num[drawn.gpu_num > 0]
     assert sum(row["gpu_num"] for row in rows) == pytest.approx(gpus.sum(), rel=0.01)

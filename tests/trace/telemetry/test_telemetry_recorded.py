@@ -136,7 +136,7 @@ def test_a_wide_file_whose_times_repeat_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("values", "read_as"), [((0.5, 0.25), [25, 50]), ((0, 1), [0, 1]), ((0.5, 50), [0, 50])]
+    ("values", "read_as"), [((0.5, 0.25), [25, 50]), ((0, 1), [0, 1]), ((0.5, 50), [1, 50])]
 )
 def test_utilisation_as_a_ratio_is_known_by_its_fractions(tmp_path, values, read_as):
     path = tmp_path / "GPU_UTIL.csv"

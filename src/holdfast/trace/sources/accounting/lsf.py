@@ -92,7 +92,7 @@ def _row(cluster: str, line: str) -> tuple[Any, ...]:
     rest = fields[place + 1 + len(hosts) :]
     status, name = int(rest[0]), rest[2]
     exit_status = int(rest[25])
-    index, ended_by = int(rest[28]), int(rest[38])
+    index, ended_by = int(rest[29]), int(rest[38])
     state = "COMPLETED" if status == _DONE else _ENDED_BY.get(ended_by, "FAILED")
     signal, code = exit_status & 0x7F, exit_status >> 8
     # A host may have a count before it, such as 8*n001.
