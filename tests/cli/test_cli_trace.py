@@ -135,7 +135,7 @@ def test_reasons_of_failures_are_joined(jobs, twin, tmp_path):
     question = "SELECT job_id, reason FROM jobs WHERE reason IS NOT NULL ORDER BY reason"
     answer = json.loads(holdfast("query", question, jobs, "--reasons", given, "--json"))
     assert answer["rows"] == [[one, "NVLinkError"], [two, "TypeError"]]
-    assert "reason-given" in holdfast("check", jobs, "--reasons", f"Kalos={given}")
+    assert "reason-given" in holdfast("check", jobs, "--reasons", f"Kalos-SYNTHETIC={given}")
 
 
 def test_checks_are_told_and_strict_ones_fail(jobs, tmp_path):
@@ -242,11 +242,20 @@ def test_the_forms_are_listed():
         (["check", "JOBS", "--since", "someday"], "someday"),
         (["check", "JOBS", "--format", "pbs"], "pbs"),
         (["check", "JOBS", "--metrics", "nowhere"], "nowhere"),
-        (["report", "JOBS", "--compare", "Kalos=JOBS", "-o", "x"], "compared with itself"),
+        (
+            ["report", "JOBS", "--compare", "Kalos-SYNTHETIC=JOBS", "-o", "x"],
+            "compared with itself",
+        ),
         (["twin", "--like", "nothing", "-o", "x"], "nothing"),
         (["check", "JOBS", "--reasons", "nowhere.csv"], "There is no file nowhere.csv"),
-        (["check", "JOBS", "--reasons", "Kalos="], "'Kalos=' says nothing of Kalos"),
-        (["check", "JOBS", "--metrics", "Kalos="], "'Kalos=' says nothing of Kalos"),
+        (
+            ["check", "JOBS", "--reasons", "Kalos-SYNTHETIC="],
+            "'Kalos-SYNTHETIC=' says nothing of Kalos",
+        ),
+        (
+            ["check", "JOBS", "--metrics", "Kalos-SYNTHETIC="],
+            "'Kalos-SYNTHETIC=' says nothing of Kalos",
+        ),
         (
             ["check", "JOBS", "--metrics", "JOBS"],
             "its name is no metric's. Name it after the metric",

@@ -79,6 +79,9 @@ WRONG = {
     "wider-than-the-cluster": job(gpu_num=72.0, node_num=9, reported_gpu_time_s=7200.0),
     "more-gpus-than-their-nodes-have": job(gpu_num=16.0, reported_gpu_time_s=1600.0),
     "ended-without-an-end": job(end_at=None),
+    "completed-without-a-start": job(
+        start_at=None, run_s=None, queue_s=None, reported_duration_s=None, reported_gpu_time_s=None
+    ),
     "running-with-an-end": job(state="RUNNING"),
     "unknown-state": job(state=None),
 }

@@ -117,7 +117,7 @@ def test_local_workers_read_files_and_months_of_a_store(sources, alone, read_par
 def test_a_store_of_telemetry_is_attached_as_it_is(sources, alone, read_parts, tmp_path):
     telemetry.convert(sources / "telemetry", tmp_path / "telemetry")
     before = sorted(read_parts.glob("p-*"))
-    for given in (f"{tmp_path}/telemetry", f"Kalos={tmp_path}/telemetry"):
+    for given in (f"{tmp_path}/telemetry", f"Kalos-SYNTHETIC={tmp_path}/telemetry"):
         with load_spread(
             str(sources / "parts"), metrics=[given], workers=workers("local"), folder=read_parts
         ) as spread:
@@ -131,7 +131,7 @@ def parts_since(tmp_path_factory):
     return tmp_path_factory.mktemp("since")
 
 
-@pytest.mark.parametrize("prefix", ["", "Kalos="])
+@pytest.mark.parametrize("prefix", ["", "Kalos-SYNTHETIC="])
 def test_a_prometheus_is_asked_over_the_time_of_all_jobs(
     sources, alone, parts_since, tmp_path, monkeypatch, prefix
 ):
@@ -167,7 +167,7 @@ def test_a_wrong_place_of_telemetry_is_named(sources, read_parts, tmp_path):
     for wrong, said in (
         ("nowhere", "nowhere"),
         (f"Sern={sources}/telemetry", "Sern="),
-        ("Kalos=", "says nothing of"),
+        ("Kalos-SYNTHETIC=", "says nothing of"),
     ):
         with pytest.raises(BadUse, match=said):
             load_spread(str(sources / "parts"), metrics=[wrong], **given)

@@ -10,7 +10,14 @@ import click
 
 from holdfast.cli import progress
 from holdfast.cli.output import print_json, print_table
-from holdfast.cli.trace_jobs import FOLDER, GIVEN_FILE, loaded, reads_jobs, refuse_nothing
+from holdfast.cli.trace_jobs import (
+    FOLDER,
+    GIVEN_FILE,
+    lacks_gpus,
+    loaded,
+    reads_jobs,
+    refuse_nothing,
+)
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.words import plainly
 
@@ -115,7 +122,9 @@ def command() -> None:
     help="With --on: where parts leave their results, which all workers share; a second run goes on there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_context
 def report(
+    context: click.Context,
     jobs: tuple[str, ...],
     reading: dict[str, Any],
     compare: tuple[str, ...],
@@ -130,7 +139,10 @@ def report(
     parts: Path,
     as_json: bool,
 ) -> None:
-    """Read, check, analyse, and write one page with every figure and its data."""
+    """Read, check, analyse, and write one page with every figure and its data.
+
+    Leave with code 4 where no job has a GPU: the page then says nothing about GPUs.
+    """
     from holdfast.trace import (
         Assumptions,
         characterize,
@@ -160,6 +172,7 @@ def report(
         else:
             trace = load(*jobs, compare=compare, progress=show, **reading)
         with trace:
+            lacking = lacks_gpus(trace)
             answer = characterize(trace, assumptions=assumptions, title=title, progress=show)
         refuse_nothing(sum(read.jobs for read in answer.clusters), reading)
         page = write_report(output, answer, paper=paper, progress=show)
@@ -169,13 +182,16 @@ def report(
             entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out
         }
         print_json("trace.report", {"page": str(page), "findings": found, "left_out": left_out})
-        return
+        context.exit(4 if lacking else 0)
+    for note in lacking:
+        click.echo(f"{note.cluster}: {note.sentence}")
     held = sum(one.holds is True for one in answer.findings)
     told = sum(one.holds is not None for one in answer.findings)
     click.echo(
         f"{held} of the study's {len(answer.findings)} findings hold here, {told - held} do not."
     )
     click.echo(f"Report: {page}")
+    context.exit(4 if lacking else 0)
 
 
 FINDING_FIELDS = ("id", "sentence", "value", "unit", "study", "holds", "why")
@@ -193,11 +209,15 @@ def check(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Say what contradicts itself in the records, and how often."""
+    """Say what contradicts itself in the records, and how often.
+
+    Leave with code 4 where no job has a GPU.
+    """
     from holdfast.trace import beyond_capacity
 
     with loaded(jobs, reading) as trace:
         notes = [*trace.notes, *beyond_capacity(trace)]
+        lacking = lacks_gpus(trace)
         (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
     if as_json:
         print_json("trace.checks", {"jobs": number, "notes": [vars(note) for note in notes]})
@@ -212,7 +232,7 @@ def check(
                 for note in notes
             ],
         )
-    context.exit(1 if strict and notes else 0)
+    context.exit(4 if lacking else 1 if strict and notes else 0)
 
 
 def _told(note: "Note") -> str:
@@ -352,6 +372,7 @@ def twin(
         fit,
         jobs_of,
         write_jobs,
+        write_mark,
         write_reasons,
         write_telemetry,
     )
@@ -378,6 +399,7 @@ def twin(
         if samples:
             folder = output / "utilization" / drawn.cluster.lower()
             write_telemetry(calibrated, folder, samples=samples, seed=seed, gpus=gpus)
+        write_mark(output, like if like in TWINS else "a trace", seed=seed)
     if as_json:
         print_json(
             "trace.twin", {"path": str(path), "jobs": len(drawn.job_id), "like": like, "seed": seed}

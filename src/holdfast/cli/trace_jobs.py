@@ -12,7 +12,7 @@ from holdfast.cli import progress
 from holdfast.core.errors import BadUse
 
 if TYPE_CHECKING:
-    from holdfast.trace import Trace
+    from holdfast.trace import Note, Trace
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
@@ -136,3 +136,12 @@ def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
             f"{name} {reading[name]}" for name in ("since", "until") if reading[name]
         )
         raise BadUse(f"No job was submitted {given}. Give a wider span; its times are UTC.")
+
+
+def lacks_gpus(trace: "Trace") -> "list[Note]":
+    """Return the notes that no job has a GPU, where that is so of every cluster that is not only compared with."""
+    from holdfast.trace import NO_GPUS
+
+    notes = [note for note in trace.notes if note.check == NO_GPUS]
+    own = set(trace.clusters) - trace.compared
+    return notes if own == {note.cluster for note in notes} else []

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.trace.analyses.capacity import beyond_capacity
     from holdfast.trace.analyses.catalogue import Assumptions, catalogue
+    from holdfast.trace.checks import NO_GPUS
     from holdfast.trace.loading import LoadOptions, by_cluster, load
     from holdfast.trace.notes import Note
     from holdfast.trace.report import refuse_what_is_not_ours, write_report
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 __all__ = [
+    "NO_GPUS",
     "Assumptions",
     "LoadOptions",
     "Note",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "NO_GPUS": "checks",
     "Assumptions": "analyses.catalogue",
     "LoadOptions": "loading",
     "Note": "notes",

@@ -122,6 +122,12 @@ CHECKS: tuple[Check, ...] = (
         when="state NOT IN ('RUNNING', 'PENDING', 'UNKNOWN') AND start_at IS NOT NULL AND end_at IS NULL",
     ),
     Check(
+        name="completed-without-a-start",
+        sentence="have completed, and nobody wrote when they started; their GPU time is not known",
+        needs=("state", "end_at", "start_at", "run_s"),
+        when="state = 'COMPLETED' AND start_at IS NULL AND end_at IS NOT NULL AND run_s IS NULL",
+    ),
+    Check(
         name="running-with-an-end",
         sentence="are said to be running or pending and have an end",
         needs=("state", "end_at"),
@@ -134,6 +140,48 @@ CHECKS: tuple[Check, ...] = (
         when="coalesce(state, 'UNKNOWN') = 'UNKNOWN'",
     ),
 )
+
+
+NO_GPUS = "no-gpus"
+_LOOK = "Look whether the field of GPUs is the right one."
+_WHERE_GPUS_ARE = {
+    "slurm": "Slurm must be told to record them: AccountingStorageTRES=gres/gpu in slurm.conf.",
+    "kubernetes": "Look which resource the pods ask for: kubectl get pods -o json.",
+    "kueue": "Look which resource the workloads ask for: kubectl get workloads -o json.",
+}
+
+
+def tell_no_gpus(
+    connection: "duckdb.DuckDBPyConnection",
+    readings: Sequence[Reading],
+    notes: Sequence[Note],
+    *,
+    compared: frozenset[str],
+) -> list[Note]:
+    """Return the notes behind one of each cluster whose source names a field of GPUs and none of whose jobs has any.
+
+    Every figure about GPUs is then empty, and more likely a field was not recorded or not understood than that nobody
+    used a GPU. Clusters that are only `compared` with are left out.
+    """
+    told = []
+    for reading in readings:
+        if "gpu_num" not in reading.columns:
+            continue
+        found = connection.execute(
+            f"SELECT cluster, count(*) FROM {reading.table} GROUP BY cluster"
+            " HAVING coalesce(max(gpu_num), 0) <= 0 ORDER BY cluster"
+        ).fetchall()
+        sources = {cluster.name: cluster.source for cluster in reading.clusters}
+        for cluster, rows in found:
+            if cluster not in compared and "gpu_num" in reading.columns_of(cluster):
+                where = _WHERE_GPUS_ARE.get(sources.get(cluster, ""), _LOOK)
+                sentence = f"No job has a GPU, so nothing can be said about GPUs. {where}"
+                told.append(
+                    Note(
+                        cluster=cluster, check=NO_GPUS, sentence=sentence, rows=rows, action="kept"
+                    )
+                )
+    return [*told, *(note for note in notes if note.check != NO_GPUS)]
 
 
 def check_jobs(
@@ -201,7 +249,8 @@ def _examples(
     if "job_id" not in reading.columns:
         return ()
     found = connection.execute(
-        f"SELECT job_id FROM {rows} WHERE cluster = ? AND ({when}) LIMIT {EXAMPLES}", [cluster]
+        f"SELECT job_id FROM {rows} WHERE cluster = ? AND ({when}) ORDER BY job_id LIMIT {EXAMPLES}",
+        [cluster],
     ).fetchall()
     return tuple(str(job_id) for (job_id,) in found)
 
@@ -211,7 +260,7 @@ def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) ->
     if "job_id" not in reading.columns:
         return []
     key = ["cluster", "job_id", *(["attempt"] if "attempt" in reading.columns else [])]
-    order = "end_at DESC NULLS LAST" if "end_at" in reading.columns else "rowid"
+    order = "end_at DESC NULLS LAST, rowid" if "end_at" in reading.columns else "rowid"
     action: Literal["kept", "dropped"] = "dropped"
     # Hashes first: they are a third of the memory, and nearly every trace has no repeated id at all.
     hashed = f"hash({', '.join(key)})"
@@ -224,7 +273,8 @@ def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) ->
         f"CREATE OR REPLACE TEMP TABLE repeated AS SELECT * FROM ({repeated}) WHERE turn > 1"
     )
     found = connection.execute(
-        f"SELECT cluster, count(*), list(DISTINCT job_id)[:{EXAMPLES}] FROM repeated GROUP BY cluster ORDER BY cluster"
+        f"SELECT cluster, count(*), list_sort(list(DISTINCT job_id))[:{EXAMPLES}] FROM repeated"
+        " GROUP BY cluster ORDER BY cluster"
     ).fetchall()
     if found:
         connection.execute(
@@ -252,7 +302,7 @@ def _days_without_submissions(connection: "duckdb.DuckDBPyConnection", table: st
                       WHERE submit_at IS NOT NULL GROUP BY ALL),
         steps AS (SELECT cluster, day, lead(day) OVER (PARTITION BY cluster ORDER BY day) - day - 1 AS missing,
                   avg(n) OVER (PARTITION BY cluster) AS usual FROM days)
-        SELECT cluster, sum(missing)::BIGINT, list(day::VARCHAR ORDER BY missing DESC)[:{EXAMPLES}]
+        SELECT cluster, sum(missing)::BIGINT, list(day::VARCHAR ORDER BY missing DESC, day)[:{EXAMPLES}]
         FROM steps WHERE missing > 0 AND usual >= 100 GROUP BY cluster ORDER BY cluster
         """
     ).fetchall()

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from holdfast.core.errors import BadUse
 from holdfast.core.paths import holdfast_home
-from holdfast.trace.checks import check_jobs
+from holdfast.trace.checks import check_jobs, tell_no_gpus
 from holdfast.trace.clusters import sized
 from holdfast.trace.jobtypes import DEFAULT_RULES, read_rules, tell_types
 from holdfast.trace.schema import DURATIONS
@@ -20,7 +20,12 @@ from holdfast.trace.sources.csv.mapped import mapped_source
 from holdfast.trace.sources.csv.reasons import join_reasons
 from holdfast.trace.sources.joining import ASSUMED_SIZE, joined, renamed
 from holdfast.trace.sources.reading import Reading, Source, keep_span, set_span, span_ends
-from holdfast.trace.sources.recognition import Input, named_source, recognised
+from holdfast.trace.sources.recognition import (
+    Input,
+    named_source,
+    passed_over_note,
+    recognised,
+)
 from holdfast.trace.sources.stored import is_store
 from holdfast.trace.trace import Trace, open_scratch
 
@@ -142,10 +147,15 @@ def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -
             progress("Checking", 0, None)
         now_s = time.time() if given.now_s is None else given.now_s
         readings = [
-            replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s))
+            replace(
+                reading,
+                notes=(*reading.notes, *check_jobs(connection, reading, now_s=now_s)),
+            )
             for reading in readings
         ]
         trace = Trace(connection, scratch, readings, duration=given.duration, compared=compared)
+        if not given.partial:  # a month without GPUs says nothing of the other months
+            trace.notes = tell_no_gpus(connection, readings, trace.notes, compared=compared)
         for name, where in by_cluster(given.metrics, known, compared, partial=given.partial):
             attach_metrics(
                 trace,
@@ -175,9 +185,11 @@ def _read_all(
 ) -> tuple[list[Reading], frozenset[str]]:
     """Readings, one a cluster or a group of clusters, and the names of those that are only compared with."""
     files: list[tuple[Input, Source]] = []
+    passed_over: list[Path] = []
     for given in inputs:
         # A store's or a compared trace's form is its own, whatever was said of the others.
-        files += recognised(given, None if given.compared or is_store(given.path) else chosen)
+        own_form = given.compared or is_store(given.path)
+        files += recognised(given, None if own_form else chosen, passed_over)
     total, done = sum(_size_bytes(one.path) for one, _ in files), 0
     readings: list[Reading] = []
     owner: dict[str, bool] = {}
@@ -203,6 +215,10 @@ def _read_all(
             settle(connection, reading) if reading.clusters[0].name == name else reading
             for reading in readings
         ]
+    if passed_over:
+        first, *others = readings
+        note = passed_over_note(first.clusters[0].name, passed_over)
+        readings = [replace(first, notes=(*first.notes, note)), *others]
     if progress:
         progress("Reading", total, total)
     return readings, frozenset(name for name, compared in owner.items() if compared)

@@ -197,7 +197,7 @@ class Trace:
     def aggregate(self, name: str) -> Table:
         """The whole aggregate `name`, which `prepare` computes."""
         if name not in self._aggregated:
-            self._aggregated[name] = self.query(f"SELECT * FROM {self.prepare(name)}")
+            self._aggregated[name] = self.query(f"SELECT * FROM {self.prepare(name)} ORDER BY ALL")
         return self._aggregated[name]
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Table:

@@ -154,5 +154,9 @@ def test_xid_left_out(tmp_path):
         with pytest.raises(LeftOut, match="no telemetry"):
             xid_errors(trace)
         add_onsets(trace, [])
-        with pytest.raises(LeftOut, match="no Xid error"):
+        trace.metrics = frozenset({"GPU_UTIL"})
+        with pytest.raises(LeftOut, match="no telemetry of XID_ERRORS"):
+            xid_errors(trace)
+        trace.metrics = frozenset({"XID_ERRORS"})
+        with pytest.raises(LeftOut, match="XID_ERRORS was measured, and no Xid error"):
             xid_errors(trace)

@@ -1,12 +1,14 @@
 import json
 
 import pytest
+import yaml
 from normalised_rows import notes_of, read_file, unix_s
 
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.kubernetes import kueue
 from holdfast.trace.sources.kubernetes.jobs import SOURCE
-from holdfast.trace.sources.kubernetes.resources import gpu_model_of, of_pod, of_resources, quantity
+from holdfast.trace.sources.kubernetes.quantity import quantity
+from holdfast.trace.sources.kubernetes.resources import gpu_model_of, of_pod, of_resources
 
 
 def at(second: int) -> str:
@@ -495,4 +497,127 @@ def test_a_list_without_jobs(tmp_path):
     path.write_text(json.dumps({"apiVersion": "v1", "items": [], "kind": "List"}))
     assert not SOURCE.recognises(path)
     with pytest.raises(BadTrace, match="holds no job"):
+        read_file(SOURCE, path)
+
+
+def volcano(phase, **status):
+    template = {"spec": {"containers": [asks(8)]}}
+    return {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": "vj", "namespace": "lab", "creationTimestamp": at(0)},
+        "spec": {"queue": "q1", "tasks": [{"replicas": 4, "template": template}]},
+        "status": {"state": {"phase": phase, "lastTransitionTime": at(7205)}, **status},
+    }
+
+
+@pytest.mark.parametrize(
+    ("phase", "state"), [("Completed", "COMPLETED"), ("Failed", "FAILED"), ("Aborted", "CANCELLED")]
+)
+def test_a_job_of_volcano_is_read_alone(read, phase, state):
+    ran = [{"status": "Pending", "lastTransitionTime": at(1)}]
+    ran += [{"status": "Running", "lastTransitionTime": at(5)}]
+    _, (row,) = read(volcano(phase, conditions=ran))
+    told = (row["job_id"], row["pool"], row["state"], row["gpu_num"])
+    assert told == ("lab/volcano/vj", "lab/q1", state, 32)
+    assert seconds(row) == (0, 5, 7205)
+    _, (row,) = read(volcano(phase, runningDuration="2h0m0s"))
+    assert seconds(row) == (0, 5, 7205)
+
+
+def test_a_job_of_volcano_goes_with_its_pods(read):
+    labels = {"volcano.sh/job-name": "vj"}
+    workers = [pod(f"vj-{n}", 1, 5 + n, 100, labels=labels, owner=("Job", "vj")) for n in range(2)]
+    _, (row,) = read(volcano("Completed"), *workers)
+    assert (row["job_id"], row["gpu_num"], seconds(row)) == ("lab/volcano/vj", 16, (0, 6, 100))
+
+
+def test_a_job_of_an_api_that_is_not_known_is_left_out(read):
+    foreign = job("x", 0) | {"apiVersion": "example.com/v1"}
+    foreign["spec"] = {}
+    reading, (row,) = read(pod("a", 0, 1, 2), foreign)
+    assert row["job_id"] == "lab/pod/a"
+    assert notes_of(reading) == {"kubernetes-other-kinds": 1}
+
+
+def test_steps_of_an_argo_workflow_are_jobs_of_their_own(read):
+    labels = {"workflows.argoproj.io/workflow": "flow"}
+    steps = [
+        pod("prepare", 0, 1, 1001, gpus=1, labels=labels, owner=("Workflow", "flow")),
+        pod("train", 500, 501, 601, gpus=64, labels=labels, owner=("Workflow", "flow")),
+    ]
+    _, rows = read(*steps)
+    assert {row["job_id"]: row["gpu_num"] * row["run_s"] for row in rows} == {
+        "lab/workflow/flow/prepare": 1000,
+        "lab/workflow/flow/train": 6400,
+    }
+    assert {row["name"] for row in rows} == {"flow"}
+
+
+def test_a_group_of_a_leader_worker_set_is_one_job(read):
+    def member(name, group):
+        labels = {"leaderworkerset.sigs.k8s.io/name": "serve"}
+        labels["leaderworkerset.sigs.k8s.io/group-index"] = group
+        return pod(name, 0, 1, 100, labels=labels, owner=("StatefulSet", "serve"))
+
+    _, rows = read(member("serve-0", "0"), member("serve-0-1", "0"), member("serve-1", "1"))
+    assert {row["job_id"]: row["gpu_num"] for row in rows} == {
+        "lab/leaderworkerset/serve-0": 16,
+        "lab/leaderworkerset/serve-1": 8,
+    }
+
+
+def test_a_pod_that_crashes_again_and_again_has_failed(read):
+    crashing = pod("loop", 0, 10)
+    crashing["status"]["containerStatuses"] = [
+        {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": terminated(20, 30, 3)["state"]}
+    ]  # fmt: skip
+    _, (row,) = read(crashing)
+    told = (row["state"], row["reason"], row["exit_code"], seconds(row))
+    assert told == ("FAILED", "CrashLoopBackOff", 3, (0, 10, 30))
+    crashing["status"]["containerStatuses"][0]["lastState"]["terminated"]["reason"] = "OOMKilled"
+    _, (row,) = read(crashing)
+    assert (row["state"], row["reason"]) == ("OUT_OF_MEMORY", "OOMKilled")
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        ({"reason": "Evicted"}, "FAILED"),
+        ({"reason": "NodeLost"}, "NODE_FAIL"),
+        (
+            {
+                "conditions": [
+                    {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler",
+                     "lastTransitionTime": at(70)}
+                ]
+            },
+            "PREEMPTED",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pod_that_is_thrown_out_is_not_running_whatever_its_phase(read, status, state):
+    _, (row,) = read(pod("out", 0, 10, status=status))
+    assert row["state"] == state
+    assert seconds(row)[2] == (70 if "conditions" in status else None)
+
+
+def test_a_pod_that_was_evicted_nobody_knows_when_does_not_keep_its_job_open(read):
+    evicted = pod("w-a", 0, 10, phase="Failed", owner=("Job", "w"), status={"reason": "Evicted"})
+    del evicted["status"]["containerStatuses"]
+    _, (row,) = read(evicted, pod("w-b", 60, 70, 170, owner=("Job", "w")))
+    assert (row["gpu_num"], seconds(row)) == (8, (0, 70, 170))
+
+
+def test_objects_as_yaml(tmp_path):
+    path = tmp_path / "prod.yaml"
+    objects = {"apiVersion": "v1", "items": [pod("a", 10, 25, 125)], "kind": "List"}
+    path.write_text(yaml.safe_dump(objects))
+    assert SOURCE.recognises(path)
+    _, (row,) = read_file(SOURCE, path)
+    assert (row["job_id"], row["exit_code"], seconds(row)) == ("lab/pod/a", 0, (10, 25, 125))
+    path.write_text(yaml.safe_dump_all([pod("a", 10, 25, 125), pod("b", 10, 25, 125)]))
+    assert len(read_file(SOURCE, path)[1]) == 2
+    path.write_text("kind: Pod\nmetadata: [")
+    with pytest.raises(BadTrace, match="line 3: expected YAML"):
         read_file(SOURCE, path)

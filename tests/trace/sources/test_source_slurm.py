@@ -410,7 +410,7 @@ def test_a_file_of_any_name(write, name):
 
 def test_gpus_that_slurm_was_not_told_to_record(write):
     reading, _ = read_file(SOURCE, write(record(alloc="cpu=4,node=1")))
-    assert notes_of(reading) == {"slurm-no-gpus": 1}
+    assert not reading.notes
 
 
 def test_shards_and_unknown_states_are_told(write):
@@ -530,3 +530,92 @@ def test_many_records_add_up_as_an_independent_count_says(tmp_path):
     assert sum(row["queue_s"] for row in rows) == sum(
         float(row["Start"]) - float(row["Submit"]) for row in expected
     )
+
+
+def test_generic_resources_of_slurm_up_to_20_11(write):
+    header = "JobID|State|Start|End|NNodes|AllocGRES|ReqGRES"
+    path = write(
+        "1|COMPLETED|1000|1060|1|gpu:v100:4(S:0-1)|gpu:v100:4", "2|FAILED|1000|1060|2||gpu:4",
+        "3|COMPLETED|1000|1060|1|7696487:8|", "4|COMPLETED|1000|1060|1|(null)|", header=header,
+    )  # fmt: skip
+    _, rows = read_file(SOURCE, path)
+    assert [(row["gpu_num"], row["gpu_model"]) for row in rows] == [
+        (4, "v100"),
+        (8, None),
+        (8, None),
+        (0, None),
+    ]
+    # What the trackable resources have counts once.
+    path = write(
+        "1|COMPLETED|cpu=2,gres/gpu=4|gpu:4",
+        "2|COMPLETED|cpu=2|gpu:4",
+        header="JobID|State|AllocTRES|AllocGRES",
+    )
+    _, rows = read_file(SOURCE, path)
+    assert [(row["gpu_num"], row["cpu_num"]) for row in rows] == [(4, 2), (4, 2)]
+    with pytest.raises(BadTrace, match="line 2, column 'AllocGRES': expected generic resources"):
+        read_file(SOURCE, write("1|COMPLETED|gpu:1:2:3", header="JobID|State|AllocGRES"))
+
+
+def test_a_duration_where_there_are_no_times(write):
+    path = write("1|COMPLETED|3600|", "2|RUNNING|60|", header="JobID|State|ElapsedRaw|AllocTRES")
+    _, rows = read_file(SOURCE, path)
+    assert [row["run_s"] for row in rows] == [3600, None]
+    path = write(
+        "1|CANCELLED|1000|Unknown|1060|0", header="JobID|State|Submit|Start|End|ElapsedRaw"
+    )
+    _, (row,) = read_file(SOURCE, path)
+    assert row["run_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "started"),
+    [
+        ("NodeList", "None assigned", False),
+        ("NodeList", "n1", True),
+        ("AllocTRES", "", False),
+        ("AllocTRES", "cpu=1", True),
+        ("User", "ann", False),
+    ],
+)
+def test_a_job_cancelled_while_it_waited_is_known_by_what_there_is(write, header, cells, started):
+    lines = f"1|CANCELLED by 5|1000|87400|87400|{cells}"
+    _, (row,) = read_file(SOURCE, write(lines, header=f"JobID|State|Submit|Start|End|{header}"))
+    assert (row["start_at"] is not None) == started
+
+
+def test_a_job_that_was_resized_is_one_job_with_its_gpu_time(write):
+    path = write(
+        record("5", state="RESIZING", times=(1000, 1100, 1200), ElapsedRaw="100", alloc="gres/gpu=8"),
+        record("5", state="COMPLETED", times=(1000, 1200, 1500), ElapsedRaw="300", alloc="gres/gpu=4"),
+        record("6", state="COMPLETED", times=(1000, 1200, 1500), ElapsedRaw="300"),
+    )  # fmt: skip
+    reading, (row, _) = read_file(SOURCE, path)
+    told = (
+        row["attempt"],
+        row["state"],
+        row["gpu_num"],
+        row["run_s"],
+        row["queue_s"],
+        row["reported_duration_s"],
+    )
+    assert told == (0, "COMPLETED", 5, 400, 100, 400)
+    assert notes_of(reading) == {"slurm-resized": 1}
+
+
+def test_what_a_csv_writer_quotes(write):
+    header = "JobID,State,Start,End,AllocTRES,JobName"
+    path = write(
+        '1,COMPLETED,1000,1060,"cpu=2,gres/gpu=4","a, ""b""\nc"', header=header, name="jobs.csv"
+    )
+    assert SOURCE.recognises(path)
+    _, (row,) = read_file(SOURCE, path)
+    assert (row["gpu_num"], row["run_s"], row["name"]) == (4, 60, 'a, "b"\nc')
+    path = write('0,1,COMPLETED,"cpu=2,gres/gpu=4"', header=",JobID,State,AllocTRES")
+    assert SOURCE.recognises(path)
+    assert read_file(SOURCE, path)[1][0]["gpu_num"] == 4
+    path = write('"1";"COMPLETED";"gres/gpu=4"', header='"JobID";"State";"AllocTRES"')
+    assert SOURCE.recognises(path)
+    assert read_file(SOURCE, path)[1][0]["gpu_num"] == 4
+    with pytest.raises(BadTrace, match="line 3: expected 3 fields, found 2"):
+        read_file(SOURCE, write('1,COMPLETED,"a,b"', "2,FAILED", header="JobID,State,AllocTRES"))

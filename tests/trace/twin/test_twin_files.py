@@ -66,7 +66,8 @@ def test_jobs_are_written_as_acmetrace_writes_them(cluster, tmp_path, published)
     write_jobs(jobs, tmp_path / "jobs.csv")
     rows = rows_of(tmp_path / "jobs.csv")
     real = published(f"acme_sample_rows/{cluster}_rows.csv")
-    assert list(rows[0]) == [name for name in real[0] if name != "row_index"]
+    assert [*rows[0]] == [*(name for name in real[0] if name != "row_index"), "synthetic"]
+    assert {row.pop("synthetic") for row in rows} == {"SYNTHETIC"}
     # Letters and digits stand for themselves, so that each column looks like the released one.
     for name in rows[0]:
         if name in {"job_id", "user"}:

@@ -207,3 +207,14 @@ def test_no_released_row_is_in_the_twin(kalos, published):
     drawn = set(zip(kalos.duration_s[own].tolist(), kalos.gpu_num[own].tolist(), strict=True))
     # The longest job's duration is published by itself (cluster_summary.csv).
     assert len({pair for pair in real & drawn if pair[0] != 625740}) <= 2
+
+
+def test_rare_states_are_as_many_as_in_the_released_first_tenth(seren):
+    gpu = seren.gpu_num > 0
+    shares = {
+        state: ((seren.state == state) & gpu).sum() / gpu.sum()
+        for state in ("TIMEOUT", "NODE_FAIL", "PREEMPTED")
+    }
+    assert shares["TIMEOUT"] == pytest.approx(54 / 45_059, rel=0.05)
+    assert shares["NODE_FAIL"] == pytest.approx(44 / 45_059, rel=0.05)
+    assert shares["PREEMPTED"] == pytest.approx(1_010 / 450_590, rel=0.05)

@@ -15,7 +15,11 @@ failed AS (
     WHERE outcome = 'failed' AND end_at IS NOT NULL
 ),
 started AS (
-    SELECT work, submit_at, start_at FROM gpu_jobs WHERE start_at IS NOT NULL AND submit_at IS NOT NULL
+    -- Of jobs submitted at one moment the first to start, so that the answer does not depend on the rows' order.
+    SELECT work, submit_at, min(start_at) AS start_at
+    FROM gpu_jobs
+    WHERE start_at IS NOT NULL AND submit_at IS NOT NULL AND work IS NOT NULL
+    GROUP BY work, submit_at
 ),
 attempts AS (
     SELECT cluster, job_id, attempt, start_at FROM gpu_jobs WHERE attempt > 0 AND start_at IS NOT NULL

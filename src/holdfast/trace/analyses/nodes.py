@@ -110,7 +110,8 @@ def xid_errors(
     """
     onsets = measured(trace, "xid_onsets")
     if not len(onsets):
-        raise LeftOut("Left out: the telemetry has no Xid error (XID_ERRORS).")
+        trace.require_metrics("XID_ERRORS")
+        raise LeftOut("Left out: XID_ERRORS was measured, and no Xid error began in that time.")
     placed = trace.query(
         "SELECT o.cluster, d.node, d.name AS gpu, o.at, o.code::INTEGER AS code FROM agg_xid_onsets o "
         "JOIN devices d USING (cluster, device) ORDER BY o.cluster, o.at, gpu"

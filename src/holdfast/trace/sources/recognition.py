@@ -2,14 +2,18 @@
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.words import plainly
 from holdfast.trace.errors import BadTrace
+from holdfast.trace.notes import Note
 from holdfast.trace.sources import adapters
+from holdfast.trace.sources.findings import MOST_EXAMPLES
+from holdfast.trace.sources.guesses import NOT_KNOWN, guess_of, what_to_do
 from holdfast.trace.sources.plain_text import opened
 from holdfast.trace.sources.reading import Source
 
@@ -72,10 +76,12 @@ def named_source(name: str) -> Source:
     )
 
 
-def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Source]]:
+def recognised(
+    given: Input, chosen: Source | None, passed_over: list[Path]
+) -> Iterator[tuple[Input, Source]]:
     """The files of what was given, each with its adapter; folders in the order of their files' names.
 
-    In a folder, files that no adapter knows are passed over; a file that was named must be known.
+    In a folder, files that no adapter knows are added to `passed_over`; a file that was named must be known.
 
     Raises:
         BadTrace: a file was named that no adapter knows, or a folder holds none that one does.
@@ -91,9 +97,13 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
     found = False
     for path in sorted(given.path.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(given.path).parts)
-        if path.is_file() and not hidden and (source := _source_of(path, chosen, forced=False)):
+        if not path.is_file() or hidden:
+            continue
+        if source := _source_of(path, chosen, forced=False):
             found = True
             yield replace(given, path=path), source
+        else:
+            passed_over.append(path)
     if not found:
         if (
             next(given.path.iterdir(), None) is None
@@ -106,8 +116,25 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
         raise BadTrace(
             given.path,
             "No file in this folder holds job records that are known.",
-            next_step=_next_step(),
+            next_step=what_to_do(next(iter(passed_over), given.path)),
         )
+
+
+def passed_over_note(cluster: str, paths: Sequence[Path]) -> Note:
+    """Return the note of the files of a folder that no adapter knows."""
+    guesses = [(path, guess_of(path)) for path in paths]
+    examples = tuple(
+        f"{path.name}: {guess.what}" if guess else path.name for path, guess in guesses
+    )
+    return Note(
+        cluster=cluster,
+        check="files-passed-over",
+        sentence=f"{plainly(len(paths), 'file')} of the folder could not be recognised and "
+        f"{'was' if len(paths) == 1 else 'were'} left out.",
+        rows=len(paths),
+        action="dropped",
+        examples=examples[:MOST_EXAMPLES],
+    )
 
 
 def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | None:
@@ -128,15 +155,12 @@ def _unknown(path: Path) -> BadTrace:
         return BadTrace(
             path, "The file is empty.", next_step="Give a file of job records, or fetch it again."
         )
-    return BadTrace(path, "This is no form of job records that is known.", next_step=_next_step())
+    guess = guess_of(path)
+    problem = f"Not recognised; it looks like {guess.what}." if guess else NOT_KNOWN
+    return BadTrace(path, problem, next_step=what_to_do(path))
 
 
 def _ledger_at(url: str) -> Source:
     from holdfast.trace.sources.ledger import SOURCE, read_url
 
     return replace(SOURCE, read=lambda connection, _, table: read_url(connection, url, table))
-
-
-def _next_step() -> str:
-    known = "; ".join(f"{source.name}: {source.title}" for source in adapters())
-    return f"Name its form by --format, or describe its columns by --map. Forms known are {known}."

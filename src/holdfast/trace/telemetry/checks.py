@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.core.words import plainly
 from holdfast.trace.notes import Note
-from holdfast.trace.telemetry.metrics import Metric
+from holdfast.trace.telemetry.metrics import RATIO, Metric
 from holdfast.trace.telemetry.scan import Scan
 
 EXAMPLES: Final = 5
@@ -18,8 +18,7 @@ STUCK_H: Final = 1.0
 
 def unit_sentence(metric: Metric) -> str:
     """That a source was read as being in the metric's coarser unit."""
-    assert metric.coarse is not None
-    most, factor = metric.coarse
+    most, factor = metric.coarse or (1.0, RATIO)
     what = "ratios" if metric.unit == "%" else "MB/s"
     return f"no sample exceeded {most:,.0f}, so {metric.name} was read as {what} and multiplied by {factor:,.0f}."
 

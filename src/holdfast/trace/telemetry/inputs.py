@@ -1,4 +1,4 @@
-"""Which telemetry a path holds: wide CSV, IPMI rows, long Parquet or a converted store, and of which metric."""
+"""Which telemetry a path holds, and of which metric: wide CSV, IPMI, long Parquet, what tools print, or a store."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +8,16 @@ from holdfast.core.errors import BadUse
 from holdfast.trace.sources.reading import csv_header
 from holdfast.trace.sources.stored import is_store
 from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
+from holdfast.trace.telemetry.recorded import form_of
 
 STORE_MARK: Final = "telemetry.json"
 """The file that makes a folder a converted store."""
 SERVER_POWER: Final = "Sys_Total_Power"
 """The column of AcmeTrace's IPMI files that is the power of a whole server."""
 
-Form = Literal["wide", "ipmi", "long", "store"]
+_SUFFIXES: Final = frozenset({".csv", ".json", ".parquet", ".prom", ".txt"})
+
+Form = Literal["wide", "ipmi", "long", "recorded", "store"]
 
 
 @dataclass(frozen=True)
@@ -53,21 +56,21 @@ def telemetry_in(where: Path, *, metric: str | None = None) -> list[Given]:
             f"{where} is a converted trace without telemetry. Convert it again with --metrics, into a new folder."
         )
     files = sorted(
-        path
-        for path in where.rglob("*")
-        if path.suffix.lower() in (".csv", ".parquet") and path.is_file()
+        path for path in where.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()
     )
     found = [
         _file(path, None)
         for path in files
-        if path.suffix.lower() != ".csv" or metric_named(path.stem)
+        if path.suffix.lower() == ".parquet"
+        or (path.suffix.lower() == ".csv" and metric_named(path.stem))
+        or form_of(path)
     ]
     if wanted:
         found = [one for one in found if one.metric in (None, wanted[0])]
     if not found:
         raise BadUse(
-            f"{where} holds no telemetry. Give a CSV file named after its metric (GPU_UTIL.csv), a Parquet file, "
-            "or a folder of them."
+            f"{where} holds no telemetry. Give a CSV file named after its metric (GPU_UTIL.csv), a Parquet file, what "
+            "nvidia-smi --query-gpu, dcgmi dmon or a Prometheus printed, or a folder of them."
         )
     return found
 
@@ -76,6 +79,8 @@ def _file(path: Path, metric: str | None) -> Given:
     if path.suffix.lower() == ".parquet":
         return Given(path, "long", *(metric_named(metric) or ()) if metric else (None, None))
     named = metric_named(metric or path.stem)
+    if form_of(path):
+        return Given(path, "recorded", *(named or (None, None)))
     if named is None:
         raise BadUse(
             f"{path}: its name is no metric's. Name it after the metric that it holds, such as GPU_UTIL.csv; known are "

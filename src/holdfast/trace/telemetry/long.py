@@ -16,17 +16,19 @@ from holdfast.core.errors import BadUse
 from holdfast.core.words import plainly
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.notes import Note
-from holdfast.trace.sources.reading import csv_header
+from holdfast.trace.sources.reading import csv_header, read_rows
 from holdfast.trace.telemetry.checks import empty_note, unit_sentence
 from holdfast.trace.telemetry.inputs import SERVER_POWER, Given
 from holdfast.trace.telemetry.metrics import (
     FP64_BLANK,
     INT32_BLANK,
     INT64_BLANK,
+    RATIO,
     Metric,
     device_named,
     metric_named,
 )
+from holdfast.trace.telemetry.recorded import form_of, remark_of, samples_of
 from holdfast.trace.telemetry.summary import Summary, insert, quoted, summary_of_rows
 
 if TYPE_CHECKING:
@@ -61,6 +63,8 @@ class LongSource:
     metric: Metric
     factor: float | None
     select: str
+    remark: str = ""
+    """What a reader of the report must know of its times."""
 
 
 def open_long(
@@ -79,6 +83,8 @@ def open_long(
     """
     if given.form == "ipmi":
         return [_ipmi(connection, given)]
+    if given.form == "recorded":
+        return _recorded(connection, given)
     import duckdb
 
     source = f"read_parquet({quoted(str(given.path))})"
@@ -125,6 +131,12 @@ def open_long(
 
 def factor_of(connection: "duckdb.DuckDBPyConnection", source: LongSource) -> float:
     """From the file's unit to the metric's: as `scan.found_factor`."""
+    if source.factor is None and source.metric.may_be_ratio:
+        fractional = (
+            "SELECT count(*) FILTER (value > 1) = 0 AND count(*) FILTER (value <> round(value)) > 0"
+            f" FROM ({source.select})"
+        )
+        return RATIO if connection.execute(fractional).fetchall()[0][0] else 1.0
     if source.factor is not None or source.metric.coarse is None:
         return source.factor or 1.0
     most, factor = source.metric.coarse
@@ -167,7 +179,7 @@ def summary_of_long(
     rows = f'SELECT "at", device, value FROM ({kept}) JOIN {table} USING (name)'
     duplicates, gaps = steps_of(connection, rows, source.path.name, cluster)
     if duplicates:
-        rows = f'SELECT "at", device, any_value(value) AS value FROM ({rows}) GROUP BY "at", device'
+        rows = f'SELECT "at", device, max(value) AS value FROM ({rows}) GROUP BY "at", device'
     return summary_of_rows(
         connection, source.metric, rows, devices, [*notes, *duplicates, *gaps]
     ), rows
@@ -243,6 +255,8 @@ def _notes_of_values(
             f"{plainly(out, 'sample')} of {metric.name} lay outside {between}.",
         ),
     ]
+    if source.remark:
+        found.append(("telemetry-times", rows, "mended", source.remark))
     if factor != 1 and source.factor is None:
         found.append(("telemetry-unit", rows - sentinels - out, "mended", unit_sentence(metric)))
     return [
@@ -298,6 +312,38 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
         return f"timezone('UTC', \"{column}\"::TIMESTAMPTZ)"
     next_step = "Write it as a timestamp, or from Python name another column with columns=."
     raise BadTrace(path, f"is of type {kind}, no time.", column=column, next_step=next_step)
+
+
+def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[LongSource]:
+    """The metrics of what a tool printed; where it does not name one, the file's own metric."""
+    form = form_of(given.path)
+    assert form is not None, "whoever gave it looked"
+    table = f"recorded_{secrets.token_hex(4)}"
+    kinds = {"at": "TIMESTAMP", "name": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE"}
+    read_rows(connection, table, kinds, samples_of(given.path, form))
+    found = []
+    for (name,) in connection.execute(
+        f"SELECT DISTINCT metric FROM {table} ORDER BY ALL"
+    ).fetchall():
+        named = metric_named(name) if name else (given.metric, given.factor)
+        if named is None or named[0] is None:
+            continue
+        select = f'SELECT "at", name, value FROM {table} WHERE metric = {quoted(name)}'
+        found.append(
+            LongSource(
+                path=given.path,
+                metric=named[0],
+                factor=named[1],
+                select=select,
+                remark=remark_of(form),
+            )
+        )
+    if not found:
+        raise BadUse(
+            f"{given.path}: it names no metric that is known. Name the file after the metric that it holds, such as "
+            "GPU_UTIL.csv; `holdfast trace formats` lists the metrics."
+        )
+    return found
 
 
 def _ipmi(connection: "duckdb.DuckDBPyConnection", given: Given) -> LongSource:

@@ -27,6 +27,8 @@ class Metric:
     kind: Literal["gpu", "node"] = "gpu"
     coarse: tuple[float, float] | None = None
     """Where some sources write a coarser unit: the most a value of that unit can be, and the factor from it."""
+    may_be_ratio: bool = False
+    """Whether some sources write a ratio for whole per cent: they have fractions, and nothing above 1."""
     blank: float = math.nan
     """What an empty cell of a wide table means; NaN: nothing was measured."""
     constant_is_normal: bool = True
@@ -57,7 +59,11 @@ _RATIO: Final[dict[str, Any]] = {
     "decimals": 3,
     "coarse": (1.0, 100.0),
 }
-_PERCENT: Final[dict[str, Any]] = {"unit": "%", "low": 0.0, "high": 100.0, "decimals": 0}
+RATIO: Final = 100.0
+"""From a ratio to per cent."""
+_PERCENT: Final[dict[str, Any]] = {
+    "unit": "%", "low": 0.0, "high": 100.0, "decimals": 0, "may_be_ratio": True,
+}  # fmt: skip
 _MEMORY: Final[dict[str, Any]] = {"unit": "MiB", "low": 0.0, "high": 2.0**20, "decimals": 0}
 _PORTS: Final[dict[str, Any]] = {
     "unit": "bytes/s", "low": 0.0, "high": 1e12, "decimals": -5, "kind": "node", "coarse": (1e6, 1e6),
@@ -174,7 +180,7 @@ def metric_named(name: str) -> tuple[Metric, float | None] | None:
             return metric, metric.coarse[1] if metric.coarse else 1.0
         found = METRICS.get(_OTHER_NAMES.get(upper, upper))
         if found:
-            return found, None if found.coarse else 1.0
+            return found, None if found.coarse or found.may_be_ratio else 1.0
     return None
 
 

@@ -277,7 +277,7 @@ class _Fetch:
             of_day = {name: column[days == day] for name, column in columns.items()}
             # Where two series are one device, as when a pod label changes hands, one sample of a time is kept.
             select = (
-                'SELECT arriving."at", device, any_value(value) AS value FROM arriving '
+                'SELECT arriving."at", device, max(value) AS value FROM arriving '
                 'GROUP BY arriving."at", device ORDER BY device, arriving."at"'
             )
             write_parquet(self._connection, select, of_day, place / f"part-{number:06}.parquet")

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.trace.telemetry.metrics import Metric
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.telemetry.metrics import RATIO, Metric
 from holdfast.trace.telemetry.tally import DeviceTotals, ValueCounts
 from holdfast.trace.telemetry.values import FieldValues, Values
 from holdfast.trace.telemetry.wide_csv import Block, WideFile, blocks, open_wide, parts
@@ -191,6 +192,11 @@ def scan_wide(
     whole, *rest = found
     for part in rest:
         whole.merge(part)
+    if len(whole.duplicates) >= whole.rows > 0:
+        raise BadTrace(
+            path, f"{len(whole.duplicates)} rows repeat a time and {whole.rows} do not, so this is no wide table.",
+            next_step="Give a long table the columns time, device and value, or export a column for each device.",
+        )  # fmt: skip
     return whole
 
 
@@ -199,6 +205,8 @@ def found_factor(wide: WideFile, metric: Metric) -> float:
 
     Usually the first block tells; a file in the coarser unit, or of a cluster idle throughout, is read to its end.
     """
+    if metric.may_be_ratio:
+        return _ratio_factor(wide, metric)
     if metric.coarse is None:
         return 1.0
     most, factor = metric.coarse
@@ -207,6 +215,17 @@ def found_factor(wide: WideFile, metric: Metric) -> float:
         if (block.values > most).any():
             return 1.0
     return factor
+
+
+def _ratio_factor(wide: WideFile, metric: Metric) -> float:
+    """From a ratio to per cent where there are fractions and nothing above 1; an idle cluster has 0 and 1 alone."""
+    has_fractions = False
+    for block in blocks(wide, FieldValues(metric, 1.0), wide.body, wide.size_bytes):
+        if (block.values > 1).any():
+            return 1.0
+        known = block.values[~np.isnan(block.values)]
+        has_fractions = has_fractions or bool((known != np.round(known)).any())
+    return RATIO if has_fractions else 1.0
 
 
 def _ascend(times: list[npt.NDArray[np.int64]]) -> bool:

@@ -28,6 +28,10 @@ LONGEST_LINE_BYTES: Final = 1 << 24
 """A hundred thousand devices at 160 bytes each; each thread may have to hold a few of them."""
 FIRST_LINES: Final = 8
 COMMA, NEWLINE = 44, 10
+_NO_DEVICES: Final = frozenset(
+    {"gpu", "gpu_id", "gpu_index", "hostname", "index", "metric", "metric_name", "uuid", "val", "value"}
+)  # fmt: skip
+"""Columns of a long table, in lower case."""
 TIME_NAMES: Final = frozenset({"time", "timestamp", "ts", "date", "datetime", ""})
 
 
@@ -102,6 +106,13 @@ def open_wide(path: Path) -> WideFile:
             f"this is no wide table: its first column is {names[0] if names else ''!r}, expected `Time`.",
             line=1,
             next_step="Give a CSV file whose first line is `Time` and the names of the devices.",
+        )
+    if odd := sorted(_NO_DEVICES & {name.strip().lower() for name in names[1:]}):
+        raise BadTrace(
+            path,
+            f"this is no wide table: its column {odd[0]!r} is no device.",
+            line=1,
+            next_step="Give a column for each device, or a long table with the columns time, device and value.",
         )
     steps = np.diff(stamps)
     values, counts = np.unique(steps[steps > 0], return_counts=True)
@@ -308,7 +319,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def parse_time(text: str) -> tuple[int, str]:
     """Microseconds since the Unix epoch, UTC, and the offset as written; '' where none was: then it is UTC.
 
-    `2023-07-01 08:00:00+08:00`, `2023-07-01T00:00:00Z`, `2023-07-01 00:00:00` and `1688169600` (or with decimals).
+    `2023-07-01 08:00:00+08:00`, `2023-07-01T00:00:00Z`, `2023-07-01 00:00:00` and `1688169600` (or with decimals, or in
+    milliseconds).
 
     Raises:
         ValueError: it is none of these.
@@ -316,7 +328,10 @@ def parse_time(text: str) -> tuple[int, str]:
     text = text.strip().strip('"')
     number = text.replace(".", "", 1)
     if number.isascii() and number.isdigit() and "-" not in text:
-        if not 1e8 <= (seconds := float(text)) < 1e11:
+        seconds = float(text)
+        if 1e11 <= seconds < 1e14:  # milliseconds, as Prometheus and JavaScript have them
+            seconds /= 1000
+        if not 1e8 <= seconds < 1e11:
             raise ValueError(text)
         return round(seconds * 1e6), "Z"
     moment = datetime.fromisoformat(text)

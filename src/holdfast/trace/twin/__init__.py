@@ -34,7 +34,7 @@ from holdfast.trace.twin.model import Calibration, TwinJobs
 from holdfast.trace.twin.published import calibration
 from holdfast.trace.twin.reasons import write_reasons
 from holdfast.trace.twin.telemetry import write_telemetry
-from holdfast.trace.twin.writing import export, write_jobs
+from holdfast.trace.twin.writing import export, write_jobs, write_mark
 
 __all__ = [
     "Calibration",
@@ -45,6 +45,7 @@ __all__ = [
     "fit",
     "jobs_of",
     "write_jobs",
+    "write_mark",
     "write_reasons",
     "write_telemetry",
 ]

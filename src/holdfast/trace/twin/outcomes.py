@@ -17,10 +17,18 @@ from holdfast.trace.twin.rounding import largest_remainder
 
 STATES: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "RUNNING")
 
+_FIRST_TENTH_JOBS: Final = 45_059
+"""GPU jobs of the first tenth of the released file of Seren, of which the states were counted."""
+_SEREN_JOBS: Final = 450_590
 _RARE: Final = {
-    # Shares of GPU jobs. `RUNNING` and `PREEMPTED` occur in one released file each.
-    "seren": {"TIMEOUT": 4e-5, "NODE_FAIL": 6e-5, "PREEMPTED": 3e-5},
-    "kalos": {"NODE_FAIL": 3e-4, "RUNNING": 1e-4},
+    # Shares of GPU jobs. Seren's first tenth holds 54 TIMEOUT, 44 NODE_FAIL and 1,010 PREEMPTED jobs. Those that were
+    # preempted are counted once for the whole trace: the published shares of the other states leave no room for more.
+    "seren": {
+        "TIMEOUT": 54 / _FIRST_TENTH_JOBS,
+        "NODE_FAIL": 44 / _FIRST_TENTH_JOBS,
+        "PREEMPTED": 1_010 / _SEREN_JOBS,
+    },
+    "kalos": {"RUNNING": 1e-4},
 }
 
 
@@ -130,7 +138,11 @@ def _tilted_odds(
 def _with_rare(
     shares: Floats, by_jobs: Floats, by_time: Floats, by_cpu: Floats, cluster: str
 ) -> StateModel:
-    """The three states and the rare ones: taken from failed jobs, RUNNING from completed ones."""
+    """Return the three states and the rare ones.
+
+    RUNNING is taken from completed jobs, PREEMPTED from all three. TIMEOUT and NODE_FAIL are published as failed: they
+    are taken from failed jobs and have their odds.
+    """
     model = np.zeros((*shares.shape[:-1], len(STATES)))
     model[..., :3] = shares
     totals = np.zeros((2, len(STATES)))
@@ -139,9 +151,13 @@ def _with_rare(
     gpu_time[:3] = by_time
     for state, share in _RARE[cluster].items():
         number = STATES.index(state)
-        source = 0 if state == "RUNNING" else 2
         totals[1, number] += share
-        totals[1, source] -= share
+        if state == "PREEMPTED":
+            totals[1, :3] -= share * by_jobs
+        else:
+            totals[1, 0 if state == "RUNNING" else 2] -= share
+        if state in ("TIMEOUT", "NODE_FAIL"):
+            model[..., number] = shares[..., 2] * share
     return StateModel(states=STATES, shares=model, totals=totals, gpu_time=gpu_time)
 
 
@@ -161,7 +177,7 @@ def dealt_states(
         rng: the draw.
     """
     states = np.zeros(len(types), dtype=np.int64)
-    running = np.array([name == "RUNNING" for name in model.states])
+    cut_short = np.array([name in ("RUNNING", "PREEMPTED") for name in model.states])
     for row in (0, 1):
         members = np.flatnonzero(is_gpu == bool(row))
         if not len(members):
@@ -172,7 +188,7 @@ def dealt_states(
             np.lexsort((rng.random(len(members)), types[members], bins[members], places[members]))
         ]
         odds = model.shares[types[members], places[members], bins[members]]
-        states[members] = _dealt(odds, counts, weights[members], running, rng)
+        states[members] = _dealt(odds, counts, weights[members], cut_short, rng)
         if row == 1:
             failed = model.states.index("FAILED") if "FAILED" in model.states else None
             _swap_to_gpu_time(states, members, weights, model.gpu_time, failed)
@@ -183,18 +199,18 @@ def _dealt(
     odds: Floats,
     counts: Ints,
     weights: Floats,
-    running: npt.NDArray[np.bool_],
+    cut_short: npt.NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> Ints:
     """States for jobs in order by systematic sampling, one state after another, `counts` of each."""
     states = np.full(len(odds), -1, dtype=np.int64)
     named = odds.sum(axis=0) > 0
     for state in np.flatnonzero(~named & (counts > 0)):
-        # A state without probabilities of its own is rare: among jobs of the longest hundredth, or among short ones
-        # that still ran when the table was exported.
+        # A state without probabilities of its own is rare: among jobs of the longest hundredth, or among shorter ones
+        # that still ran when the table was exported or had to give way.
         free = np.flatnonzero(states < 0)
         order = free[np.argsort(weights[free], kind="stable")]
-        part = (0.6, 0.9) if running[state] else (0.99, 1.0)
+        part = (0.6, 0.9) if cut_short[state] else (0.99, 1.0)
         tail = order[int(part[0] * len(order)) : int(part[1] * len(order))]
         tail = tail if len(tail) >= counts[state] else order
         states[rng.choice(tail, size=counts[state], replace=False)] = state

@@ -83,8 +83,7 @@ def dealt_reasons(
     """The reason of each job, '' where none was recorded, and the states: NODE_FAIL goes to what failed of its node.
 
     As many jobs are NODE_FAIL as were. They are those of the reason `NodeFailure`, then of the others of the
-    infrastructure, in the order of `reasons`: Kalos has such states in the released trace, and no such reason in the
-    table.
+    infrastructure, in the order of `reasons`.
 
     Args:
         reasons: the targets, at full size.

@@ -13,6 +13,7 @@ from holdfast.core.atomic import replacing
 from holdfast.core.errors import BadUse
 from holdfast.trace.twin.model import CPU, Column, TwinJobs
 
+SYNTHETIC: Final = "SYNTHETIC"
 _ROWS = 50_000
 _FILE_TYPES = {"Evaluation": "Eval"}
 """AcmeTrace's own word, where it is not the house's."""
@@ -57,7 +58,8 @@ def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
     """Write the trace as AcmeTrace's CSV of its cluster.
 
     Seren's form is that of every cluster whose durations begin at the start; Kalos' has memory and two more times, and
-    its `duration` and `gpu_time` count from submission.
+    its `duration` and `gpu_time` count from submission. A column `synthetic` follows, so that nobody takes the rows for
+    real ones.
 
     Raises:
         OSError: the file cannot be written; nothing is left of it.
@@ -88,8 +90,21 @@ def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
         )
         times["stop_time"] = np.where(jobs.state == "CANCELLED", ends, "")
         tail["queue"] = jobs.queue_s.astype(float)
-    columns = head | what | times | tail
+    columns = head | what | times | tail | {"synthetic": np.full(len(jobs.job_id), SYNTHETIC)}
     write_rows(Path(path), ",".join(columns), list(columns.values()))
+
+
+def write_mark(folder: Path, like: str, *, seed: int) -> None:
+    """Write SYNTHETIC.txt beside a twin's files, which says that none of them holds a real row.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with whole_file(folder / f"{SYNTHETIC}.txt") as file:
+        file.write(
+            f"{SYNTHETIC}. Drawn by `holdfast trace twin` from the counts of {like}, seed {seed}: jobs, reasons and "
+            "telemetry.\nNo row is of a real job. docs/trace.md lists what a twin does not reproduce.\n"
+        )
 
 
 def _kalos_memory(jobs: TwinJobs) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
     kubectl get pods,jobs --all-namespaces --output json > cluster.json
 
-A `List`, or one object after another (`jq -c '.items[]'`). The API keeps no history: pods and Jobs that were deleted
-are not there, so a regular export, or Kueue's workloads (`holdfast.trace.sources.kubernetes.kueue`), tells more.
+A `List`, or one object after another (`jq -c '.items[]'`); or YAML. Jobs of Volcano are read with their pods or alone.
+The API keeps no history: pods and Jobs that were deleted are not there, so a regular export, or Kueue's workloads
+(`holdfast.trace.sources.kubernetes.kueue`), tells more.
 
 The rule of a job (`kube_members` says which pods make one; `job_rows` below is it): pods that were created after all
 the ones before had ended are its next attempt. Of an attempt,
 
 * submit is when the first of its pods was created;
 * start is when the last of them started, where at one time all ran together (a gang), else when the first did;
-* end is when the last of them ended, and none while one still runs;
+* end is when the last of them ended, and none while one still runs or waits;
 * its GPUs are the most that it held at one time;
 * its state is what its Job object says; else that of the pod that first ended otherwise than well and that no other
   replaced; RUNNING and PENDING while a pod is.
@@ -18,7 +19,6 @@ the ones before had ended are its next attempt. Of an attempt,
 Fields and reasons: Kubernetes API reference, core/v1 Pod and batch/v1 Job, of versions 1.26 to 1.33.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,16 +27,17 @@ from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.schema import JOB_COLUMNS
 from holdfast.trace.sources.findings import Findings
-from holdfast.trace.sources.json_stream import json_objects
 from holdfast.trace.sources.kubernetes.members import (
     Member,
     Verdict,
     bad_object,
     job_verdict,
     pod_member,
+    volcano_verdict,
 )
+from holdfast.trace.sources.kubernetes.objects import kubernetes_objects, names_a_kind
 from holdfast.trace.sources.plain_text import cluster_name
-from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
+from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows
 from holdfast.trace.sources.rows import read_rows
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ COLUMNS: Final = (
     "cluster", "job_id", "attempt", "name", "pool", "state", "reason", "exit_code", "submit_at", "start_at", "end_at",
     "run_s", "queue_s", "gpu_num", "node_num", "cpu_num", "mem_gb", "gpu_model", "nodes", "zone_offset",
 )  # fmt: skip
-_KIND = re.compile(r'"kind"\s*:\s*"(Pod|Job|PodList|JobList)"')
-_WORKLOAD = re.compile(r'"kind"\s*:\s*"Workload(List)?"')
+_KINDS: Final = "Pod|Job|PodList|JobList"
 _SENTENCES: Final = {
     "unreadable-row": ("dropped", "Objects that could not be read are left out."),
     "kubernetes-services": ("dropped", "Pods of services that ask for no GPU are no jobs."),
@@ -59,10 +59,11 @@ _SENTENCES: Final = {
     ),
     "kubernetes-gpu-shares": (
         "kept",
-        "Pods ask for time-sliced GPUs; how many make one GPU is not recorded, so they count as no GPU.",
+        "Pods ask for accelerators of which the records do not say how many make a GPU, so they count as no GPU.",
     ),
 }
-_GOOD: Final = frozenset({"COMPLETED", "RUNNING", "PENDING"})
+_OPEN: Final = frozenset({"RUNNING", "PENDING"})
+_GOOD: Final = frozenset({"COMPLETED", *_OPEN})
 
 
 def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
@@ -77,7 +78,7 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
     drop = drops_bad_rows(connection)
     members: dict[str, list[Member]] = {}
     verdicts: dict[str, list[Verdict]] = {}
-    for line, item in json_objects(path, frozenset({"items"}), next_step=NEXT_STEP):
+    for line, item in kubernetes_objects(path, next_step=NEXT_STEP):
         try:
             read = _read(path, line, item)
         except BadTrace as fault:
@@ -90,12 +91,12 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
         elif read is None:
             if not _kind(item).endswith("List"):
                 findings.add("kubernetes-other-kinds", _kind(item))
-        elif read.is_service and not read.request.gpu_num and not read.request.has_shares:
+        elif read.is_service and not read.request.gpu_num and not read.request.uncounted:
             findings.add("kubernetes-services", read.key)
         else:
             members.setdefault(read.key, []).append(read)
-            if read.request.has_shares:
-                findings.add("kubernetes-gpu-shares", read.key)
+            if uncounted := sorted(read.request.uncounted):
+                findings.add("kubernetes-gpu-shares", f"{read.key}: {', '.join(uncounted)}")
     for key, said in verdicts.items():
         if key not in members:
             findings.add("kubernetes-no-pods", key)
@@ -113,9 +114,8 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file begins with pods or Jobs as JSON."""
-    start = head(path)
-    return bool(_KIND.search(start)) and '"metadata"' in start and not _WORKLOAD.search(start)
+    """Return whether a file begins with pods or Jobs."""
+    return names_a_kind(path, _KINDS) and not names_a_kind(path, "Workload|WorkloadList")
 
 
 def job_rows(
@@ -147,7 +147,9 @@ def job_rows(
             elif state in _GOOD or verdict == "TIMEOUT":
                 state, reason = str(verdict), reason or said[verdict]
         nodes = sorted({pod.node for pod in pods if pod.node})
-        held = started or pods
+        # Of a pod that ended nobody knows when, nobody knows how long it held its GPUs beside the others.
+        held = [pod for pod in started if pod.end_s is not None or pod.state in _OPEN]
+        held = held or started or list(pods)
         yield (
             cluster, key, number, pods[0].job_name, pods[0].pool, state, reason, exit_code, submit_s, start_s, end_s,
             None if start_s is None or end_s is None else end_s - start_s,
@@ -183,12 +185,13 @@ def _start_s(started: Sequence[Member]) -> float | None:
 
 
 def _end_s(pods: Sequence[Member]) -> float | None:
-    ends = [pod.end_s for pod in pods]
-    return max(end for end in ends if end is not None) if ends and None not in ends else None
+    if any(pod.state in _OPEN for pod in pods):
+        return None
+    return max((pod.end_s for pod in pods if pod.end_s is not None), default=None)
 
 
 def _outcome(pods: Sequence[Member]) -> tuple[str, str | None, int | None]:
-    if any(pod.state in ("RUNNING", "PENDING") for pod in pods):
+    if any(pod.state in _OPEN for pod in pods):
         return "RUNNING" if any(pod.start_s is not None for pod in pods) else "PENDING", None, None
     latest = {pod.place: pod for pod in sorted(pods, key=lambda pod: pod.created_s) if pod.place}
     standing = [pod for pod in pods if not pod.place or latest[pod.place] is pod]
@@ -223,18 +226,23 @@ def _kind(item: dict[str, Any]) -> str:
     return "Pod" if "containers" in spec else "Job" if "template" in spec else "unknown"
 
 
-def _read(path: Path, line: int, item: dict[str, Any]) -> Member | Verdict | None:
-    """A pod or a Job; None of another kind."""
-    kind = _kind(item)
+def _read(path: Path, line: int | None, item: dict[str, Any]) -> Member | Verdict | None:
+    """Return a pod or a Job, the batch API's or Volcano's; None of another kind."""
+    kind, api = _kind(item), str(item.get("apiVersion", "batch/v1")).partition("/")[0]
     try:
-        return pod_member(item) if kind == "Pod" else job_verdict(item) if kind == "Job" else None
+        if kind == "Pod":
+            return pod_member(item)
+        if kind == "Job":
+            read = {"batch": job_verdict, "batch.volcano.sh": volcano_verdict}.get(api)
+            return read(item) if read else None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise bad_object(path, line, item, error, next_step=NEXT_STEP) from None
+    return None
 
 
 SOURCE: Final = Source(
     name="kubernetes",
-    title="Kubernetes, the JSON of kubectl get pods,jobs",
+    title="Kubernetes, the JSON or YAML of kubectl get pods,jobs",
     recognises=recognises,
     read=read_kubernetes,
 )

@@ -8,7 +8,6 @@ earlier runs are gone, and `attempt` says how many there were. Fields and reason
 v1beta1 and v1beta2.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,11 +16,11 @@ from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.schema import JOB_COLUMNS
 from holdfast.trace.sources.findings import Findings
-from holdfast.trace.sources.json_stream import json_objects
 from holdfast.trace.sources.kubernetes.members import bad_object, owner_key, unix_s
+from holdfast.trace.sources.kubernetes.objects import kubernetes_objects, names_a_kind
 from holdfast.trace.sources.kubernetes.resources import Request, gpu_model_of, of_pod, of_resources
-from holdfast.trace.sources.plain_text import cluster_name
-from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
+from holdfast.trace.sources.plain_text import cluster_name, head
+from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows
 from holdfast.trace.sources.rows import read_rows
 
 if TYPE_CHECKING:
@@ -41,10 +40,9 @@ _SENTENCES: Final = {
     "kueue-other-kinds": ("dropped", "Objects that are no workloads were left out."),
     "kueue-gpu-shares": (
         "kept",
-        "Workloads ask for time-sliced GPUs; how many make one GPU is not recorded, so they count as no GPU.",
+        "Workloads ask for accelerators of which the records do not say how many make a GPU, so they count as no GPU.",
     ),
 }
-_KIND = re.compile(r'"kind"\s*:\s*"Workload(List)?"')
 
 
 def read_kueue(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
@@ -67,13 +65,12 @@ def read_kueue(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) 
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file begins with Kueue's workloads as JSON."""
-    start = head(path)
-    return "kueue.x-k8s.io" in start and bool(_KIND.search(start))
+    """Return whether a file begins with Kueue's workloads."""
+    return "kueue.x-k8s.io" in head(path) and names_a_kind(path, "Workload|WorkloadList")
 
 
 def _rows(path: Path, findings: Findings, *, drop: bool) -> Iterator[tuple[Any, ...]]:
-    for line, item in json_objects(path, frozenset({"items"}), next_step=NEXT_STEP):
+    for line, item in kubernetes_objects(path, next_step=NEXT_STEP):
         if "podSets" not in (item.get("spec") or {}):
             if not str(item.get("kind", "")).endswith("List"):
                 findings.add("kueue-other-kinds", str(item.get("kind")))
@@ -97,8 +94,8 @@ def _row(cluster: str, item: Mapping[str, Any], findings: Findings) -> tuple[Any
     evictions = _evictions(status, conditions)
     if evictions:
         findings.add("kueue-evicted", key)
-    if request.has_shares:
-        findings.add("kueue-gpu-shares", key)
+    if uncounted := sorted(request.uncounted):
+        findings.add("kueue-gpu-shares", f"{key}: {', '.join(uncounted)}")
     submit_s = unix_s(meta["creationTimestamp"])
     start_s = _since(conditions, "Admitted")
     state, reason, end_s = _outcome(spec, conditions, admitted=start_s is not None)
@@ -119,7 +116,9 @@ def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
     request = Request()
     for pods in spec["podSets"]:
         given = assigned.get(pods.get("name", "main"), {})
-        asked = of_pod(pods["template"]["spec"]).times(
+        template = pods["template"]
+        annotations = (template.get("metadata") or {}).get("annotations")
+        asked = of_pod(template["spec"], annotations).times(
             int(given.get("count", pods.get("count", 1)))
         )
         # What was set aside minds a LimitRange's defaults; but a queue's quota may leave resources out.
@@ -182,7 +181,7 @@ def _outcome(
 
 SOURCE: Final = Source(
     name="kueue",
-    title="Kueue, the JSON of kubectl get workloads",
+    title="Kueue, the JSON or YAML of kubectl get workloads",
     recognises=recognises,
     read=read_kueue,
 )

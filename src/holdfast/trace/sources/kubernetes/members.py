@@ -1,9 +1,11 @@
 """A Kubernetes pod, or a Job whose pods are gone, as a member of a job.
 
-Which pods make one job: those with one of `GROUP_LABELS` alike, else those of one controller. A pod of a Deployment,
-StatefulSet, DaemonSet or of nobody stands for itself.
+Which pods make one job: those with one of `GROUP_LABELS` alike, else those of one controller. Of a LeaderWorkerSet,
+each group is a job, its leader with its workers. A pod of a Deployment, StatefulSet, DaemonSet or of nobody stands for
+itself, and so does a pod of an Argo workflow: its steps follow each other, and each holds GPUs of its own.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,12 +21,16 @@ GROUP_LABELS: Final = {
     "ray.io/originated-from-cr-name": "ray",
     "ray.io/cluster": "ray",
     "volcano.sh/job-name": "volcano",
+    "leaderworkerset.sigs.k8s.io/name": "leaderworkerset",
 }
 """Labels by which operators mark the pods of one job, and the kind that its id names."""
 SERVICES: Final = frozenset(
     {"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"}
 )
 """Controllers whose pods each stand for themselves: replicas of a service."""
+_GROUP_OF_SET: Final = "leaderworkerset.sigs.k8s.io/group-index"
+_STEPS_OF: Final = "workflows.argoproj.io/workflow"
+"""The label of the pods of an Argo workflow."""
 QUEUE_LABELS: Final = (
     "kueue.x-k8s.io/queue-name",
     "volcano.sh/queue-name",
@@ -55,6 +61,19 @@ _STATE_OF_REASON: Final = {
     "EvictionByEvictionAPI": "PREEMPTED",  # such as a node being drained
 }
 """Reasons of a failed pod, of its containers or of its DisruptionTarget condition; any other is FAILED."""
+
+
+_STATE_OF_VOLCANO: Final = {
+    "Completed": "COMPLETED",
+    "Failed": "FAILED",
+    "Aborted": "CANCELLED",
+    "Terminated": "CANCELLED",
+}
+"""Final phases of a Job of Volcano (its API, JobPhase); `Terminated` is by its user's policy or command."""
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
+_UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_ENDED: Final = ("Succeeded", "Failed")
+_CRASHES: Final = "CrashLoopBackOff"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,6 +112,18 @@ class Verdict:
     """The Job in place of its pods, where those are gone."""
 
 
+def duration_s(text: str) -> float:
+    """Return the seconds of a duration as Go writes it, such as `2h0m5s`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = _DURATION.findall(text)
+    if "".join(number + unit for number, unit in parts) != text or not text:
+        raise ValueError(f"expected a duration such as 2h0m5s where there is {text!r}")
+    return sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+
+
 def unix_s(value: object) -> float | None:
     """Seconds since the Unix epoch of an RFC 3339 time; None of none.
 
@@ -114,7 +145,9 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
     """A pod of the core/v1 API.
 
     It starts when its node's kubelet takes it (`status.startTime`): from then on its GPUs are its own, images being
-    pulled or not. It ends with its last container.
+    pulled or not. It ends with its last container. A pod that is being evicted, whose node is lost, or whose container
+    crashes again and again (`CrashLoopBackOff`) has failed, whatever its phase says: its end is that of the container's
+    last run, or when its condition changed.
 
     Raises:
         KeyError, ValueError: a field is missing or is not what the API says.
@@ -128,7 +161,10 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
         started = [_running_since(one) for one in _statuses(status, "containerStatuses")]
         start_s = min((at for at in started if at is not None), default=None)
     end_s = None
-    if phase in ("Succeeded", "Failed"):
+    crashed = [] if phase in _ENDED else _crashed(status)
+    if phase in ("Running", "Pending") and (crashed or _is_thrown_out(status)):
+        phase, ended = "Failed", crashed
+    if phase in _ENDED:
         # A pod that was thrown out may have no container's end: then its last change of state is it.
         ends = [unix_s(one.get("finishedAt")) for one in ended] or [None]
         known = (
@@ -151,7 +187,7 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
         state=state,
         reason=reason,
         exit_code=exit_code,
-        request=of_pod(spec),
+        request=of_pod(spec, meta.get("annotations")),
         gpu_model=gpu_model_of(spec),
         node=spec.get("nodeName"),
     )
@@ -195,11 +231,58 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
         state=verdict or ("PENDING" if start_s is None or spec.get("suspend") else "RUNNING"),
         reason=reason,
         exit_code=None,
-        request=of_pod(template).times(count),
+        request=of_pod(template, (spec["template"].get("metadata") or {}).get("annotations")).times(
+            count
+        ),
         gpu_model=gpu_model_of(template),
         node=None,
     )
     return Verdict(key=key, created_s=created_s, state=verdict, reason=reason, as_member=as_member)
+
+
+def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
+    """Return a Job of Volcano's batch.volcano.sh API, which starts when it first runs.
+
+    Raises:
+        KeyError, ValueError: a field is missing or is not what the API says.
+    """
+    meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
+    name, phase = meta["name"], (status.get("state") or {}).get("phase", "Pending")
+    ended_s = unix_s((status.get("state") or {}).get("lastTransitionTime"))
+    since = {
+        one.get("status"): unix_s(one.get("lastTransitionTime"))
+        for one in reversed(
+            _statuses(status, "conditions")
+        )  # the first of each is the last to be put
+    }
+    verdict = _STATE_OF_VOLCANO.get(phase)
+    start_s = since.get("Running")
+    if start_s is None and verdict and ended_s and (lasted := status.get("runningDuration")):
+        start_s = ended_s - duration_s(lasted)
+    request, models = Request(), set[str]()
+    for task in spec["tasks"]:
+        template = task["template"]
+        annotations = (template.get("metadata") or {}).get("annotations")
+        request += of_pod(template["spec"], annotations).times(int(task.get("replicas", 1)))
+        models |= {gpu_model_of(template["spec"]) or ""} - {""}
+    namespace = meta.get("namespace", "default")
+    key, queue = f"{namespace}/volcano/{name}", spec.get("queue")
+    created_s = _created_s(meta)
+    waits = phase in ("Pending", "Inqueue", "Restarting") and start_s is None
+    as_member = Member(
+        key=key, job_name=name, pool=f"{namespace}/{queue}" if queue else _pool(meta), is_service=False,
+        attempt=int(status.get("retryCount") or 0), place="", created_s=created_s, start_s=start_s,
+        end_s=ended_s if verdict else None, state=verdict or ("PENDING" if waits else "RUNNING"),
+        reason=(status.get("state") or {}).get("reason") if verdict == "FAILED" else None, exit_code=None,
+        request=request, gpu_model="+".join(sorted(models)) or None, node=None,
+    )  # fmt: skip
+    return Verdict(
+        key=key,
+        created_s=created_s,
+        state=verdict,
+        reason=as_member.reason,
+        as_member=as_member,
+    )
 
 
 def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
@@ -208,7 +291,7 @@ def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
 
 
 def bad_object(
-    path: Path, line: int, item: Mapping[str, Any], error: Exception, *, next_step: str
+    path: Path, line: int | None, item: Mapping[str, Any], error: Exception, *, next_step: str
 ) -> BadTrace:
     """The user's error of an object in which a field is missing or is not what the API says."""
     meta = item.get("metadata")
@@ -224,7 +307,10 @@ def _job_of(meta: Mapping[str, Any], kind: str) -> tuple[str, str, bool]:
     namespace, labels = meta.get("namespace", "default"), _labels(meta)
     for label, kind_of_label in GROUP_LABELS.items():
         if name := labels.get(label):
+            name = "-".join(filter(None, (name, labels.get(_GROUP_OF_SET))))
             return f"{namespace}/{kind_of_label}/{name}", name, False
+    if workflow := labels.get(_STEPS_OF):
+        return f"{namespace}/workflow/{workflow}/{meta['name']}", workflow, False
     owners = meta.get("ownerReferences") or ()
     owner = next((one for one in owners if one.get("controller")), owners[0] if owners else None)
     if owner is None or owner["kind"] in SERVICES:
@@ -277,6 +363,29 @@ def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             if terminated and (name == "containerStatuses" or terminated.get("exitCode")):
                 ended.append(terminated)
     return ended
+
+
+def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the last ends of containers that crash again and again, each with that as its reason."""
+    crashed = []
+    for name in ("initContainerStatuses", "containerStatuses"):
+        for container in _statuses(status, name):
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") == _CRASHES:
+                last = (container.get("lastState") or {}).get("terminated") or {}
+                why = last.get("reason")
+                telling = why if why in _STATE_OF_REASON else _CRASHES
+                crashed.append({"exitCode": 1, **last, "reason": telling})
+    return crashed
+
+
+def _is_thrown_out(status: Mapping[str, Any]) -> bool:
+    """Return whether a pod is being evicted or its node is lost, though its phase is still what it was."""
+    disrupted = any(
+        one.get("type") == "DisruptionTarget" and one.get("status") == "True"
+        for one in _statuses(status, "conditions")
+    )
+    return disrupted or status.get("reason") in {"Evicted", *_STATE_OF_REASON}
 
 
 def _changes(status: Mapping[str, Any]) -> list[float | None]:

@@ -1,43 +1,18 @@
-"""What a pod asks for, of the Kubernetes API: quantities, GPUs, and the rule for init containers."""
+"""What a pod asks for, of the Kubernetes API: its containers together, and the rule for init containers."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.trace.sources.mig import mig_share
+from holdfast.trace.sources.kubernetes.accelerators import of_annotations, of_extended
+from holdfast.trace.sources.kubernetes.quantity import quantity
 
-WHOLE_GPUS: Final = frozenset(
-    {"nvidia.com/gpu", "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "habana.ai/gaudi"}
-)
-"""Extended resources of which one is one GPU."""
-MIG_PREFIX: Final = "nvidia.com/mig-"
-"""Of MIG's mixed strategy; under the single strategy a slice is called nvidia.com/gpu and cannot be told from one."""
 MODEL_LABELS: Final = (
     "nvidia.com/gpu.product",
     "amd.com/gpu.product-name",
     "cloud.google.com/gke-accelerator",
 )
 """Labels of nodes that name the GPU, as a pod's nodeSelector asks for them."""
-
-_QUANTITY = re.compile(r"([+-]?\d*\.?\d+)(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?$")
-_SUFFIXES: Final = {
-    "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
-    **{f"{letter}i": 1024.0**power for power, letter in enumerate("KMGTPE", start=1)},
-}  # fmt: skip
-
-
-def quantity(value: object) -> float:
-    """A quantity as a number: `500m` is 0.5, `64Gi` 2**36 (Kubernetes API, resource.Quantity).
-
-    Raises:
-        ValueError: it is none.
-    """
-    match = _QUANTITY.match(str(value).strip())
-    if match is None:
-        raise ValueError(f"expected a quantity such as 500m or 64Gi where there is {value!r}")
-    number = float(match[1] + (match[2] or ""))
-    return number * _SUFFIXES[match[3]] if match[3] else number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +23,15 @@ class Request:
     cpu_num: float = 0.0
     mem_gb: float = 0.0
     """In units of 2**30 bytes."""
-    has_shares: bool = False
-    """Asks for time-sliced GPUs; how many make one, no record says, so they count as none."""
+    uncounted: frozenset[str] = frozenset()
+    """Resources of accelerators of which nobody says how many make a GPU; they count as none."""
 
     def __add__(self, other: "Request") -> "Request":
         return Request(
             gpu_num=self.gpu_num + other.gpu_num,
             cpu_num=self.cpu_num + other.cpu_num,
             mem_gb=self.mem_gb + other.mem_gb,
-            has_shares=self.has_shares or other.has_shares,
+            uncounted=self.uncounted | other.uncounted,
         )
 
     def __or__(self, other: "Request") -> "Request":
@@ -65,7 +40,7 @@ class Request:
             gpu_num=max(self.gpu_num, other.gpu_num),
             cpu_num=max(self.cpu_num, other.cpu_num),
             mem_gb=max(self.mem_gb, other.mem_gb),
-            has_shares=self.has_shares or other.has_shares,
+            uncounted=self.uncounted | other.uncounted,
         )
 
     def times(self, count: int) -> "Request":
@@ -74,36 +49,27 @@ class Request:
             gpu_num=self.gpu_num * count,
             cpu_num=self.cpu_num * count,
             mem_gb=self.mem_gb * count,
-            has_shares=self.has_shares,
+            uncounted=self.uncounted,
         )
 
 
 def of_resources(resources: Mapping[str, Any]) -> Request:
-    """The request of a list of resources, name to quantity.
-
-    A MIG slice counts as its share of a GPU (`mig.mig_share`).
-    """
-    gpu_num, shared = 0.0, False
-    for name, value in resources.items():
-        if name in WHOLE_GPUS:
-            gpu_num += quantity(value)
-        elif name.endswith(".shared") and name.startswith("nvidia.com/"):
-            shared = shared or quantity(value) > 0
-        elif name.startswith(MIG_PREFIX):
-            gpu_num += quantity(value) * mig_share(name)
+    """Return the request of a list of resources, name to quantity; `accelerators` says what counts as a GPU."""
+    gpu_num, uncounted = of_extended(resources)
     return Request(
         gpu_num=gpu_num,
         cpu_num=quantity(resources.get("cpu", 0)),
         mem_gb=quantity(resources.get("memory", 0)) / 2**30,
-        has_shares=shared,
+        uncounted=uncounted,
     )
 
 
-def of_pod(spec: Mapping[str, Any]) -> Request:
+def of_pod(spec: Mapping[str, Any], annotations: Mapping[str, Any] | None = None) -> Request:
     """What the scheduler sets aside for a pod.
 
     The containers and the sidecars together, or, where that is more, an init container with the sidecars before it
     (Kubernetes documentation, Sidecar Containers, "Resource sharing within containers"); and the pod's overhead.
+    What `annotations` and dynamic resource claims ask for is of the whole pod.
     """
     sidecars, largest = Request(), Request()
     for container in _containers(spec, "initContainers"):
@@ -116,7 +82,11 @@ def of_pod(spec: Mapping[str, Any]) -> Request:
     together = sidecars
     for container in _containers(spec, "containers"):
         together += _of_container(container)
-    return (together | largest) + of_resources(spec.get("overhead") or {})
+    gpu_num, uncounted = of_annotations(annotations or {})
+    # A claim is an object of its own, which says how many devices of which class.
+    claims = {f"resourceClaims/{claim['name']}" for claim in spec.get("resourceClaims") or ()}
+    of_whole_pod = Request(gpu_num=gpu_num, uncounted=uncounted | claims)
+    return (together | largest) + of_resources(spec.get("overhead") or {}) + of_whole_pod
 
 
 def gpu_model_of(spec: Mapping[str, Any]) -> str | None:

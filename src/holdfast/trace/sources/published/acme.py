@@ -7,6 +7,9 @@ carry their offset (Seren +08:00, Kalos +00:00; both clusters' people live at +0
 A file called trace_NAME.csv of another NAME, such as that of a synthetic twin, is of a cluster of that name, of which
 no size is known.
 
+A twin that `holdfast trace twin` drew has a column `synthetic` besides: its cluster is called NAME-SYNTHETIC, and the
+report says that no row is real.
+
 Traps. Kalos' `duration` is end - submit, whatever its README says, so it counts the queue, and `gpu_time` (GPUs times
 duration) inherits it: here a run is end - start, and the released values are kept as reported. Kalos' RUNNING jobs have
 no end: their run is duration - queue, until the trace was taken. CPU jobs have gpu_num 0. Evaluation is called Eval.
@@ -19,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.clusters import Cluster
+from holdfast.trace.notes import Note
 from holdfast.trace.sources.csv.sql import Columns, Time
 from holdfast.trace.sources.csv.text import read_csv
 from holdfast.trace.sources.plain_text import cluster_name
@@ -40,6 +44,8 @@ KALOS_COLUMNS: Final[Columns] = {
 _KNOWN_BY: Final = frozenset(
     {"job_id", "node_num", "gpu_num", "type", "state", "submit_time", "queue", "gpu_time"}
 )
+SYNTHETIC: Final = "SYNTHETIC"
+"""In the column `synthetic` of a twin, and in its cluster's name."""
 _NAME: Final = re.compile(r"trace_([A-Za-z0-9-]+)")
 _TYPES: Final = {"Eval": "Evaluation", "Evaluation": "Evaluation"} | {
     name: name for name in ("Pretrain", "SFT", "MLLM", "Debug", "Other")
@@ -77,9 +83,31 @@ def _named(path: Path, published: Cluster) -> Cluster:
     )
 
 
+def _synthetic(cluster: Cluster) -> Cluster:
+    counts = (
+        "the published counts of " + cluster.citation
+        if cluster.citation
+        else "the counts of a trace"
+    )
+    citation = f"{SYNTHETIC}: drawn by Holdfast from {counts}; no row is real"
+    return replace(cluster, name=f"{cluster.name}-{SYNTHETIC}", citation=citation)
+
+
+def _no_real_row(cluster: Cluster) -> Note:
+    sentence = (
+        f"{SYNTHETIC}: this trace was drawn from counts, and none of its rows is of a real job."
+    )
+    return Note(cluster=cluster.name, check="synthetic", sentence=sentence, rows=0, action="kept")
+
+
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    is_kalos = "mem_per_pod_GB" in csv_header(path)
+    header = csv_header(path)
+    is_kalos, is_synthetic = "mem_per_pod_GB" in header, "synthetic" in header
     cluster = _named(path, KALOS if is_kalos else SEREN)
+    is_published, notes = bool(cluster.citation), tuple[Note, ...]()
+    if is_synthetic:
+        cluster = _synthetic(cluster)
+        notes = (_no_real_row(cluster),)
     run_s = "epoch(end_time - start_time)"
     memory = ""
     if is_kalos:
@@ -92,16 +120,17 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
             duration AS reported_duration_s, gpu_time AS reported_gpu_time_s, gpu_num, node_num, cpu_num, {memory}
             zone_offset
         FROM source"""
+    columns = KALOS_COLUMNS if is_kalos else SEREN_COLUMNS
     read = read_csv(
         connection,
         path,
-        columns=KALOS_COLUMNS if is_kalos else SEREN_COLUMNS,
+        columns={**columns, "synthetic": "VARCHAR"} if is_synthetic else columns,
         select=select,
         table=table,
     )
-    if not cluster.citation:
+    if not is_published:
         cluster = replace(cluster, utc_offset_h=_utc_offset_h(connection, table))
-    return Reading.of(connection, table, cluster, notes=read.notes(cluster.name))
+    return Reading.of(connection, table, cluster, notes=(*notes, *read.notes(cluster.name)))
 
 
 def _utc_offset_h(connection: "duckdb.DuckDBPyConnection", table: str) -> float:

@@ -30,6 +30,7 @@ from holdfast.trace.sources.slurm.fields import (
     state_of,
     zone_of,
 )
+from holdfast.trace.sources.slurm.gres import tres_of_gres, with_gres
 
 if TYPE_CHECKING:
     import duckdb
@@ -37,16 +38,19 @@ if TYPE_CHECKING:
 SOURCE_NAME: Final = "slurm"
 FIELDS: Final = (
     "cluster", "job_id", "shown_id", "restarts", "name", "username", "pool", "state", "reason", "exit_code", "submit",
-    "start", "end", "elapsed", "allocated", "requested", "nodes",
+    "start", "end", "elapsed", "allocated", "requested", "nodes", "allocated_gres", "requested_gres", "node_count",
 )  # fmt: skip
 """Texts of a record, NULL or empty where it has none. `job_id` is JobIDRaw where there is one; `shown_id` is what
-people see: `123_4` of an array, `123+1` of a heterogeneous job."""
+people see: `123_4` of an array, `123+1` of a heterogeneous job. The last three are of Slurm up to 20.11, whose TRES may
+lack what its GRES have."""
 READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "exit_code": exit_code_of,
     "elapsed": elapsed_s,
     "allocated": resources_of,
     "requested": resources_of,
     "nodes": nodes_of,
+    "allocated_gres": tres_of_gres,
+    "requested_gres": tres_of_gres,
 }
 """Fields that `slurm_fields` reads, each different text once; each raises ValueError where it cannot."""
 
@@ -93,9 +97,9 @@ SENTENCES: Final = {
         "A job's record was there more than once; the latest one was kept.",
     ),
     "slurm-requeued": ("kept", "Jobs ran more than once under their id; each run is an attempt."),
-    "slurm-no-gpus": (
-        "kept",
-        "No job has a GPU. Where jobs had, Slurm must be told to record them: AccountingStorageTRES=gres/gpu.",
+    "slurm-resized": (
+        "mended",
+        "Jobs changed their size while they ran; each is one job, with as many GPUs as it held on average.",
     ),
 }
 _FAILED: Final = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -110,7 +114,15 @@ _SEEN: Final = {
     "slurm-no-zone": "is_local",
 }
 """Checks and their conditions, of the table while it has the working columns."""
-_WORKING: Final = ("odd_id", "odd_state", "never_started", "has_shares", "is_local", "is_bad")
+_WORKING: Final = (
+    "odd_id",
+    "odd_state",
+    "never_started",
+    "has_shares",
+    "is_local",
+    "is_bad",
+    "is_resized",
+)
 
 
 def write_jobs(
@@ -139,7 +151,8 @@ def write_jobs(
     Raises:
         BadTrace: there is no job, or a record cannot be read; `faults` tells which.
     """
-    lookups = _look_up(connection, table, source)
+    source = with_gres(connection, f"{table}_gres", source, present)
+    lookups = [f"{table}_gres", *_look_up(connection, table, source)]
     try:
         connection.execute(
             f"CREATE OR REPLACE TABLE {table} AS {_jobs_sql(table, source, present, zone or UTC)}"
@@ -149,21 +162,18 @@ def write_jobs(
             connection.execute(f"DROP TABLE IF EXISTS {name}")
     _refuse(connection, path, table, findings, faults)
     clusters = connection.execute(
-        f"SELECT cluster, epoch(min(submit_at)), sum(gpu_num) FROM {table} GROUP BY cluster ORDER BY cluster"
+        f"SELECT cluster, epoch(min(submit_at)) FROM {table} GROUP BY cluster ORDER BY cluster"
     ).fetchall()
     if not clusters:
         raise BadTrace(path, "The file holds no job.", next_step="Give one with at least one job.")
     _count(connection, table, findings, told=zone is not None)
-    if not present.isdisjoint({"allocated", "requested"}) and not any(
-        gpus for _, _, gpus in clusters
-    ):
-        findings.add("slurm-no-gpus", clusters[0][0])
+    _join_resized(connection, table, findings)
     settle_records(connection, table, findings)
     for name in (*_WORKING, *_absent(present)):
         connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
     known = [
         Cluster(name=name, source=SOURCE_NAME, utc_offset_h=_utc_offset_h(zone, at_s))
-        for name, at_s, _ in clusters
+        for name, at_s in clusters
     ]
     return Reading.of(connection, table, *known, notes=findings.notes(known[0].name, SENTENCES))
 
@@ -209,9 +219,40 @@ def settle_records(connection: "duckdb.DuckDBPyConnection", table: str, findings
             findings.add(check, job_id)
 
 
+def _join_resized(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings) -> None:
+    """Join the records of a job that was resized while it ran: Slurm ends one with RESIZING and begins the next.
+
+    The job starts as the first of them and ends as the last, which also has its state. Its GPUs are those that give its
+    GPU time over its run time, so that no GPU hour is lost or counted twice.
+    """
+    run = "PARTITION BY cluster, job_id, submit_at"
+    once = (
+        f"SELECT rowid, *, bool_or(is_resized) OVER ({run}) AS of_resized FROM {table} QUALIFY row_number() OVER"
+        " (PARTITION BY cluster, job_id, submit_at, start_at ORDER BY end_at DESC NULLS LAST, rowid DESC) = 1"
+    )
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE resized AS SELECT rowid AS place, row_number() OVER"
+        f" ({run} ORDER BY start_at DESC NULLS LAST, rowid DESC) = 1 AS is_last, min(start_at) OVER ({run}) AS began,"
+        f" sum(gpu_num * run_s) OVER ({run}) / nullif(sum(run_s) OVER ({run}), 0) AS held,"
+        f" sum(reported_duration_s) OVER ({run}) AS reported FROM ({once}) WHERE of_resized"
+    )
+    ids = connection.execute(
+        f"UPDATE {table} SET start_at = began, run_s = epoch(end_at - began), queue_s = epoch(began - submit_at),"
+        " gpu_num = coalesce(held, gpu_num), reported_duration_s = reported FROM resized"
+        f" WHERE {table}.rowid = place AND is_last RETURNING job_id"
+    ).fetchall()
+    connection.execute(
+        f"DELETE FROM {table} USING resized WHERE {table}.rowid = place AND NOT is_last"
+    )
+    connection.execute("DROP TABLE resized")
+    for (job_id,) in sorted(ids):
+        findings.add("slurm-resized", job_id)
+
+
 def _look_up(connection: "duckdb.DuckDBPyConnection", table: str, source: str) -> list[str]:
     """Tables of what each different text means."""
-    distinct = ", ".join(f"list(DISTINCT {name})" for name in ("state", "reason", *READERS))
+    fields = ("state", "reason", "exit_code", "elapsed", "allocated", "requested", "nodes")
+    distinct = ", ".join(f"list(DISTINCT {name})" for name in fields)
     texts = connection.execute(f"SELECT {distinct} FROM {source}").fetchall()[0]
     states, reasons, exit_codes, elapsed, allocated, requested, nodes = (
         [text for text in column or () if text] for column in texts
@@ -263,8 +304,7 @@ def _read(reader: Callable[[str], Any], text: str) -> Any:
 
 def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) -> str:
     """The jobs, with the working columns. Needs the tables of `_look_up`."""
-    # A job that was cancelled while it waited has nothing allocated, and its end as its start.
-    never = "allocated IS NULL AND start_raw = end_at" if "allocated" in present else "false"
+    never = _never_started_sql(present)
     held = ", ".join(
         f"CASE WHEN got.text IS NULL THEN asked.{name} ELSE got.{name} END AS {name}"
         for name in ("gpu_model", "cpu_num", "mem_gb", "node_num")
@@ -278,6 +318,8 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
         }.items()
     )  # fmt: skip
     texts = ", ".join(f"nullif({name}, '') AS {name}" for name in FIELDS if name != "end")
+    # Where both times may be there and one is not, the job did not start or did not end.
+    elapsed = "NULL" if {"start", "end"} <= present else "spent.elapsed_s"
     failed = ", ".join(literal(state) for state in _FAILED)
     return f"""
     WITH texts AS (SELECT {texts}, nullif("end", '') AS "end" FROM {source}),
@@ -291,7 +333,9 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
         rtrim(coalesce(name, ''), chr(10)) AS name,
         username, pool, coalesce(stands.state, 'UNKNOWN') AS state,
         CASE WHEN stands.state IN ({failed}) THEN coalesce(stands.reason, why.reason) END AS reason,
-        code.exit_code, submit_at, start_at, end_at, epoch(end_at - start_at) AS run_s,
+        code.exit_code, submit_at, start_at, end_at,
+        coalesce(epoch(end_at - start_at), CASE WHEN stands.state NOT IN ('RUNNING', 'PENDING') THEN {elapsed} END)
+            AS run_s,
         epoch(start_at - submit_at) AS queue_s,
         CASE WHEN NOT never_started THEN spent.elapsed_s END AS reported_duration_s,
         coalesce(CASE WHEN got.text IS NULL THEN asked.gpu_num ELSE got.gpu_num END, 0) AS gpu_num, {held}, held.nodes,
@@ -300,6 +344,7 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
         CASE WHEN NOT coalesce(stands.is_known, false) THEN coalesce(t.state, '') END AS odd_state, never_started,
         coalesce(CASE WHEN got.text IS NULL THEN asked.has_shares ELSE got.has_shares END, false) AS has_shares,
         coalesce({_is_local("submit")}, false) AS is_local,
+        coalesce(starts_with(t.state, 'RESIZING'), false) AS is_resized,
         {unread} OR (restarts IS NOT NULL AND try_cast(restarts AS INTEGER) IS NULL) AS is_bad
     FROM t
     LEFT JOIN {table}_states AS stands ON stands.text = t.state
@@ -309,6 +354,22 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
     LEFT JOIN {table}_nodes AS held ON held.text = t.nodes
     LEFT JOIN {table}_resources AS got ON got.text = t.allocated
     LEFT JOIN {table}_resources AS asked ON asked.text = t.requested"""
+
+
+def _never_started_sql(present: frozenset[str]) -> str:
+    """SQL of whether a job ended before it got a node.
+
+    Slurm gives such a job its end as its start. Nothing was allocated to it: where the records say what was allocated,
+    or on which nodes, that tells; else a cancelled job of no length is taken for one that waited.
+    """
+    none = ", ".join(literal(text) for text in sorted(NO_NODES))
+    if "allocated" in present:
+        nothing = "allocated IS NULL"
+    elif "nodes" in present:
+        nothing = f"coalesce(nodes, '') IN ({none})"
+    else:
+        nothing = "starts_with(state, 'CANCELLED')"
+    return f"{nothing} AND start_raw = end_at"
 
 
 def _is_local(text: str) -> str:
@@ -400,14 +461,16 @@ def _absent(present: frozenset[str]) -> list[str]:
         "reported_duration_s": {"elapsed"},
     }  # fmt: skip
     needs |= {
-        name: {"allocated", "requested"}
+        name: {"allocated", "requested", "allocated_gres", "requested_gres"}
         for name in ("gpu_num", "gpu_model", "cpu_num", "mem_gb", "node_num")
     }
     all_of = {
-        "submit_at": {"submit"}, "start_at": {"start"}, "end_at": {"end"}, "run_s": {"start", "end"},
+        "submit_at": {"submit"}, "start_at": {"start"}, "end_at": {"end"},
         "queue_s": {"submit", "start"},
     }  # fmt: skip
     absent = [name for name, fields in needs.items() if present.isdisjoint(fields)]
+    if "elapsed" not in present and not {"start", "end"} <= present:
+        absent.append("run_s")
     return absent + [name for name, fields in all_of.items() if not fields <= present]
 
 

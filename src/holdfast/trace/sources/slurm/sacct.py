@@ -8,11 +8,14 @@ where it stands last):
         NodeList,ExitCode,Reason,JobName > jobs.txt
 
 `--duplicates` gives the runs of a requeued job that came before its last one; Slurm 24.05 and later may add Restarts.
+The same as CSV with quotes, as pandas writes it, is read too.
+
 Needed are JobIDRaw or JobID, and State. Job steps are left out where `--allocations` did not. The form is that of
 the manual page sacct(1) of Slurm 22.05; a job's name and a few other fields are printed as they are, so that a name
 may go on over several lines and may hold the separator.
 """
 
+import csv
 import itertools
 import re
 import zlib
@@ -53,6 +56,8 @@ NEXT_STEP: Final = (
     "Export again with `sacct --parsable2`, with JobName as the last field and no other free text."
 )
 
+_QUOTED_HEADER = re.compile(r'(?:"[A-Za-z]*"|(?=[,;\t]))([,;\t])(?:"?[A-Za-z]+"?\1?)+$')
+"""Of a CSV writer: quoted names, or an index without one before them."""
 _HEADER = re.compile(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])")
 _JOB_ID_SQL: Final = r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?:\.\S+)?"
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?P<step>\.\S+)?$")
@@ -94,6 +99,9 @@ _GIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "allocated": ("AllocTRES",),
     "requested": ("ReqTRES",),
     "nodes": ("NodeList",),
+    "allocated_gres": ("AllocGRES", "AllocGres"),
+    "requested_gres": ("ReqGRES", "ReqGres"),
+    "node_count": ("NNodes", "AllocNodes"),
 }
 """What gives each text of `slurm_rows.FIELDS`: the first of these fields that the file has."""
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
@@ -140,7 +148,7 @@ def read_sacct(
     findings = Findings()
     export = _Export(path, drop=drops_bad_rows(connection))
     source, raw = export.lines_sql(), f"{table}_records"
-    steps = _steps_of_regular(connection, path, source)
+    steps = None if export.is_quoted else _steps_of_regular(connection, path, source)
     if steps is None:
         # Names that hold separators or line breaks, or damage: split by hand.
         read_rows(connection, raw, dict.fromkeys(FIELDS, "VARCHAR"), export.texts(findings))
@@ -203,6 +211,8 @@ class _Export:
         header = head(path).lstrip("\ufeff").partition("\n")[0].rstrip("\r")
         self._fields, self._separator = _fields_of(header)
         self._header = header
+        self.is_quoted = self._separator != "|" and '"' in head(path)
+        """Written by a CSV writer, such as pandas, which quotes what holds the separator."""
         if "State" not in self._fields or {"JobID", "JobIDRaw"}.isdisjoint(self._fields):
             raise BadTrace(
                 path,
@@ -300,6 +310,9 @@ class _Export:
     def _records(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
         """Each record's first line and its fields: a record ends where the next line begins one."""
         expected = f"expected {len(self._fields)} fields joined by {self._separator!r}"
+        if self.is_quoted:
+            yield from self._quoted(findings)
+            return
         text, first_line = "", 0
         for line, this in itertools.chain(self._lines(), ((0, None),)):
             if this is None or self._begins(this.split(self._separator)):
@@ -321,6 +334,24 @@ class _Export:
                 raise self._bad(first_line, None, f"{expected}; no record ends within 1 MiB.")
             else:
                 text = f"{text}\n{this}"
+
+    def _quoted(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
+        """Each record's first line and its fields, of a file that quotes."""
+        with opened_text(self._path) as file:
+            rows = csv.reader(file, delimiter=self._separator)
+            line = 1
+            try:
+                for number, fields in enumerate(rows):
+                    begins, line = line, rows.line_num + 1
+                    if number == 0 or not fields or tuple(fields) == self._fields:
+                        continue
+                    if len(fields) == len(self._fields):
+                        yield begins, fields
+                        continue
+                    problem = f"expected {len(self._fields)} fields, found {len(fields)}."
+                    self._refuse(self._bad(begins, None, problem), findings)
+            except csv.Error as error:
+                raise self._bad(line, None, f"expected CSV: {error}.") from None
 
     def _lines(self) -> Iterator[tuple[int, str | None]]:
         with opened_text(self._path) as file:
@@ -393,6 +424,8 @@ def _literally(path: Path) -> str:
 def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
     """The field names of a header and what separates them; `--delimiter` may be anything."""
     header = header.rstrip("\r\n")
+    if quoted := _QUOTED_HEADER.match(header):
+        return tuple(next(csv.reader([header], delimiter=quoted[1]))), quoted[1]
     match = _HEADER.match(header)
     if match is None or not match[2].strip(
         " "

@@ -57,7 +57,7 @@ def read_sacct_json(
             path,
             table,
             raw,
-            present=frozenset(FIELDS),
+            present=frozenset(FIELDS) - {"allocated_gres", "requested_gres", "node_count"},
             zone=zone,
             findings=findings,
             faults=lambda: _faults(path),
@@ -70,6 +70,10 @@ def is_sacct_json(path: Path) -> bool:
     """Whether a file begins like `sacct --json`: an object with `jobs`, the first of which has Slurm's fields."""
     start = head(path)
     if not start.lstrip("\ufeff \t\r\n").startswith("{") or '"jobs"' not in start:
+        return False
+    if (
+        '"job_state"' in start
+    ):  # squeue --json and scontrol --json: what waits and runs at one moment
         return False
     return any(
         f'"{name}"' in start for name in ("association", "allocation_nodes", "Slurm", "slurm")
@@ -93,6 +97,11 @@ def _records(path: Path, findings: Findings, *, drop: bool) -> Iterator[tuple[st
 
 def _jobs(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, job in json_objects(path, frozenset({"jobs"}), next_step=NEXT_STEP):
+        if "job_state" in job:
+            problem = (
+                "this is what `squeue --json` or `scontrol --json` prints, which has no history."
+            )
+            raise BadTrace(path, problem, line=line, next_step="Export with `sacct --json`.")
         if "job_id" in job:
             yield line, job
         elif not job.keys() & {
@@ -156,6 +165,9 @@ def _texts(job: dict[str, Any], path: Path, findings: Findings) -> tuple[str, ..
         _tres(tres.get("allocated")),
         _tres(tres.get("requested")),
         job.get("nodes") or "",
+        "",
+        "",
+        "",
     )
 
 

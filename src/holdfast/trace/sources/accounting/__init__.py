@@ -1,0 +1,1 @@
+"""Read the accounting of schedulers other than Slurm: SWF, PBS and LSF."""

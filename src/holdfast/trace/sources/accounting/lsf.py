@@ -1,0 +1,122 @@
+"""The accounting file of IBM Spectrum LSF, `lsb.acct`: its records of jobs that ended.
+
+    cat $LSB_SHAREDIR/CLUSTER/logdir/lsb.acct* > lsf.txt
+
+Fields are separated by spaces, texts quoted, quotes in them doubled; a list stands behind its length. Of a job of which
+the start is 0, nothing was allocated. GPUs are what the effective resource requirement reserves, `ngpus_physical` of
+each host (or of each task, with `/task`), times the hosts, else what `-gpu num=` asked for. Fields, states and reasons:
+IBM, "lsb.acct", JOB_FINISH, of version 10.1; `lsbatch.h`, TERM_*.
+"""
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.trace.clusters import Cluster
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.schema import JOB_COLUMNS
+from holdfast.trace.sources.findings import Findings
+from holdfast.trace.sources.plain_text import cluster_name, opened_text
+from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head, read_rows
+
+if TYPE_CHECKING:
+    import duckdb
+
+NEXT_STEP: Final = "Give whole files lsb.acct, of $LSB_SHAREDIR/CLUSTER/logdir."
+COLUMNS: Final = (
+    "cluster", "job_id", "name", "username", "pool", "state", "reason", "exit_code", "submit_at", "start_at", "end_at",
+    "run_s", "queue_s", "gpu_num", "node_num", "cpu_num", "nodes", "zone_offset",
+)  # fmt: skip
+_FINISH: Final = "JOB_FINISH"
+_RECORD: Final = re.compile(r'"[A-Z_]+" "\d+(\.\d+)*" \d{9,10} ')
+_DONE: Final = 64
+_GPUS: Final = re.compile(r"ngpus_(?:physical|shared|excl_p|excl_t)\s*=\s*(\d+(?:\.\d+)?)(/task)?")
+_ASKED: Final = re.compile(r"\bnum=(\d+)(/task)?")
+_ENDED_BY: Final = {
+    1: "PREEMPTED", 5: "TIMEOUT", 6: "TIMEOUT", 12: "TIMEOUT", 8: "CANCELLED", 9: "CANCELLED", 14: "CANCELLED",
+    15: "CANCELLED", 10: "PREEMPTED", 11: "PREEMPTED", 16: "OUT_OF_MEMORY", 20: "OUT_OF_MEMORY",
+}  # fmt: skip
+"""TERM_* by number: preempted, run, deadline and CPU limits, killed by owner or administrator, requeued, memory."""
+_SENTENCES: Final = {
+    "unreadable-row": ("dropped", "Records that could not be read are left out."),
+    "lsf-other-records": ("dropped", "Records of other things than a job's end were left out."),
+}
+
+
+def read_lsf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
+    """Read accounting records; see the module for the command and the rules.
+
+    Raises:
+        BadTrace: with the line and what was expected.
+    """
+    findings = Findings()
+    rows = _rows(path, findings, drop=drops_bad_rows(connection))
+    if not read_rows(connection, table, {name: JOB_COLUMNS[name] for name in COLUMNS}, rows):
+        raise BadTrace(path, "The file holds no job that ended.", next_step=NEXT_STEP)
+    cluster = Cluster(name=cluster_name(path), source=SOURCE.name)
+    return Reading.of(connection, table, cluster, notes=findings.notes(cluster.name, _SENTENCES))
+
+
+def recognises(path: Path) -> bool:
+    """Return whether a file begins with a record of LSF."""
+    return _RECORD.match(head(path, 4096).lstrip("\ufeff\r\n#")) is not None
+
+
+def _rows(path: Path, findings: Findings, *, drop: bool) -> Iterator[tuple[Any, ...]]:
+    with opened_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            if not line.startswith(f'"{_FINISH}"'):
+                findings.add("lsf-other-records", line.partition(" ")[0].strip('"'))
+                continue
+            try:
+                yield _row(cluster_name(path), line)
+            except (ValueError, IndexError, csv.Error) as error:
+                problem = f"expected the fields of a JOB_FINISH record of LSF: {error}."
+                fault = BadTrace(path, problem, line=number, next_step=NEXT_STEP)
+                if not drop:
+                    raise fault from None
+                findings.add("unreadable-row", str(fault))
+
+
+def _row(cluster: str, line: str) -> tuple[Any, ...]:
+    fields = next(csv.reader([line], delimiter=" ", skipinitialspace=True))
+    job_id, slots, submit_s, start_s = (int(fields[place]) for place in (3, 6, 7, 10))
+    end_s = int(fields[2])
+    asked_hosts = int(fields[22])
+    place = 23 + asked_hosts
+    hosts = fields[place + 1 : place + 1 + int(fields[place])]
+    rest = fields[place + 1 + len(hosts) :]
+    status, name = int(rest[0]), rest[2]
+    exit_status = int(rest[25])
+    index, ended_by = int(rest[29]), int(rest[38])
+    state = "COMPLETED" if status == _DONE else _ENDED_BY.get(ended_by, "FAILED")
+    signal, code = exit_status & 0x7F, exit_status >> 8
+    # A host may have a count before it, such as 8*n001.
+    nodes = list(dict.fromkeys(host.rpartition("*")[2] for host in hosts))
+    started = start_s > 0
+    return (
+        cluster, f"{job_id}[{index}]" if index else str(job_id), name, fields[11], fields[12], state, None,
+        128 + signal if signal else code, submit_s, start_s if started else None, end_s,
+        end_s - start_s if started else None, start_s - submit_s if started else None,
+        _gpus(rest, hosts=len(nodes) or 1, tasks=slots), len(nodes) or None, float(slots), nodes or None, "",
+    )  # fmt: skip
+
+
+def _gpus(fields: list[str], *, hosts: int, tasks: int) -> float:
+    for form, texts in ((_GPUS, reversed(fields)), (_ASKED, reversed(fields))):
+        for text in texts:
+            if match := form.search(text):
+                return float(match[1]) * (tasks if match[2] else hosts)
+    return 0.0
+
+
+SOURCE: Final = Source(
+    name="lsf",
+    title="LSF, its accounting file lsb.acct",
+    recognises=recognises,
+    read=read_lsf,
+)
