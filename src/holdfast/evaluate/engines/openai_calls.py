@@ -116,7 +116,7 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
         )
     _, before = _echoed(request, max_length)
     if before < 0:
-        before = _first_token_of(request, logprobs["text_offset"])
+        before = _first_token_of(request, (logprobs or {})["text_offset"])
     values = of_tokens[before:-1]
     wanted = len(request.continuation) // 4
     if not values or (wanted and len(values) != wanted):
