@@ -51,8 +51,8 @@ class KeptMetrics:
             left = {path: digest for path, digest in left.items() if path not in names}
         if not left:
             return [(key, _RESULT + measured)]
-        names = msgspec.msgpack.encode(sorted(left))
-        return [(key, _FILES + names), (_next_key(key, left), _RESULT + measured)]
+        files = _FILES + msgspec.msgpack.encode(sorted(left))
+        return [(key, files), (_next_key(key, left), _RESULT + measured)]
 
 
 def _files_in(body: bytes) -> list[str]:
