@@ -462,6 +462,7 @@ def test_the_command_line_is_what_was_agreed():
             f"eval {name}": sorted([*EVALUATING, "--suite", "--json", *own])
             for name, own in {
                 "run": ["--id", "--model", "--no-progress"],
+                "lm_eval": ["--id", "--model", "--no-progress"],
                 "plan": ["--arrivals", "--device-memory-gib", "--model", "--page"],
                 "watch": ["--drop-stale", "--no-progress", "--once", "--until-file"],
             }.items()

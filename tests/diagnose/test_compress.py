@@ -98,6 +98,13 @@ def test_files_have_headings_and_their_own_numbers(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_line_that_files_share_is_cited_by_the_number_that_its_file_has(tmp_path):
+    for name, before in (("a.log", 4), ("b.log", 2)):
+        (tmp_path / name).write_text("step\n" * before + "odd words about the lattice\n")
+    (shared,) = [one for one in compressed(tmp_path).lines if "lattice" in one.text]
+    assert (shared.file, shared.line, shared.count) == (f"{tmp_path}/b.log", 3, 2)
+
+
 def test_a_limit_is_kept(tmp_path):
     lines = [
         f"{'abcdefghij'[number % 10]}{'xyzuvw'[number % 6] * (number // 10)} failed"

@@ -23,6 +23,7 @@ Other rooms import from here, from `policy` (to simulate it) and from `testing` 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.evaluate.harness.lm_eval.options import MODEL_ARGS
     from holdfast.evaluate.policy.outlook import Plan
     from holdfast.evaluate.report.compare import compare, plot
     from holdfast.evaluate.report.page import write_page
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from holdfast.evaluate.run.watch import watch
     from holdfast.evaluate.types.engine import EngineSpec
     from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, read_evaluation
-    from holdfast.evaluate.types.suite import Suite, load_suite
+    from holdfast.evaluate.types.suite import Suite, TaskEntry, load_suite
     from holdfast.evaluate.wire.messages import Status
 
 __all__ = [
+    "MODEL_ARGS",
     "BoundTerm",
     "EngineSpec",
     "EvaluateOptions",
@@ -49,6 +51,7 @@ __all__ = [
     "PlanInputs",
     "Status",
     "Suite",
+    "TaskEntry",
     "compare",
     "evaluate",
     "load_suite",
@@ -73,10 +76,12 @@ _HOMES = {
     "EvaluateOptions": "run.options",
     "Evaluation": "types.evaluation",
     "JudgeLimits": "run.options",
+    "MODEL_ARGS": "harness.lm_eval.options",
     "Plan": "policy.outlook",
     "PlanInputs": "run.forecast",
     "Status": "wire.messages",
     "Suite": "types.suite",
+    "TaskEntry": "types.suite",
     "compare": "report.compare",
     "evaluate": "run.evaluate",
     "load_suite": "types.suite",

@@ -12,7 +12,7 @@ from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import ledger_url
 from holdfast.diagnose import LogLine, diagnose
-from holdfast.diagnose.logs.filters import Filters, packaged_filters
+from holdfast.diagnose.logs.filters import Filters
 from holdfast.diagnose.memory import Known, judge, remember
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, cosine, packed, unpacked
 from holdfast.diagnose.memory.good import add_good_run, learn_filters
@@ -149,23 +149,28 @@ def test_a_good_run_teaches_filters_and_takes_back_a_rule_that_calls_it_a_failur
     taught = judge(ledger, "m1", reason="NetworkError").learned
     assert taught
     lines = [f"opened shard {n} of blend corpus-{n} in {n}.2 s" for n in range(20)]
-    good.write_text(
-        "\n".join([*lines, STRANGE.replace("12", "3"), "CUDA error: an illegal memory access"])
-        + "\n"
-    )
+    steps = [f"step {n} loss 2" for n in range(1, 9)]
+    said = [STRANGE.replace("12", "3"), *lines, *steps, "Training completed successfully."]
+    good.write_text("\n".join(said) + "\n")
     done = add_good_run(ledger, [str(good)])
     assert set(done.withdrawn) == {one.rule.id for one in taught}
     learned = Known.load(ledger_url(tmp_path)).filters
     assert Filters(learned).routine("opened shard 7 of blend corpus-9 in 0.2 s")
-    assert not Filters((*packaged_filters(), *learned)).routine(
-        "CUDA error: an illegal memory access"
-    )
     assert add_good_run(ledger, [str(good)]).good_id == done.good_id, (
         "the same lines are recorded once"
     )
     (tmp_path / "empty.log").write_text("")
     with pytest.raises(BadUse, match="no text"):
         add_good_run(ledger, [str(tmp_path / "empty.log")])
+
+
+def test_a_failed_run_is_not_taken_for_a_good_one(ledger, tmp_path):
+    failed = tmp_path / "failed.log"
+    failed.write_text("step 1 loss 2\n" * 6 + "Traceback (most recent call last):\nKeyError: 'a'\n")
+    with pytest.raises(BadUse, match=r"did not end well: KeyError: .*'a' \(.*failed.log, line 8\)"):
+        add_good_run(ledger, [str(failed)])
+    assert ledger.good_runs() == []
+    assert ledger.learned_rules() == []
 
 
 def test_no_filter_drops_a_line_that_states_a_root():

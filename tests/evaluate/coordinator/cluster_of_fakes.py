@@ -460,7 +460,10 @@ class FakeHost:
                     measured = b"%d" % sum(map(len, message.answers))
                     self.line.send(
                         messages.SampleMeasured(
-                            metric_key=message.metric_key, measured=measured, seconds=0.001
+                            metric_key=message.metric_key,
+                            measured=measured,
+                            read={},
+                            seconds=0.001,
                         )
                     )
 

@@ -101,3 +101,16 @@ def test_answers_are_cut_into_messages_that_a_frame_holds(tmp_path):
     world.delivery.send()
     assert [[one.sample for one in message.samples] for message in world.delivered] == [[0], [1]]
     world.close()
+
+
+def test_a_stored_answer_that_cannot_be_read_fails_its_sample_alone(world):
+    damaged = Journal(world.answers.folder.parent, "damaged")
+    damaged.commit([(ASKED.key, b"\xff no answer")])
+    world.delivery._models.get(0).answers = damaged
+    world.delivery.add(world.samples[0])
+    world.delivery.send()
+    (sample,) = world.delivered[0].samples
+    assert sample.answers == []
+    assert "A stored answer cannot be read" in sample.error
+    assert str(damaged.folder) in sample.error
+    damaged.close()

@@ -37,6 +37,7 @@ class StandIn(ThreadingHTTPServer):
         self.model, self.weights, self.key, self.token_ids = model, weights, key, token_ids
         self.script, self.seen, self.stopped = [], [], threading.Event()
         self.folder = None
+        self.listing = 200  # the status of GET /models
         self.in_flight = self.most_in_flight = 0
         self.hold = None  # an event that answers wait for
         self.lock = threading.Lock()
@@ -82,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.reply(b"")
             case "/version":
                 self.reply({"version": "0.0.stand-in"})
+            case "/v1/models" if self.server.listing != 200:
+                self.reply({"error": {"message": "no listing"}}, self.server.listing)
             case "/v1/models":
                 if self.is_authorized():
                     self.reply({"data": [{"id": self.server.model, "max_model_len": 64}]})

@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from holdfast.evaluate.engines.simulated import simulated_answer
-from holdfast.evaluate.engines.worker import Pulse
+from holdfast.evaluate.engines.worker import Pulse, _encoded
+from holdfast.evaluate.types.engine import Finished
 from holdfast.evaluate.types.requests import (
+    Answer,
     Request,
     Sampling,
     decode_answer,
@@ -496,3 +498,12 @@ def test_a_pulse_knows_a_long_load_from_a_hang():
     assert pulse.beats()
     clock.advance(11.0)
     assert not pulse.beats()
+
+
+def test_an_answer_that_nobody_could_read_again_is_an_error_of_its_request():
+    text = Answer(text=[{"type": "text", "text": "a"}])  # what a server sent, taken as it was
+    body, new_tokens, error = _encoded(Finished(id=0, answer=text, started_s=0, finished_s=1))
+    assert (body, new_tokens) == (b"", 0)
+    assert "none that can be kept" in error
+    good = Finished(id=0, answer=Answer(text="a", new_tokens=3), started_s=0, finished_s=1)
+    assert _encoded(good) == (encode_answer(good.answer), 3, "")

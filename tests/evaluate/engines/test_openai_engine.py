@@ -223,7 +223,6 @@ def test_patience_ends(server, engine_for):
     [
         {},
         {"choices": []},
-        {"choices": [{"logprobs": None}]},
         {
             "choices": [
                 {"logprobs": {"token_logprobs": [None, -1.0], "top_logprobs": [None, {"a": -1.0}]}}
@@ -234,7 +233,7 @@ def test_patience_ends(server, engine_for):
                 {
                     "logprobs": {
                         "token_logprobs": [None, None, -1],
-                        "top_logprobs": [None, None, None],
+                        "top_logprobs": [None, None, {"a": -1.0}],
                     }
                 }
             ]
@@ -248,6 +247,97 @@ def test_a_malformed_answer_is_an_error_of_that_request(server, engine_for, repl
     said = run(engine, [request])[0]
     assert "cannot be used" in said.error
     assert run(engine, [request])[0].answer.logprob < 0
+
+
+@pytest.mark.parametrize("listing", [403, 404, 405, 501])
+def test_a_server_that_lists_no_models_is_asked_for_the_one_that_is_named(
+    server, engine_for, listing
+):
+    server.listing = listing
+    assert run(engine_for(server, model_name="tiny"), [generation()])[0].answer
+    with pytest.raises(BadUse, match=f"answers {listing}: no listing"):
+        engine_for(server)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": "n/a", "completion_tokens": "n/a"},
+        {"prompt_tokens": -5, "completion_tokens": 10**12},
+        {"prompt_tokens": float("nan"), "completion_tokens": True},
+        "n/a",
+        None,
+    ],
+)
+def test_counts_that_are_none_are_passed_over(server, engine_for, usage):
+    engine = engine_for(server)
+    server.script = [{"choices": [{"text": "abc", "token_ids": [1, 2]}], "usage": usage}]
+    answer = run(engine, [generation()])[0].answer
+    assert (answer.text, answer.prompt_tokens, answer.new_tokens) == ("abc", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "image_url", "image_url": {}}, "c"], "c"),
+        (None, ""),
+    ],
+)
+def test_a_chat_may_answer_in_parts(server, engine_for, content, text):
+    engine = engine_for(server)
+    server.script = [{"choices": [{"message": {"content": content}}]}]
+    chat = Request(kind="chat", text="[]", sampling=Sampling(max_new_tokens=9))
+    assert run(engine, [chat])[0].answer.text == text
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "missing"),
+    [
+        (None, "logprobs is null"),
+        ({"token_logprobs": None, "top_logprobs": None}, "token_logprobs is null"),
+        ({"token_logprobs": [None, -1.0, -1.0], "top_logprobs": None}, "top_logprobs is null"),
+    ],
+)
+def test_a_server_without_log_probabilities_is_said_to_be_one(
+    server, engine_for, logprobs, missing
+):
+    engine = engine_for(server)
+    server.script = [{"choices": [{"logprobs": logprobs}]}]
+    request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
+    assert f"gives no log-probabilities of a prompt ({missing})" in run(engine, [request])[0].error
+    assert engine.slept == [], "the next try would say the same"
+
+
+def test_log_probabilities_that_are_no_numbers_are_not_kept(server, engine_for):
+    engine = engine_for(server)
+    logprobs = {"token_logprobs": [None, float("nan"), 0], "top_logprobs": [None, {"a": 0}, {}]}
+    server.script = [{"choices": [{"logprobs": logprobs}]}] * 3
+    request = Request(kind="loglikelihood", prompt=pack_tokens([5]), continuation=pack_tokens([6]))
+    assert "no numbers" in run(engine, [request])[0].error
+
+
+def test_a_stream_that_nobody_asked_for_is_named(server, engine_for):
+    engine = engine_for(server)
+    headers = [("Content-Type", "text/event-stream")]
+    server.script = [(200, headers, b'data: {"choices": []}\n\ndata: [DONE]\n\n')]
+    assert "stream of events" in run(engine, [generation()])[0].error
+
+
+def test_a_page_in_the_place_of_an_answer_is_tried_again_and_then_said(server, engine_for):
+    engine = engine_for(server, options={"patience_s": 1})
+    server.script = [b"<html>busy</html>"] * 9
+    assert "answers what is no JSON: <html>busy" in run(engine, [generation()])[0].error
+    server.script = [b"<html>busy</html>"]
+    assert run(engine, [generation()])[0].answer
+
+
+def test_an_error_in_the_body_of_a_200_counts_as_its_status(server, engine_for):
+    engine = engine_for(server)
+    server.script = [{"error": {"message": "overloaded", "code": 429}}] * 5
+    assert run(engine, [generation()])[0].answer
+    server.script = [{"error": {"message": "no such thing", "code": 400}}]
+    assert "answers 400: no such thing" in run(engine, [generation()])[0].error
 
 
 def test_a_bad_request_is_not_tried_again(server, engine_for):

@@ -246,3 +246,55 @@ def test_a_checkpoint_that_cannot_be_converted_is_one_sentence(trained, tmp_path
 
     asyncio.run(run())
     assert issubclass(DamagedModel, EvaluationError)
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Hugging Face's cache with `org/tiny`, of which `main` is the first commit."""
+    hub = tmp_path / "hub"
+    model = hub / "models--org--tiny"
+    make_files(model / "blobs", {"c": 20, "w": 40})
+    for commit in ("111aaa", "222bbb"):
+        snapshot = model / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        for name, blob in (("config.json", "c"), ("model.safetensors", "w")):
+            (snapshot / name).symlink_to(Path("..") / ".." / "blobs" / blob)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("111aaa")
+    monkeypatch.setenv("HF_HUB_CACHE", str(hub))
+    return model
+
+
+def test_a_name_of_the_hub_is_found_in_its_cache(cached):
+    first, second = (str(cached / "snapshots" / commit) for commit in ("111aaa", "222bbb"))
+    for said in ("org/tiny", "org/tiny@main", str(cached)):
+        assert describe(said).source == first
+    assert describe("org/tiny@222bbb").source == second
+    assert paths(describe("org/tiny")) == ["config.json", "model.safetensors"]
+    with pytest.raises(NotFound, match=r"has no revision 'v2'\. It has 111aaa, 222bbb"):
+        describe("org/tiny@v2")
+    with pytest.raises(NotFound, match="hf download ORG/NAME"):
+        describe("org/other")
+    (cached / "refs" / "main").unlink()
+    with pytest.raises(NotFound, match=r"no revision 'main'.*hf download org/tiny"):
+        describe(str(cached))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]},
+        {"model_type": "own", "is_encoder_decoder": True},
+    ],
+)
+def test_an_encoder_decoder_is_refused_by_name(folder, config):
+    (folder / "config.json").write_text(json.dumps(config))
+    named = config.get("architectures", ["own"])[0]
+    with pytest.raises(BadUse, match=rf"encoder-decoder model \({named}\).*backend=seq2seq"):
+        describe(str(folder))
+
+
+def test_an_adapter_is_named_with_the_way(tmp_path):
+    make_files(tmp_path / "lora", {"adapter_config.json": 20, "adapter_model.safetensors": 20})
+    with pytest.raises(BadUse, match=r"PEFT adapter.*merge_and_unload"):
+        describe(str(tmp_path / "lora"))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli.eval import progress as eval_progress
+from holdfast.cli.eval.lm_eval_words import Line, speaks_lm_eval, task_names, translate
 from holdfast.cli.eval.options import (
     FOLDER,
     HOW,
@@ -87,23 +88,74 @@ def _check_installed() -> None:
         ) from error
 
 
-@command.command()
+class LmEvalWords(click.Command):
+    """A command that also takes a line of lm-eval's command; `always` where it takes nothing else."""
+
+    always = False
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put a line of lm-eval's into Holdfast's words first."""
+        if not {"--help", "-h"} & set(args) and (self.always or speaks_lm_eval(args)):
+            line = ctx.meta[Line.__name__] = translate(args)
+            args = line.native
+            if line.suite is not None:
+                args = [*args, "--suite", line.suite.name]
+            if line.listing:
+                args = ["--suite", "list", "--model", "none"]
+            for sentence in line.said:
+                click.echo(sentence, err=True)
+        return super().parse_args(ctx, args)
+
+
+class LmEvalLine(LmEvalWords):
+    """Takes a line of lm-eval's command as it stands."""
+
+    always = True
+
+
+def _run(
+    place: Place, suite: str, model: str, as_json: bool, no_progress: bool, how: dict[str, Any]
+) -> int:
+    from holdfast.evaluate import evaluate
+
+    line: Line | None = click.get_current_context().meta.get(Line.__name__)
+    if line is not None and line.listing:
+        click.echo("\n".join(task_names()))
+        return 0
+    chosen = suite if line is None or line.suite is None else line.suite
+    with eval_progress.shown(quiet=no_progress or as_json) as progress:
+        evaluation = evaluate(chosen, model, options=options_from(place, how), progress=progress)
+    return _print(evaluation, as_json=as_json)
+
+
+@command.command("lm_eval", cls=LmEvalLine)
+@takes(SUITE, MODEL, *HOW, ID, *SHOWING)
+@click.pass_obj
+def lm_eval(
+    place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any
+) -> int:
+    """Run a line of lm-eval's command as it stands.
+
+    \b
+    holdfast eval lm_eval --model hf --model_args pretrained=./llama --tasks gsm8k --num_fewshot 5
+    """  # noqa: D301 - click wants the character itself
+    return _run(place, suite, model, as_json, no_progress, how)
+
+
+@command.command(cls=LmEvalWords)
 @takes(SUITE, MODEL, *HOW, ID, *SHOWING)
 @click.pass_obj
 def run(
     place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any
 ) -> int:
-    """Run a suite on a model.
+    """Run a suite on a model. The words of lm-eval's command are taken, too.
 
     \b
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
     holdfast eval run --suite nightly.toml --model ckpt/step-0000001000 --hf-config ./llama --on slurm --nodes 4
+    holdfast eval run --tasks gsm8k --model hf --model_args pretrained=./llama --num_fewshot 5
     """  # noqa: D301 - click wants the character itself
-    from holdfast.evaluate import evaluate
-
-    with eval_progress.shown(quiet=no_progress or as_json) as progress:
-        evaluation = evaluate(suite, model, options=options_from(place, how), progress=progress)
-    return _print(evaluation, as_json=as_json)
+    return _run(place, suite, model, as_json, no_progress, how)
 
 
 @command.command()
@@ -232,6 +284,8 @@ def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
         click.echo(verdict(evaluation))
         if lost := losses(evaluation):
             click.echo(lost)
+        for note in evaluation.notes:
+            click.echo(note)
         click.echo(f"Page: {Path(evaluation.folder) / 'report.html'}")
         if evaluation.errors:
             click.echo(f"Try the failed tasks again: holdfast eval resume {evaluation.id}")

@@ -131,10 +131,9 @@ def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept]
                 known = shapes.get(shape)
                 if known is not None:
                     known.count += 1
-                    known.line, known.raw = (
-                        first + offset,
-                        raw[:_RAW_BYTES],
-                    )  # the last is the one that may tell of the end
+                    # The last is the one that may tell of the end; its number counts in its own file.
+                    known.file, known.line = str(file.path), first + offset
+                    known.raw = raw[:_RAW_BYTES]
                 elif len(shapes) < _SHAPES_LIMIT:
                     shapes[shape] = _Shape(str(file.path), first + offset, raw[:_RAW_BYTES])
     found = []

@@ -17,6 +17,9 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import GoodRun, LearnedRule
+from holdfast.diagnose.explain.answer import conclude
+from holdfast.diagnose.explain.diagnosis import ENDS_IN_WORDS
+from holdfast.diagnose.explain.scan import scan
 from holdfast.diagnose.logs.files import find_files, read_blocks
 from holdfast.diagnose.logs.filters import Filter, Filters, packaged_filters
 from holdfast.diagnose.logs.lines import clean_line
@@ -55,7 +58,7 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
 
     Raises:
         NotFound: none of the paths exists.
-        BadUse: there is no text in them.
+        BadUse: there is no text in them, or the packaged rules find a failure there.
         LedgerError: the ledger cannot be read or written.
     """
     now_s = (SystemClock() if clock is None else clock).now_s()
@@ -64,6 +67,7 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
         raise BadUse(
             f"There is no text in {', '.join(paths)}. Name the logs of a run that ended well."
         )
+    _refuse_failure(paths)
     digest = hashlib.sha256("\n".join(text for text, _ in lines).encode()).hexdigest()[:16]
     run = GoodRun(
         name=" ".join(paths),
@@ -83,6 +87,19 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
     runs = [[(str(line[0]), int(line[1])) for line in run.lines] for run in ledger.good_runs()]
     found = keep_filters(ledger, learn_filters(runs, roots), good_id, now_s=now_s)
     return Good(good_id=good_id, lines=len(lines), filters=found, withdrawn=tuple(withdrawn))
+
+
+def _refuse_failure(paths: Sequence[str]) -> None:
+    # By the packaged rules alone: a learned rule that calls a good run's line a failure is taken back by that run.
+    diagnosis = conclude(scan(find_files(paths).files, packaged_rules()))
+    if diagnosis.outcome in ENDS_IN_WORDS:
+        return
+    root = diagnosis.root_line
+    where = f" ({root.file}, line {root.line})" if root else ""
+    raise BadUse(
+        f"This run did not end well: {diagnosis.summary.rstrip('.')}{where}. What a failed run prints is not routine. "
+        "Name the logs of a run that ended well."
+    )
 
 
 def keep_filters(

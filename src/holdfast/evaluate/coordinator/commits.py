@@ -6,14 +6,15 @@ what is not committed is still with the engines.
 
 import asyncio
 
+from holdfast.evaluate.coordinator.kept_metrics import Records
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.open_requests import OpenSample
 from holdfast.evaluate.coordinator.sample_queue import SampleQueue
 from holdfast.evaluate.wire import messages
 from holdfast.evaluate.wire.server import Connection
 
-Measured = tuple[OpenSample, bytes, bytes]
-"""A sample, the key of its metric, and what came of it."""
+Measured = tuple[OpenSample, Records, bytes]
+"""A sample, what to journal of its metric, and what came of it."""
 
 
 class Commits:
@@ -36,9 +37,9 @@ class Commits:
         self._dones.append((peer, message))
         self._wanted.set()
 
-    def add_metric(self, sample: OpenSample, key: bytes, measured: bytes) -> None:
-        """A metric, under its key."""
-        self._metrics_done.append((sample, key, measured))
+    def add_metric(self, sample: OpenSample, records: Records, measured: bytes) -> None:
+        """A metric, and what to journal of it."""
+        self._metrics_done.append((sample, records, measured))
         self._wanted.set()
 
     def journal_opened(self) -> None:
@@ -78,7 +79,7 @@ class Commits:
         for peer, message in ripe:
             if peer not in waiting:  # the number acknowledges all before it
                 peer.send(messages.Acked(number=message.number))
-        for sample, _key, measured in metrics:
+        for sample, _records, measured in metrics:
             self._samples.measured(sample, measured)
 
     def _has_journal(self, number: int) -> bool:
@@ -93,8 +94,8 @@ class Commits:
             if model is not None and model.answers is not None:
                 model.answers.commit(records)
         measured: dict[int, list[tuple[bytes, bytes]]] = {}
-        for sample, key, body in metrics:
-            measured.setdefault(sample.model, []).append((key, body))
+        for sample, kept, _measured in metrics:
+            measured.setdefault(sample.model, []).extend(kept)
         for number, records in measured.items():
             model = self._models.get(number)
             if model is not None and model.metrics is not None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample
 from holdfast.evaluate.types.harness import AnsweredSample
@@ -61,7 +63,15 @@ class Delivery:
     def add(self, sample: OpenSample) -> None:
         """A sample is done, or has an error for good: it goes out with the next `send`."""
         bodies = [] if sample.error else self.bodies(sample)
-        answers = [decode_answer(body) for body in bodies]
+        try:
+            answers = [decode_answer(body) for body in bodies]
+        except msgspec.DecodeError as error:  # of an engine that an older Holdfast did not check
+            bodies, answers = [], []
+            model = self._models.get(sample.model)
+            folder = model.answers.folder if model and model.answers else "the journal"
+            sample.error = (
+                f"A stored answer cannot be read ({error}). Remove {folder} to ask for them again."
+            )
         self._open_requests.delivered(sample)
         self.count += 1
         answered = AnsweredSample(

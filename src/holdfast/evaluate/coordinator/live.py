@@ -54,6 +54,7 @@ class Live:
         self._config, self._clock, self._epoch = config, clock, epoch
         self._timeline = timeline
         self._journals, self._learned = Path(config.journals), files.learned
+        self._state_folder = files.folder
         self._policy = PolicyQueue(state)
         self._open_requests = OpenRequests(files.folder)
         self._models = Models(files.models)
@@ -219,9 +220,10 @@ class Live:
         Its answers have a journal from now on, and what clients submitted early can be looked up.
         """
         whose = f"{model.digest}\n{model.numerics}"
-        again = f", computed again for {self._config.evaluation_id}" if self._config.rescore else ""
+        # To score again is to compute: what was computed before is out of reach in a folder of this run alone.
+        metrics = self._state_folder / "metrics" if self._config.rescore else self._journals
         model.answers = Journal(self._journals, whose)
-        model.metrics = Journal(self._journals, f"{whose}\nmetrics{again}")
+        model.metrics = Journal(metrics, f"{whose}\nmetrics of files")
         self._commits.journal_opened()
         self._samples.take_early()
 
@@ -338,7 +340,8 @@ class Live:
         )
         for sample in samples:
             if said.measured:
-                self._commits.add_metric(sample, said.metric_key, said.measured)
+                records = self._measurements.records(sample.model, said)
+                self._commits.add_metric(sample, records, said.measured)
             else:
                 self._samples.unmeasurable(sample, error=died)
 

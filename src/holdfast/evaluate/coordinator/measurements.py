@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.delivery import Delivery
+from holdfast.evaluate.coordinator.kept_metrics import KeptMetrics, Records
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.open_requests import OpenRequests, OpenSample, measured_key
 from holdfast.evaluate.coordinator.policy_queue import PolicyQueue
@@ -53,15 +54,15 @@ class Measurements:
             int, int
         ] = {}  # sample to node, which waits for its answers' commit or for a host
         self._losses: dict[bytes, int] = {}
+        self._kept = KeptMetrics()
 
     def is_known(self, sample: OpenSample) -> bool:
         """Whether the metric of a sample with all its answers stands in the journal; else it runs if it may."""
         model = self._models.get(sample.model)
         assert model is not None
         assert model.metrics is not None
-        sample.measured = (
-            model.metrics.get(measured_key(sample.metric_key, self._delivery.bodies(sample))) or b""
-        )
+        key = measured_key(sample.metric_key, self._delivery.bodies(sample))
+        sample.measured = self._kept.find(model.metrics, key) or b""
         if not sample.measured:
             if (node := self._granted.pop(sample.number, None)) is not None:
                 self._start(sample, node)
@@ -115,6 +116,13 @@ class Measurements:
                 answers=bodies,
             )
         )
+
+    def records(self, model: int, said: messages.SampleMeasured) -> Records:
+        """Return what to journal of a metric, so that whoever needs the same finds it."""
+        of = self._models.get(model)
+        if of is None or of.metrics is None:
+            return []
+        return self._kept.records(of.metrics, said.metric_key, said.measured, said.read)
 
     def host_gone(self, name: str) -> None:
         """What a host computed is to be computed again."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.openai_calls import (
     MalformedReply,
+    NotSupported,
     Tokenize,
     answer_of,
     path_and_body,
@@ -36,6 +37,7 @@ _STEP_S = 0.1
 _MAX_BATCH = 32
 _MAX_LENGTH = 2048  # lm-eval's own for a server that does not say
 _AGAIN_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_NO_LISTING = {403, 404, 405, 501}  # of GET /models, which many servers and gateways do not have
 _BACK_OFF_S = (0.5, 30.0)
 _LONGEST_WAIT_S = 120.0  # that a server may ask for
 _LOAD_PATIENCE_S = 60.0
@@ -43,7 +45,11 @@ _MALFORMED_TRIES = 3
 
 
 class Unanswerable(Exception):
-    """A request that this server will not answer; the message is one sentence."""
+    """A request that this server will not answer; the message is one sentence. `status` is HTTP's, where it is why."""
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
 
 
 class OpenAIEngine:
@@ -178,9 +184,15 @@ class OpenAIEngine:
         await self._session.close()
 
     def _call(
-        self, method: str, url: str, body: dict[str, Any] | None = None, *, patience_s: float
+        self,
+        method: str,
+        url: str,
+        body: dict[str, Any] | None = None,
+        *,
+        patience_s: float,
+        optional: bool = False,
     ) -> Any:
-        """One call of the main thread's, tried until the patience ends.
+        """One call of the main thread's, tried until the patience ends; None where it is `optional` and not there.
 
         Raises:
             BadUse: it will not be answered.
@@ -192,11 +204,16 @@ class OpenAIEngine:
         try:
             return called.result()
         except Unanswerable as error:
+            if optional and error.status in _NO_LISTING:
+                return None
             raise BadUse(str(error)) from error
 
     def _choose_model(self) -> None:
         listed = self._call(
-            "GET", f"{self._url}/models", patience_s=min(_LOAD_PATIENCE_S, self._patience_s)
+            "GET",
+            f"{self._url}/models",
+            patience_s=min(_LOAD_PATIENCE_S, self._patience_s),
+            optional=bool(self._model),
         )
         models = (
             {str(one.get("id")): one for one in listed.get("data", [])}
@@ -255,6 +272,8 @@ class OpenAIEngine:
             reply = await self._ask("POST", f"{self._url}/{path}", body, self._patience_s)
             try:
                 return answer_of(request, reply, self._max_length, self._tokenize)
+            except NotSupported as error:
+                raise Unanswerable(str(error)) from error
             except MalformedReply as error:
                 if tried == _MALFORMED_TRIES - 1:
                     raise Unanswerable(
@@ -278,12 +297,25 @@ class OpenAIEngine:
                     method, url, json=body, allow_redirects=False
                 ) as reply:
                     text = await reply.text()
-                    if reply.status == 200:
-                        return json.loads(text) if text else {}
-                    why = f"{url} answers {reply.status}: {_brief(text)}"
-                    if reply.status not in _AGAIN_STATUSES:
-                        raise Unanswerable(_refusal(reply.status, why, self._model))
+                    status = reply.status
                     asked_s = _retry_after_s(reply.headers.get("Retry-After"))
+                    if status == 200 and reply.content_type == "text/event-stream":
+                        raise Unanswerable(
+                            f"{url} answers with a stream of events (text/event-stream), which it was not asked for. "
+                            "Turn streaming off at the server, or at the gateway before it."
+                        )
+                if status == 200:
+                    try:
+                        said = json.loads(text) if text else {}
+                    except ValueError:
+                        why = f"{url} answers what is no JSON: {_brief(text)}"
+                    else:
+                        if (status := _stated_status(said)) == 200:
+                            return said
+                if status != 200:
+                    why = f"{url} answers {status}: {_brief(text)}"
+                    if status not in _AGAIN_STATUSES:
+                        raise Unanswerable(_refusal(status, why, self._model), status)
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 why, asked_s = f"{url} cannot be reached: {type(error).__name__}: {error}", None
             pause_s = (
@@ -300,6 +332,13 @@ class OpenAIEngine:
                 )
             await self._sleep(pause_s)
             wait_s = min(_BACK_OFF_S[1], 2 * wait_s)
+
+
+def _stated_status(said: Any) -> int:
+    """The status that an error in the body of a 200 states; gateways pass errors on like this."""
+    error = said.get("error") if isinstance(said, dict) and "choices" not in said else None
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) and 400 <= code < 600 else 200
 
 
 def _refusal(status: int, why: str, model: str) -> str:

@@ -5,11 +5,13 @@ the prompt is echoed with the log-probability of each token, and one token more 
 """
 
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
 
+_MOST_TOKENS = 100_000_000  # of a prompt; a server that states more states nonsense
 _CHAT_STOPS = 4  # as lm-eval sends at most; OpenAI's own limit
 _NOT_FOR_A_SERVER = {
     "do_sample",
@@ -21,7 +23,11 @@ Tokenize = Callable[[str], Sequence[int]]
 
 
 class MalformedReply(Exception):
-    """A server's answer is not what the API says."""
+    """A server's answer is not what the API says; the message ends `URL answers what cannot be used: …`."""
+
+
+class NotSupported(Exception):
+    """A server does not give what a request needs, and will not the next time; the message is one sentence."""
 
 
 def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, dict[str, Any]]:
@@ -63,15 +69,15 @@ def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize 
     """What a server's reply says.
 
     Raises:
-        Malformed: it says nothing that can be used.
+        MalformedReply: it says nothing that can be used.
+        NotSupported: it lacks what the request needs, such as log-probabilities.
     """
     try:
         choice = reply["choices"][0]
         if request.kind == "loglikelihood":
-            return _scored(request, choice["logprobs"], max_length)
-        text = choice["message"]["content"] if request.kind == "chat" else choice["text"]
-        usage = reply.get("usage") or {}
-        return _generated(request, choice, text or "", usage, tokenize)
+            return _scored(request, choice.get("logprobs"), max_length)
+        said = choice["message"]["content"] if request.kind == "chat" else choice["text"]
+        return _generated(request, choice, _text_of(said), reply.get("usage"), tokenize)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReply(
             f"{type(error).__name__}: {error} in {json.dumps(reply)[:300]}"
@@ -87,17 +93,38 @@ def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
     return tokens[cut:], len(request.prompt) // 4 - cut
 
 
-def _scored(request: Request, logprobs: dict[str, Any], max_length: int) -> Answer:
-    of_tokens, tops = logprobs["token_logprobs"], logprobs["top_logprobs"]
+def _text_of(said: Any) -> str:
+    """The text of a message's content: a string, a list of parts as the chat API allows, or nothing."""
+    if said is None:
+        return ""
+    if isinstance(said, str):
+        return said
+    if isinstance(said, list):
+        return "".join(
+            _text_of(one.get("text") if isinstance(one, Mapping) else one) for one in said
+        )
+    raise ValueError(f"its text is {type(said).__name__}, neither a string nor a list of parts")
+
+
+def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: int) -> Answer:
+    of_tokens, tops = ((logprobs or {}).get(name) for name in ("token_logprobs", "top_logprobs"))
+    if not of_tokens or not tops:
+        missing = "top_logprobs" if of_tokens else "logprobs" if not logprobs else "token_logprobs"
+        raise NotSupported(
+            f"The server gives no log-probabilities of a prompt ({missing} is null), and this task is scored by them. "
+            "Name a server that gives them (vLLM's completions do), or tasks that generate."
+        )
     _, before = _echoed(request, max_length)
     if before < 0:
-        before = _first_token_of(request, logprobs["text_offset"])
+        before = _first_token_of(request, (logprobs or {})["text_offset"])
     values = of_tokens[before:-1]
     wanted = len(request.continuation) // 4
     if not values or (wanted and len(values) != wanted):
         raise ValueError(
             f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not echoed"
         )
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        raise ValueError(f"log-probabilities are no numbers: {values[:8]}")
     # The first token of all has none; the likeliest token is the server's own first choice.
     is_greedy = all(
         value >= max(top.values()) for value, top in zip(values, tops[before:-1], strict=True)
@@ -116,10 +143,12 @@ def _generated(
     request: Request,
     choice: dict[str, Any],
     text: str,
-    usage: dict[str, Any],
+    usage: Any,
     tokenize: Tokenize | None,
 ) -> Answer:
     tokens: Sequence[int] = choice.get("token_ids") or ()
+    counts = usage if isinstance(usage, Mapping) else {}
+    assert request.sampling is not None
     if request.prompt and not tokens:
         if tokenize is None:
             raise ValueError(
@@ -130,6 +159,15 @@ def _generated(
         tokens=pack_tokens(tokens) if request.prompt else b"",
         text=text,
         finish="length" if choice.get("finish_reason") == "length" else "stop",
-        prompt_tokens=int(usage.get("prompt_tokens") or request.prompt_tokens()),
-        new_tokens=int(usage.get("completion_tokens") or len(tokens) or max(1, len(text) // 4)),
+        prompt_tokens=_count(counts.get("prompt_tokens"), _MOST_TOKENS) or request.prompt_tokens(),
+        new_tokens=_count(counts.get("completion_tokens"), request.sampling.max_new_tokens)
+        or len(tokens)
+        or max(1, len(text) // 4),
     )
+
+
+def _count(said: Any, most: int) -> int:
+    """A number of tokens as a server states it; 0 where what it states is none: it predicts costs, and no more."""
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 < said <= most:
+        return 0
+    return round(said)

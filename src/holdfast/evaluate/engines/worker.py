@@ -27,7 +27,12 @@ from holdfast.core.processes import die_with_parent, end_without_collecting
 from holdfast.evaluate.engines.choose import make_engine
 from holdfast.evaluate.engines.uplink import Uplink
 from holdfast.evaluate.types.engine import Engine, EngineSpec, Finished, SwapRefused
-from holdfast.evaluate.types.requests import Request, decode_request, encode_answer
+from holdfast.evaluate.types.requests import (
+    Request,
+    decode_answer,
+    decode_request,
+    encode_answer,
+)
 from holdfast.evaluate.wire import messages
 from holdfast.profile import start_evaluation, stop_phases
 
@@ -252,20 +257,32 @@ class EngineWorker:
     def _report(self, finished: Sequence[Finished], line: Uplink) -> None:
         assert self._said is not None
         for one in finished:
+            body, new_tokens, error = _encoded(one)
             line.done(
                 self._said.model,
                 messages.DoneRequest(
                     key=self._held[one.id],
-                    body=encode_answer(one.answer) if one.answer else b"",
-                    new_tokens=one.answer.new_tokens if one.answer else 0,
+                    body=body,
+                    new_tokens=new_tokens,
                     started_s=one.started_s,
                     finished_s=one.finished_s,
-                    error=one.error,
+                    error=error,
                 ),
             )
             self._forget(one.id)  # after: whoever asks in between finds it in one place at least
         if finished and not self._held:
             line.flush()
+
+
+def _encoded(one: Finished) -> tuple[bytes, int, str]:
+    """An answer's bytes, its tokens and its error. A journal keeps the bytes for good, so they are read once here."""
+    if one.answer is None:
+        return b"", 0, one.error
+    try:
+        body = encode_answer(one.answer)
+        return body, decode_answer(body).new_tokens, one.error
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        return b"", 0, one.error or f"The engine's answer is none that can be kept: {error}."
 
 
 def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[messages.Done]) -> int:

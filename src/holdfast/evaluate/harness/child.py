@@ -17,6 +17,7 @@ from holdfast.evaluate.harness.client import WireClient
 from holdfast.evaluate.harness.failure import sentence
 from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
 from holdfast.evaluate.types.harness import Harness
+from holdfast.evaluate.types.reads import ReadRecorder
 from holdfast.evaluate.types.requests import decode_answer
 from holdfast.evaluate.wire import messages
 from holdfast.profile import start_evaluation, stop_phases
@@ -43,6 +44,7 @@ def work(
 
 
 def _work(channel: socket.socket, harnesses: Mapping[str, Harness], node: int, logs: Path) -> None:
+    recorder: ReadRecorder | None = None
     while True:
         try:
             job = receive(channel)
@@ -53,7 +55,8 @@ def _work(channel: socket.socket, harnesses: Mapping[str, Harness], node: int, l
             case messages.RunTask():
                 channel.sendall(frame(_run(job, harnesses[job.entry.harness], node, channel)))
             case messages.MeasureSample():
-                channel.sendall(frame(_measure(job, harnesses[job.entry.harness])))
+                recorder = recorder or ReadRecorder()  # the first job of a metric loads its task
+                channel.sendall(frame(_measure(job, harnesses[job.entry.harness], recorder)))
             case _:
                 raise AssertionError(f"{type(job).__name__} is no job of a child's")
 
@@ -110,7 +113,9 @@ def _sayer(channel: socket.socket, began_ns: int) -> Callable[[], None]:
     return say
 
 
-def _measure(job: messages.MeasureSample, harness: Harness) -> messages.SampleMeasured:
+def _measure(
+    job: messages.MeasureSample, harness: Harness, recorder: ReadRecorder
+) -> messages.SampleMeasured:
     started_s = time.monotonic()
     measured, error = b"", ""
     try:
@@ -121,6 +126,12 @@ def _measure(job: messages.MeasureSample, harness: Harness) -> messages.SampleMe
         traceback.print_exc()
         error = sentence(raised)
     seconds = time.monotonic() - started_s
+    # All that this process ever read: an earlier sample's metric may have loaded a table that this one used. The
+    # tokenizer's folder is another in each evaluation, and the harness's key stands for its content.
     return messages.SampleMeasured(
-        metric_key=job.metric_key, measured=measured, seconds=seconds, error=error
+        metric_key=job.metric_key,
+        measured=measured,
+        read=recorder.files(apart_from=[job.facts.tokenizer]) if measured else None,
+        seconds=seconds,
+        error=error,
     )

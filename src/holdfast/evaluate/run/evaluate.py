@@ -1,10 +1,12 @@
 """`evaluate(suite, model) -> Evaluation`, and its relatives: go on with one, follow a training run, score again."""
 
 import asyncio
+import contextlib
 import json
+import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ from holdfast.evaluate.wire.messages import AddModel, Message, ModelOutcome, Sta
 
 Progress = Callable[[Status], None]
 
+_log = logging.getLogger(__name__)
+
 
 def evaluate(
     suite: Suite | str | Sequence[str],
@@ -72,7 +76,13 @@ def evaluate(
     paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(model))
     check_is_ours(paths)
     manifest = describe_model(model, options)
-    plan = Planned(suite=chosen, model=model, manifest=manifest, options=options)
+    plan = Planned(
+        suite=chosen,
+        model=model,
+        manifest=manifest,
+        options=options,
+        directory=str(Path.cwd()),
+    )
     with holding(paths):
         if paths.suite.exists():
             raise BadUse(
@@ -116,7 +126,7 @@ def resume(
         NotFound: there is no such evaluation.
         BadUse, EvaluationError: as `evaluate`.
     """
-    paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
+    paths = EvaluationPaths((home or holdfast_home()).absolute(), evaluation_id)
     plan = Planned.read(paths)
     plan = replace(plan, options=replace(plan.options, home=paths.home, **changes))
     check_output(plan.options)
@@ -143,7 +153,7 @@ def rescore(
         NotFound: there is no such evaluation, or it got no answers.
         BadUse, EvaluationError: as `evaluate`.
     """
-    paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
+    paths = EvaluationPaths((home or holdfast_home()).absolute(), evaluation_id)
     plan = Planned.read(paths)
     folder = paths.root / "rescore"
     with holding(paths), opened_ledger(plan.options, paths) as ledger:
@@ -163,10 +173,16 @@ def rescore(
         config = msgspec.structs.replace(
             plan.coordinator_config(paths), folder=str(folder), rescore=True
         )
-        with judging(plan.options, paths) as environment:
+        with judging(plan.options, paths) as environment, _called_from(plan.directory):
             _run_session(Session(config, plan.nodes_wanted(environment), heard), model)
         shutil.rmtree(folder)
         scored = results_of(plan.suite, heard.tasks, before)
+        for task in [entry.name for entry in plan.suite.entries]:
+            if task in scored["errors"] and task not in before.errors:
+                raise EvaluationError(
+                    f"{task} cannot be scored again: {scored['errors'][task]} The scores of {evaluation_id} are as "
+                    "they were."
+                )
         evaluation = replace(before, **scored)
         with saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
             write_evaluation(evaluation, paths.root)
@@ -208,7 +224,11 @@ def _run(
     try:
         write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
         ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
-        with wanted(plan.model, paths.evaluation_id), judging(plan.options, paths) as environment:
+        with (
+            wanted(plan.model, paths.evaluation_id),
+            judging(plan.options, paths) as environment,
+            _called_from(plan.directory),
+        ):
             session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
@@ -241,6 +261,16 @@ def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> Non
         ledger.evaluation(paths.evaluation_id)
     except NotFound:
         ledger.add_evaluation(plan.record(paths))
+
+
+@contextlib.contextmanager
+def _called_from(directory: str) -> Iterator[None]:
+    """Work where the evaluation was begun, so that paths relative to that folder mean what they meant."""
+    if not Path(directory).is_dir():
+        _log.warning("%s is not there any more; paths relative to it are not found.", directory)
+        directory = ""
+    with contextlib.chdir(directory or "."):
+        yield
 
 
 def _run_session(session: Session, model: AddModel) -> None:

@@ -40,11 +40,13 @@ class Planned:
     model: str
     manifest: ModelManifest | None
     options: EvaluateOptions
+    directory: str = ""
+    """Where the command was called: tasks may name their data relative to it."""
 
     def write(self, paths: EvaluationPaths) -> None:
         """Keep it, so that it can be gone on with. The suite comes last: where it is, all is."""
         options = {**self.options.to_json(), "evaluation_id": paths.evaluation_id}
-        said = {"model": self.model, "options": options}
+        said = {"model": self.model, "options": options, "directory": self.directory}
         write_atomic(paths.state / "asked.json", json.dumps(said, indent=1).encode())
         write_atomic(paths.state / "manifest", msgspec.msgpack.encode(self.manifest))
         write_atomic(paths.suite, msgspec.json.format(msgspec.json.encode(self.suite)))
@@ -68,6 +70,7 @@ class Planned:
                 (paths.state / "manifest").read_bytes(), type=ModelManifest | None
             ),
             options=options_of(asked["options"]),
+            directory=asked.get("directory", ""),
         )
 
     @property

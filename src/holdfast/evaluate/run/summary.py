@@ -114,6 +114,9 @@ def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -
         "results": merged,
         "scores": scores_of(merged) if merged else (),
         "errors": errors,
+        "notes": tuple(
+            note for _, one in sorted(tasks.items()) if one.result for note in one.result.notes
+        ),
         "harness_versions": _versions(merged),
     }
 

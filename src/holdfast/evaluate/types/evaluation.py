@@ -55,6 +55,8 @@ class Evaluation:
     scores: tuple[Score, ...] = ()
     errors: dict[str, str] = field(default_factory=dict)
     """Task to why it has no scores."""
+    notes: tuple[str, ...] = ()
+    """Where a score may differ from the harness's own also in the exact mode, and why, a sentence each."""
     makespan_s: float = 0.0
     bound: tuple[BoundTerm, ...] = ()
     """The lower bound is the largest."""

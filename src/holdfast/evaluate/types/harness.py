@@ -76,10 +76,12 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         results: the harness's results as JSON values; for lm-eval its own results object of this entry alone.
         samples_file: where the samples were logged (JSON lines), relative to the evaluation's folder; empty if not.
+        notes: why a score may differ from the harness's own, a sentence each.
     """
 
     results: dict[str, Any]
     samples_file: str = ""
+    notes: list[str] = []
 
 
 class Harness(Protocol):

@@ -41,7 +41,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         harness: "lm-eval", "inspect", or "module:Class" of a `Harness`.
         limit: how many samples of each task; None for all; below 1 a share, as lm-eval has it.
         num_fewshot: None for the task's own.
-        chat_template: whether prompts go through the model's chat template.
+        chat_template: whether prompts go through the model's chat template; a text names one of several.
         system_instruction: before every prompt.
         options: of the harness alone (lm-eval: gen_kwargs, include_path, seeds; inspect: task arguments).
     """
@@ -50,7 +50,7 @@ class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     harness: str = "lm-eval"
     limit: float | None = None
     num_fewshot: int | None = None
-    chat_template: bool = False
+    chat_template: bool | str = False
     system_instruction: str | None = None
     options: dict[str, Any] = {}
 
@@ -101,7 +101,7 @@ _ALLOWED: dict[str, tuple[Any, str]] = {
         "a number above 0: of samples (whole), or below 1 a share of them",
     ),
     "num_fewshot": (int, "a whole number, 0 or more"),
-    "chat_template": (bool, "true or false"),
+    "chat_template": ((bool, str), "true, false or a template's name"),
     "system_instruction": (str, "a text"),
     "options": (dict, "a table"),
     "tasks": (list, "a list of names or tables, at least one"),
@@ -170,7 +170,8 @@ def _checked(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict
                 f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: {', '.join(known)}."
             )
         kind, allowed = _ALLOWED[key]
-        right_type = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        takes_bool = bool in (kind if isinstance(kind, tuple) else (kind,))
+        right_type = isinstance(value, kind) and (takes_bool or not isinstance(value, bool))
         if not right_type or not _is_in_range(key, value, where):
             raise BadUse(f"{where}: {key} is {value!r}: it must be {allowed}.")
         checked[key] = float(value) if key == "limit" else value

@@ -8,9 +8,12 @@ but DCP's own metadata, through the checkpoint room's list of allowed names.
 import asyncio
 import difflib
 import json
+import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
+
+import re2
 
 from holdfast.checkpoint import (
     HF_CONFIG_NAME,
@@ -34,6 +37,17 @@ KNOWN_SMALL_FILES = (
 )  # fmt: skip
 """What is asked for where files cannot be listed."""
 _DESCRIBE_ATTEMPTS = 12
+_ADAPTER = "adapter_config.json"
+_ENCODER_DECODERS = {
+    "t5",
+    "mt5",
+    "umt5",
+    "longt5",
+    "switch_transformers",
+    "bart",
+    "mbart",
+    "pegasus",
+}
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -58,7 +72,7 @@ def describe(
         EvaluationError: the storage cannot be read.
     """
     if "://" not in model:
-        model = str(Path(model).absolute())
+        model = str(_in_the_hub_cache(model) or Path(model).absolute())
         _check_folder(Path(model))
     return asyncio.run(_describe(model, hf_config, name_map, chunk_bytes))
 
@@ -97,6 +111,7 @@ async def _describe_huggingface(
 ) -> ModelManifest:
     if HF_CONFIG_NAME not in sizes:
         raise BadUse(_what_is_there(model, sizes))
+    await _refuse_other_kinds(model, source, sizes[HF_CONFIG_NAME])
     if HF_INDEX_NAME in sizes:
         weights = await _indexed(model, source, sizes[HF_INDEX_NAME])
     elif HF_WEIGHTS_NAME in sizes:
@@ -223,6 +238,59 @@ def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
     return {entry.path: entry.checksum for entry in entries}
 
 
+async def _refuse_other_kinds(model: str, source: Source, size_bytes: int) -> None:
+    """See that a model continues text: nothing else can be asked what Holdfast asks.
+
+    Raises:
+        BadUse: it has an encoder and a decoder, such as T5.
+    """
+    try:
+        config = json.loads(bytes(await source.read(HF_CONFIG_NAME, 0, size_bytes)))
+        kind = str(config.get("model_type") or "")
+        named = ", ".join(map(str, config.get("architectures") or ())) or kind
+    except (ValueError, AttributeError, TypeError):  # the engine says what is wrong with it
+        return
+    if config.get("is_encoder_decoder") or kind in _ENCODER_DECODERS:
+        raise BadUse(
+            f"{model} is an encoder-decoder model ({named}), and Holdfast evaluates models that continue text. Use "
+            f"lm-eval itself: lm_eval --model hf --model_args pretrained={model},backend=seq2seq"
+        )
+
+
+def _in_the_hub_cache(model: str) -> Path | None:
+    """The snapshot that a name or folder means in Hugging Face's cache (`models--ORG--NAME/snapshots/COMMIT`).
+
+    A name that is no folder here is looked for there: `ORG/NAME`, or `ORG/NAME@REVISION`.
+
+    Raises:
+        NotFound: the cache has the model, and not this revision.
+    """
+    name, _, revision = model.partition("@")
+    if Path(model).exists():
+        folder, revision = Path(model).absolute(), ""
+    else:
+        if not re2.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+            return None
+        home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+        hub = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+        folder = hub / f"models--{name.replace('/', '--')}"
+    snapshots = folder / "snapshots"
+    if not folder.name.startswith("models--") or not snapshots.is_dir():
+        return None
+    wanted = revision or "main"
+    reference = folder / "refs" / wanted
+    commit = reference.read_text().strip() if reference.is_file() else wanted
+    if (snapshots / commit).is_dir():
+        return snapshots / commit
+    there = sorted(one.name for one in snapshots.iterdir())
+    if not revision and len(there) == 1:
+        return snapshots / there[0]
+    raise NotFound(
+        f"{folder} has no revision {wanted!r}. It has {', '.join(there[:3]) or 'none'}: give "
+        f"{snapshots}/COMMIT, or fetch it: hf download {name if revision else folder.name[8:].replace('--', '/')}"
+    )
+
+
 def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
     pickled = sorted(path for path in sizes if path.endswith(_PICKLED) and "/" not in path)
     if pickled:
@@ -249,6 +317,12 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
     if steps:
         several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else steps[0]
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
+    if _ADAPTER in sizes:
+        return (
+            f"{model} is a PEFT adapter ({_ADAPTER}), not a whole model. Merge it into its base once: "
+            "`AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(FOLDER)`, save the "
+            "tokenizer beside it, and give FOLDER."
+        )
     inside = sorted({path.split("/")[0] for path in sizes if path.endswith("/" + HF_CONFIG_NAME)})
     if inside:
         return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."
@@ -272,7 +346,7 @@ def _check_folder(folder: Path) -> None:
     hint = (
         f"Did you mean {', '.join(str(parent / name) for name in near)}?"
         if near
-        else "Give its folder or URL."
+        else "Give its folder or URL, or fetch it: hf download ORG/NAME."
     )
     raise NotFound(f"There is no model {folder}. {hint}")
 

@@ -270,10 +270,15 @@ class MeasureSample(Message, frozen=True, kw_only=True):
 
 
 class SampleMeasured(Message, frozen=True, kw_only=True):
-    """A metric is computed, or raised (`error`). `lost`: its process died, and it may be tried again."""
+    """A metric is computed, or raised (`error`). `lost`: its process died, and it may be tried again.
+
+    `read` is each file that the metric depends on with the digest of its content; None where nobody knows them all,
+    and the metric is then not kept for others.
+    """
 
     metric_key: bytes
     measured: bytes = b""
+    read: dict[str, str] | None = None
     seconds: float
     error: str = ""
     lost: bool = False

@@ -41,7 +41,7 @@ class TransformersEngine:
         if spec.mode not in ("exact", "free"):
             raise BadUse(f"The mode of an engine is exact or free, not {spec.mode!r}.")
         self._spec = spec
-        self._device = torch.device(spec.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = _device_of(spec.device)
         if spec.threads:
             torch.set_num_threads(spec.threads)
 
@@ -124,3 +124,28 @@ class TransformersEngine:
     def close(self) -> None:
         """See `Engine.close`."""
         del self._model, self._work, self._swapper
+
+
+def _device_of(named: str) -> torch.device:
+    """The device of this name, by default what there is.
+
+    Raises:
+        BadUse: it is no device, or this machine does not have it.
+    """
+    if not named:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(named)
+    except RuntimeError as error:
+        raise BadUse(
+            f"There is no device {named!r}. Give --device cpu or --device cuda."
+        ) from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type not in ("cpu", "cuda"):
+        raise BadUse(f"The engine hf runs on cpu and cuda, not on {named}. Give one of these.")
+    if device.type == "cuda" and (device.index or 0) >= count:
+        has = f"{count} of them" if count else "no CUDA device that torch can use"
+        raise BadUse(
+            f"The device is {named}, and there is {has}. Give --device cpu, or another node."
+        )
+    return device

@@ -18,13 +18,14 @@ from holdfast.evaluate.harness.lm_eval.options import LmEvalOptions, options_of
 from holdfast.evaluate.harness.lm_eval.results import plain, task_hash, write_samples
 from holdfast.evaluate.types.errors import EvaluationError
 from holdfast.evaluate.types.harness import EngineClient, ModelFacts, TaskResult
+from holdfast.evaluate.types.reads import package_versions
 from holdfast.evaluate.types.requests import Answer
 from holdfast.evaluate.types.scores import sanitized
 from holdfast.evaluate.types.suite import TaskEntry
 
 if TYPE_CHECKING:
     from holdfast.evaluate.harness.lm_eval.catalog import Catalog
-    from holdfast.evaluate.harness.lm_eval.metrics import RemoteLM
+    from holdfast.evaluate.harness.lm_eval.metrics import Exchange, RemoteLM
 
 
 class LmEval:
@@ -89,7 +90,9 @@ class LmEval:
         options, facts = options_of(entry), client.facts
         with _explained(entry):
             lm: Any = _model(facts, options)
-            metrics = StreamedMetrics(_stands_for(facts, options))
+            metrics = StreamedMetrics(
+                _stands_for(facts, options), is_wanted=not options.predict_only
+            )
             lm.exchange = Exchange(client, lm, metrics)
 
             def on_load(loaded: Any) -> None:
@@ -109,6 +112,8 @@ class LmEval:
                 apply_chat_template=entry.chat_template,
                 fewshot_as_multiturn=options.fewshot_as_multiturn,
                 gen_kwargs=options.gen_kwargs,
+                predict_only=options.predict_only,
+                samples=None if options.samples is None else {entry.name: options.samples},
                 task_manager=self._prepared().manager(_metadata(facts, options), on_load),
                 random_seed=options.random_seed,
                 numpy_random_seed=options.numpy_random_seed,
@@ -127,6 +132,7 @@ class LmEval:
         return TaskResult(
             results=plain(results, handle_non_serializable),
             samples_file=str(shown.relative_to(folder)),
+            notes=_notes(entry, lm.exchange),
         )
 
     def measure(
@@ -150,6 +156,7 @@ class LmEval:
         tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
         # Clients compute nothing; more threads would only be in each other's way.
         torch.set_num_threads(1)
+        package_versions()  # once, for all clients
         code.install(confirmed=self._confirmed)
         evaluator.add_env_info, evaluator.get_git_commit_hash = _add_versions, _git_hash
 
@@ -191,12 +198,47 @@ class _Measuring:
         )
         if first not in self._documents:
             self._documents[first] = task.eval_docs
+        before = _Draws()
         try:
-            return measure(
+            measured = measure(
                 task, sample - first, self._documents[first][sample - first], answers, self._lm
             )
         except Exception:
             return b""
+        return b"" if before.were_made() else measured  # the client draws in the order of lm-eval
+
+
+class _Draws:
+    """Whether Python's or numpy's process-wide random numbers were drawn since this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._state()
+
+    def were_made(self) -> bool:
+        return self._state() != self._before
+
+    @staticmethod
+    def _state() -> tuple[Any, ...]:
+        import numpy as np
+
+        name, keys, *rest = np.random.get_state()
+        return random.getstate(), name, keys.tobytes(), *rest
+
+
+def _notes(entry: TaskEntry, exchange: "Exchange") -> list[str]:
+    """Where lm-eval itself would say something else, also for equal weights and batches of one."""
+    notes = []
+    if exchange.is_sampled:
+        notes.append(
+            f"{entry.name} samples its answers, each from a seed of its own: lm-eval draws all from one stream, so its "
+            "scores are others."
+        )
+    if exchange.splits_one_input:
+        notes.append(
+            f"{entry.name} has continuations of different length for one input: lm-eval's collator mixes such up, and "
+            "its scores may be others."
+        )
+    return notes
 
 
 def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
@@ -218,7 +260,7 @@ def _metadata(facts: ModelFacts, options: LmEvalOptions) -> dict[str, Any]:
 
 def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
     """What a metric depends on besides task, document and answers: how tokens become text."""
-    digest = hashlib.blake2b(_version().encode(), digest_size=16)
+    digest = hashlib.blake2b(package_versions().encode(), digest_size=16)
     digest.update(json.dumps(dict(options.model_args), sort_keys=True).encode())
     if facts.tokenizer:
         for path in sorted(Path(facts.tokenizer).glob("*token*")):
@@ -228,7 +270,7 @@ def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
 
 def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str, Any]:
     """What lm-eval's `GeneralConfigTracker` writes of the prompts."""
-    template = lm.chat_template(True) if entry.chat_template else None
+    template = lm.chat_template(entry.chat_template) if entry.chat_template else None
     shas = {
         f"{name}_sha": hashlib.sha256(text.encode()).hexdigest() if text else None
         for name, text in (

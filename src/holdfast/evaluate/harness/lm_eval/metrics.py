@@ -15,10 +15,8 @@ task with a function of its own for results or a metric, with a metric of Huggin
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_eval import __file__ as lm_eval_file
 from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.utils import handle_non_serializable
@@ -66,6 +64,14 @@ class Exchange:
         self._client, self._lm, self._metrics = client, lm, metrics
         self._responses: dict[int, deque[Any]] | None = None
         self._repeats: Counter[bytes] = Counter()
+        self.is_sampled = False
+        """Whether a request draws its answer at random."""
+        self._splits: dict[bytes, set[int]] = {}
+
+    @property
+    def splits_one_input(self) -> bool:
+        """Whether two continuations of different length ask about one input, which lm-eval's collator mixes up."""
+        return any(len(lengths) > 1 for lengths in self._splits.values())
 
     def responses(self, instances: "Sequence[Instance]") -> list[Any]:
         """A response for each; an instance stands there once for each of its repeats."""
@@ -114,6 +120,11 @@ class Exchange:
     def _requests(self, instance: "Instance") -> list[list[Request]]:
         """For each repeat of an instance its requests; those that are sampled differ in `repeat`."""
         requests = self._lm.requests_of(instance)
+        for request in requests:
+            if request.kind == "loglikelihood" and instance.request_type == "loglikelihood":
+                given = request.prompt + request.continuation[:-4] or request.text.encode()
+                if request.prompt:
+                    self._splits.setdefault(_digest(given), set()).add(len(request.continuation))
         return [
             [self._set_apart(request) for request in requests] for _ in range(instance.repeats or 1)
         ]
@@ -122,6 +133,7 @@ class Exchange:
         chosen = request.sampling
         if chosen is None or chosen.temperature == 0:
             return request
+        self.is_sampled = True
         key = keyed(request).key
         repeat = self._repeats[key]
         self._repeats[key] += 1
@@ -160,16 +172,17 @@ class StreamedMetrics:
 
     Args:
         stands_for: what a metric depends on besides its task, document and answers: versions, tokenizer.
+        is_wanted: False where the evaluator computes no metrics.
     """
 
-    def __init__(self, stands_for: bytes) -> None:
-        self._stands_for = stands_for
+    def __init__(self, stands_for: bytes, *, is_wanted: bool = True) -> None:
+        self._stands_for, self._is_wanted = stands_for, is_wanted
         self._found: dict[tuple[str, str, str], tuple[Any, Any]] = {}
         self._fingerprints: dict[str, bytes] = {}
 
     def wrap(self, task: "Task") -> None:
         """Let a streamed task look into the memo first."""
-        if is_streamed(task):
+        if self._is_wanted and is_streamed(task):
             task.process_results = self._or_found(task, task.process_results)
 
     def key(
@@ -177,10 +190,10 @@ class StreamedMetrics:
     ) -> bytes:
         """The content key of a document's metric; empty for a task that is not streamed.
 
-        It stands for: lm-eval's version, the tokenizer, the task's config and the Python files beside it, the document
-        and the keys of its requests. Not for the answers: a journal keeps a metric under this key and the answers.
+        It stands for: the packages' versions, the tokenizer, the task's config, the document and the keys of its
+        requests. Not for the answers and the files that the metric reads: a journal keeps a metric under those too.
         """
-        if not is_streamed(task):
+        if not self._is_wanted or not is_streamed(task):
             return b""
         if task.task_name not in self._fingerprints:
             self._fingerprints[task.task_name] = _fingerprint(task)
@@ -283,13 +296,11 @@ def _fingerprint(task: "Task") -> bytes:
     stated = {key: value for key, value in task.dump_config().items() if key != "metadata"}
     config = json.dumps(stated, default=handle_non_serializable, sort_keys=True)
     digest = hashlib.blake2b(config.encode("utf-8", "surrogatepass"), digest_size=16)
-    source = Path(str((task.config.metadata or {}).get("config_source", "")))
-    if (
-        source.is_file() and Path(lm_eval_file).parent not in source.parents
-    ):  # else the version says it
-        for path in sorted(source.parent.glob("*.py")):
-            digest.update(path.read_bytes())
     return digest.digest()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def _digest_of_document(doc: Any) -> str:

@@ -27,6 +27,8 @@ class LmEvalOptions:
         include_path: folders with tasks, besides the suite's.
         model_args: of `MODEL_ARGS`.
         metadata: handed to tasks that make their own data.
+        predict_only: whether samples are logged and no metric is computed.
+        samples: the numbers of the documents to ask; None for all.
     """
 
     gen_kwargs: Mapping[str, Any] | str | None = None
@@ -39,6 +41,8 @@ class LmEvalOptions:
     fewshot_random_seed: int | None = 1234
     model_args: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    predict_only: bool = False
+    samples: list[int] | None = None
 
     @property
     def include_paths(self) -> list[str]:
@@ -59,6 +63,8 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "fewshot_random_seed": ((int, type(None)), "a whole number"),
     "model_args": ((dict,), f"a table of {', '.join(MODEL_ARGS)}"),
     "metadata": ((dict,), "a table"),
+    "predict_only": ((bool,), "true or false"),
+    "samples": ((list,), "a list of the documents' numbers"),
 }
 
 

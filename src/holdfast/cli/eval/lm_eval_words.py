@@ -1,0 +1,290 @@
+"""lm-eval's command line in Holdfast's words: what an `lm_eval` line means as suite, model and options.
+
+The line is parsed by lm-eval's own parser. What Holdfast always does is accepted and said; what Holdfast cannot do is
+refused by name, with the way to get the same.
+"""
+
+import argparse
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from holdfast.core.errors import BadUse
+
+if TYPE_CHECKING:
+    from holdfast.evaluate import Suite
+
+_NATIVE = {"model", "limit", "num_fewshot", "include_path", "device"}
+"""Their words that `holdfast eval run` has itself, with the same meaning."""
+_LOCAL = {"hf": "hf", "hf-auto": "hf", "huggingface": "hf", "vllm": "vllm"}
+_SERVERS = {
+    "local-completions": "/completions",
+    "local-chat-completions": "/chat/completions",
+    "openai-completions": "/completions",
+    "openai-chat-completions": "/chat/completions",
+}
+_OPENAI = "https://api.openai.com/v1"
+_ALWAYS = {
+    "log_samples": "Samples are always logged: in the evaluation's folder, and in that of -o.",
+    "use_cache": "Every answer is always kept and reused; the path of --use_cache is not used.",
+    "cache_requests": "Prompts are built anew each time; --cache_requests is passed over.",
+    "batch_size": "Batches are Holdfast's to choose; --batch_size is passed over. Exact scores are those of 1.",
+    "max_batch_size": "Batches are Holdfast's to choose; --max_batch_size is passed over.",
+    "verbosity": "What tasks print is in the evaluation's folder logs; --verbosity is passed over.",
+    "write_out": "Prompts are in the logged samples; --write_out is passed over.",
+    "show_config": "Tasks' configurations are in the results; --show_config is passed over.",
+    "check_integrity": "Tasks are checked before anything starts; --check_integrity is passed over.",
+}
+_NEVER = {
+    "config": "Write a suite as a TOML file instead: docs/evaluation.md, Suites.",
+    "wandb_args": "Log the files that -o FOLDER gets afterwards.",
+    "wandb_config_args": "Log the files that -o FOLDER gets afterwards.",
+    "trackio_args": "Log the files that -o FOLDER gets afterwards.",
+    "hf_hub_log_args": "Upload the files that -o FOLDER gets afterwards: hf upload.",
+    "trust_remote_code": "Holdfast runs no code of a model's; serve the model (vllm serve) and give "
+    "--model local-completions.",
+}
+_MODEL_WAYS = {
+    "peft": "Merge the adapter into its base once (merge_and_unload), save it, and give that folder as pretrained.",
+    "trust_remote_code": _NEVER["trust_remote_code"],
+    "tokenizer": "Put the tokenizer's files into the model's folder.",
+    "parallelize": "Use --model vllm with tensor_parallel_size.",
+    "load_in_4bit": "Serve the quantized model (vllm serve) and give --model local-completions.",
+    "load_in_8bit": "Serve the quantized model (vllm serve) and give --model local-completions.",
+}
+_PASSED_OVER = {
+    "batch_size",
+    "max_batch_size",
+    "max_retries",
+    "tokenizer_backend",
+    "tokenized_requests",
+}
+_OF_TASKS = (
+    "samples",
+    "gen_kwargs",
+    "seed",
+    "metadata",
+    "predict_only",
+    "system_instruction",
+    "apply_chat_template",
+)
+_DTYPES = {"float": "float32", "half": "float16"}
+_SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
+
+
+@dataclass
+class Line:
+    """What a line means.
+
+    Attributes:
+        suite: the tasks; None where the line names none of lm-eval's.
+        native: what is left for `holdfast eval run`, in its own words.
+        said: sentences on what is done anyway.
+        listing: whether the line asks for the names of all tasks.
+    """
+
+    suite: "Suite | None" = None
+    native: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    listing: bool = False
+
+
+def speaks_lm_eval(words: Sequence[str]) -> bool:
+    """Whether a line of `holdfast eval run` has a word that lm-eval's command alone has."""
+    if not any(word.startswith("-") for word in words):
+        return False
+    parser = _parser()
+    names = set(parser._option_string_actions)
+    own = names - {f"--{name}" for name in _NATIVE} - {"--help", "-h", "-o"}
+    return any(_name_of(word) in own for word in words)
+
+
+def translate(words: Sequence[str]) -> Line:
+    """Return what a line of lm-eval's command means.
+
+    Raises:
+        BadUse: it has something that Holdfast does not do; the sentence says how to get the same.
+    """
+    words = list(words)
+    if words[:2] == ["ls", "tasks"]:
+        return Line(listing=True)
+    if words[:1] == ["run"]:
+        words = words[1:]
+    elif words[:1] and not words[0].startswith("-"):
+        raise BadUse(f"lm-eval's command {words[0]!r} is its own: run lm-eval {' '.join(words)}")
+    parser = _parser()
+    names = parser._option_string_actions
+    words = [_spelled(word, names) for word in words]
+    given, native = parser.parse_known_args(words)
+    said = {name: it for name, it in vars(given).items() if it is not None and it is not False}
+    if said.get("tasks") in (["list"], ["list_groups"], ["list_tags"], ["list_subtasks"]):
+        return Line(listing=True)
+    for name, way in _NEVER.items():
+        if name in said:
+            raise BadUse(f"--{name} of lm-eval is not supported. {way}")
+    line = Line(native=native)
+    line.said = [sentence for name, sentence in _ALWAYS.items() if name in said]
+    entry_options = _model(said, line)
+    _flags(said, line)
+    if "tasks" in said:
+        line.suite = _suite(said, entry_options)
+    elif unused := [name for name in _OF_TASKS if name in said]:
+        raise BadUse(
+            f"--{unused[0]} needs --tasks. In a suite's file it is an option of the tasks."
+        )
+    return line
+
+
+def task_names(include_paths: Sequence[str] = ()) -> list[str]:
+    """Return the names of all tasks, groups and tags that lm-eval has, and those of `include_paths`."""
+    from lm_eval.tasks import TaskManager
+
+    return sorted(TaskManager(include_path=list(include_paths) or None).all_tasks)
+
+
+def _parser() -> argparse.ArgumentParser:
+    try:
+        from lm_eval._cli.run import Run
+    except ImportError as error:
+        raise BadUse("This needs lm-eval. Run: pip install 'holdfast[eval]'") from error
+    whole = argparse.ArgumentParser(prog="holdfast eval lm_eval")
+    parser: argparse.ArgumentParser = Run.create(whole.add_subparsers())._parser
+    parser.allow_abbrev = False
+
+    def refuse(message: str) -> NoReturn:
+        raise BadUse(f"lm-eval does not take that line: {message}. See lm-eval run --help.")
+
+    parser.error = refuse  # type: ignore[method-assign]
+    return parser
+
+
+def _name_of(word: str) -> str:
+    return "--" + word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else word
+
+
+def _spelled(word: str, names: Mapping[str, Any]) -> str:
+    """A word as lm-eval spells it: with underscores."""
+    name = _name_of(word)
+    return name + word[len(name) :] if name in names else word
+
+
+def _model(said: Mapping[str, Any], line: Line) -> dict[str, Any]:
+    """Put the model and its engine into a line's own words; return what of the arguments shapes requests."""
+    from holdfast.evaluate import MODEL_ARGS
+
+    kind, arguments = said.get("model", "hf"), dict(said.get("model_args", {}))
+    shaping = {name: arguments.pop(name) for name in MODEL_ARGS if name in arguments}
+    if kind in _SERVERS:
+        url = str(arguments.pop("base_url", _OPENAI)).rstrip("/").removesuffix(_SERVERS[kind])
+        name = str(arguments.pop("model", "") or arguments.pop("pretrained", ""))
+        line.native += ["--engine", "openai", "--url", url, "--model", name, "--model-name", name]
+        flags = {"num_concurrent": "--max-batch", "max_length": "--max-length"}
+        engine_options = {"tokenizer": "tokenizer", "timeout": "timeout_s"}
+    elif kind in _LOCAL or (not arguments and ("/" in kind or Path(kind).exists())):
+        if kind in _LOCAL and "pretrained" not in arguments:
+            raise BadUse(f"--model {kind} needs its weights: --model_args pretrained=FOLDER")
+        name = str(arguments.pop("pretrained", kind))
+        revision = arguments.pop("revision", None)
+        line.native += ["--model", f"{name}@{revision}" if revision else name]
+        line.native += ["--engine", _LOCAL.get(kind, "hf")] if kind in _LOCAL else []
+        flags = {"dtype": "--dtype", "device": "--device", "max_length": "--max-length"}
+        engine_options = {}
+        if kind == "vllm":
+            flags |= {
+                "tensor_parallel_size": "--tp",
+                "max_model_len": "--max-length",
+                "data_parallel_size": "--engines-per-node",
+            }
+            if (share := arguments.pop("gpu_memory_utilization", None)) is not None:
+                line.native.append(f"--engine-option=arguments=--gpu-memory-utilization {share}")
+    else:
+        raise BadUse(
+            f"Holdfast has no model {kind!r} of lm-eval. It has {', '.join((*_LOCAL, *_SERVERS))}; start a server of "
+            "others and give --model local-completions."
+        )
+    for name, value in arguments.items():
+        if name in flags:
+            line.native.append(f"{flags[name]}={_DTYPES.get(value, value)}")
+        elif name in engine_options and value is not None:
+            line.native.append(f"--engine-option={engine_options[name]}={value}")
+        elif name in _PASSED_OVER:
+            line.said.append(f"{name} of --model_args is passed over: Holdfast decides it.")
+        elif value not in (None, False):
+            way = _MODEL_WAYS.get(
+                name, "Leave it out, or serve the model and give --model local-completions."
+            )
+            raise BadUse(f"{name}={value} of --model_args is not supported. {way}")
+    return shaping
+
+
+def _flags(said: Mapping[str, Any], line: Line) -> None:
+    for name, flag in (
+        ("limit", "--limit"),
+        ("num_fewshot", "--num-fewshot"),
+        ("device", "--device"),
+    ):
+        if name in said:
+            line.native.append(f"{flag}={said[name]}")
+    if "include_path" in said:
+        line.native.append(f"--include-path={said['include_path']}")
+    if said.get("confirm_run_unsafe_code"):
+        line.native.append("--confirm-unsafe-code")
+    if "output_path" in said:
+        path = Path(said["output_path"])
+        line.native.append(f"--output={path.parent if path.suffix == '.json' else path}")
+
+
+def _suite(said: Mapping[str, Any], model_args: Mapping[str, Any]) -> "Suite":
+    from holdfast.evaluate import Suite, TaskEntry
+
+    folders = [said["include_path"]] if "include_path" in said else []
+    samples = _samples(said.get("samples"))
+    options: dict[str, Any] = {"model_args": dict(model_args)} if model_args else {}
+    for name in ("gen_kwargs", "metadata", "predict_only"):
+        if name in said:
+            options[name] = said[name]
+    if isinstance(said.get("fewshot_as_multiturn"), bool):
+        options["fewshot_as_multiturn"] = said["fewshot_as_multiturn"]
+    options |= dict(zip(_SEEDS, said["seed"], strict=True)) if "seed" in said else {}
+    entries = tuple(
+        TaskEntry(
+            name=name,
+            chat_template=said.get("apply_chat_template", False),
+            system_instruction=said.get("system_instruction"),
+            options={**options, **({"samples": samples[name]} if name in samples else {})},
+        )
+        for name in _named(said["tasks"], folders)
+    )
+    if samples and (unknown := samples.keys() - {entry.name for entry in entries}):
+        raise BadUse(f"--samples names {min(unknown)}, which is none of --tasks.")
+    return Suite(name="+".join(entry.name for entry in entries[:3]), entries=entries)
+
+
+def _named(tasks: Sequence[str], folders: Sequence[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for name in tasks:
+        if Path(name).is_file():
+            found[str(Path(name).absolute())] = None
+        elif any(sign in name for sign in "*?["):
+            names = fnmatch.filter(task_names(folders), name)
+            if not names:
+                raise BadUse(
+                    f"No task of lm-eval is named like {name!r}. List them: lm-eval ls tasks"
+                )
+            found |= dict.fromkeys(names)
+        else:
+            found[name] = None
+    return list(found)
+
+
+def _samples(said: Any) -> dict[str, list[int]]:
+    if said is None:
+        return {}
+    if isinstance(said, str) and Path(said).is_file():
+        said = json.loads(Path(said).read_text())
+    if not isinstance(said, dict):
+        raise BadUse("--samples is no JSON object of tasks: --samples '{\"gsm8k\": [0, 3]}'")
+    return {str(task): [int(one) for one in wanted] for task, wanted in said.items()}

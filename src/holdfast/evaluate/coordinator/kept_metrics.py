@@ -1,0 +1,65 @@
+"""Metrics in the journal, found again only while the files that they were computed from are the same.
+
+Which files a metric reads is known only after it was computed. So what stands under a metric's key is either the
+result, or the names of files; the files' contents then make the next key, under which the search goes on. An edited
+file leads to a key that holds nothing, and the metric is computed again.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.evaluate.types.reads import ContentDigests
+from holdfast.evaluate.types.requests import KEY_BYTES
+from holdfast.evaluate.wire.answer_journal import Journal
+
+_RESULT, _FILES = b"r", b"f"
+
+Records = list[tuple[bytes, bytes]]
+
+
+class KeptMetrics:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._digests = ContentDigests()
+
+    def find(self, journal: Journal, key: bytes) -> bytes | None:
+        """Return the result that stands under a metric's key and the files of now; None where there is none."""
+        while (body := journal.get(key)) is not None:
+            if body[:1] == _RESULT:
+                return body[1:]
+            key = _next_key(key, {path: self._digests.of(path) for path in _files_in(body)})
+        return None
+
+    def records(
+        self, journal: Journal, key: bytes, measured: bytes, read: Mapping[str, str] | None
+    ) -> Records:
+        """Return what to write so that `find` has `measured` while the files `read` are as they were read.
+
+        Nothing where the result is there, or where `read` is None: the files are too many.
+        """
+        if read is None:
+            return []
+        left = dict(read)
+        while (body := journal.get(key)) is not None:
+            if body[:1] == _RESULT:
+                return []
+            names = _files_in(body)
+            key = _next_key(key, {p: read.get(p) or self._digests.of(p) for p in names})
+            left = {path: digest for path, digest in left.items() if path not in names}
+        if not left:
+            return [(key, _RESULT + measured)]
+        files = _FILES + msgspec.msgpack.encode(sorted(left))
+        return [(key, files), (_next_key(key, left), _RESULT + measured)]
+
+
+def _files_in(body: bytes) -> list[str]:
+    return msgspec.msgpack.decode(body[1:], type=list[str])
+
+
+def _next_key(key: bytes, digests: Mapping[str, str]) -> bytes:
+    digest = hashlib.blake2b(key, digest_size=KEY_BYTES)
+    digest.update(msgspec.msgpack.encode(sorted(digests.items())))
+    return digest.digest()
