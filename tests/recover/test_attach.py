@@ -269,7 +269,9 @@ while not isinstance(job_link(), Unsupervised):
         "while True:\n    os.kill(os.getpid(), signal.SIGTERM)\n    threading.Event().wait(0.1)\n"
     )
     assert signalled(displaced + ended) == -signal.SIGTERM
-    held = 'os.kill(os.getpid(), signal.SIGTERM)\nassert client.sent.get(timeout=240) == "sigterm"\n'
+    held = (
+        'os.kill(os.getpid(), signal.SIGTERM)\nassert client.sent.get(timeout=240) == "sigterm"\n'
+    )
     assert signalled(held + displaced + "threading.Event().wait(50)") == -signal.SIGTERM
 
 

@@ -66,20 +66,26 @@ class Cluster:
         ends = {name: (node.communicate(timeout=240)[1], node) for name, node in self.nodes.items()}
         return {name: (node.returncode, err) for name, (err, node) in ends.items()}
 
+    def kill(self):
+        """Kill what runs, also after a wait that failed: pipes left open would fail a later test."""
+        for node in self.nodes.values():
+            node.kill()
+            node.communicate()
+
 
 @pytest.fixture
 def cluster(place):
     """Two nodes whose ranks train."""
     cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
-    cluster.start("n1")
-    place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
-    cluster.start("n2")
-    place.wait_until(lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2)))
-    place.wait_for_step("r", 1003)
-    yield cluster
-    for node in cluster.nodes.values():
-        node.kill()
-        node.communicate()
+    try:
+        cluster.start("n1")
+        place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+        cluster.start("n2")
+        place.wait_until(lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2)))
+        place.wait_for_step("r", 1003)
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 def incidents(place):
@@ -132,6 +138,10 @@ class WithSpare(Cluster):
         super().__init__(place, "--", "python", place.job(UNTIL_FINISHED))
         self.hosts = hosts
         (hosts / "sitecustomize.py").write_text(FAKE_HOST)
+
+    def begin(self):
+        """Start the nodes, and wait until the ranks train and the spare is there."""
+        place, hosts = self.place, self.hosts
         paths = os.pathsep.join(filter(None, [str(hosts), os.environ.get("PYTHONPATH", "")]))
         for name in ("n1", "n2", "n3"):
             (hosts / name).mkdir()
@@ -152,10 +162,11 @@ class WithSpare(Cluster):
 @pytest.fixture
 def with_spare(place, tmp_path_factory):
     cluster = WithSpare(place, tmp_path_factory.mktemp("hosts"))
-    yield cluster
-    for node in cluster.nodes.values():
-        node.kill()
-        node.communicate()
+    try:
+        cluster.begin()
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 def test_a_node_with_an_xid_is_left_for_the_spare_when_a_rank_fails(place, with_spare):

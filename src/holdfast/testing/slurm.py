@@ -302,7 +302,11 @@ class PrivateSlurm:
             "--auth-root-authentication-method=normal",
         ]
         done = subprocess.run(
-            [*install, *options], env=self.environment, capture_output=True, timeout=240, check=False
+            [*install, *options],
+            env=self.environment,
+            capture_output=True,
+            timeout=240,
+            check=False,
         )
         if done.returncode != 0:
             raise RuntimeError(
