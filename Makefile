@@ -91,10 +91,17 @@ clean:
 $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+# The pip of Python 3.11 looks for a package in twice the time.
+	-$(BIN)/pip install --quiet --upgrade pip
 
 # pip compiles what it installs on one core, which is a third of its time. Here only what every training process
 # imports is compiled, for where Python may not write beside its modules; the rest is when it is first imported.
-INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+PIP := $(BIN)/pip install --quiet --no-compile
+INSTALL := $(PIP) --constraint constraints.txt --editable
+# Since all versions are pinned, two processes can install one half each, with nothing to resolve. The next command
+# installs what is missing: this project, and what the pinned packages need on another platform.
+AHEAD := for half in 0 1; do \
+	awk "!/^\#/ && NR % 2 == $$half" constraints.txt | $(PIP) --no-deps --requirement /dev/stdin & done; wait
 SITE := $(VENV)/lib/python*/site-packages
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(SITE)/torch $(SITE)/sympy > /dev/null 2>&1 || true
 
@@ -104,9 +111,10 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	@$(AHEAD)
 	$(INSTALL) '.[dev]'
 # Without what it asks for: an older datasets than the rest of this works with, wandb, tensorboard.
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps torchtitan
+	$(PIP) --constraint constraints.txt --no-deps torchtitan
 	@$(COMPILE)
 	@touch $@ $(VENV)/.train
 

@@ -214,8 +214,8 @@ def main() -> int:
         "Simulated training jobs",
         rows,
         notes=[
-            "peer: the closed form, the published figure, the live run, "
-            "or in `cluster` the trace's own and a plain simulator",
+            "peer: the closed form, the published figure or the live run",
+            "peer of `cluster`: the trace's own figure, or a plain simulator",
             *failures,
         ],
     )

@@ -20,7 +20,7 @@ from holdfast.checkpoint import Checkpointer, scan, verify
 
 KEEP = 2
 COUNT = 500_000
-ENDS_S = 30.0
+ENDS_S = 240.0
 """By then a writing process that has lost its trainer has ended."""
 
 

@@ -24,7 +24,7 @@ from holdfast.checkpoint.memory.server import LEAST_FREE_BYTES, SnapshotServer
 from holdfast.testing import FakeClock
 
 HERE = Path(__file__).parent
-ENDS_S = 30.0
+ENDS_S = 240.0
 
 
 def test_what_ranks_that_died_leave_in_memory(tmp_path):
@@ -63,15 +63,17 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
     gib = 1 << 30  # is left free by all but the first
-    for free_bytes, count in (([2 * gib, 2 * gib], 2), ([2 * gib, gib], 1), ([gib, 0], 1)):
-        left = iter(free_bytes)
-        monkeypatch.setattr(
-            "holdfast.checkpoint.ipc.memory_reservation.available_memory_bytes",
-            lambda left=left: next(left),
-        )
+    free_bytes = 0
+    # As often as the pool looks: while processes of other tests take memory, the pool looks again.
+    monkeypatch.setattr(
+        "holdfast.checkpoint.ipc.memory_reservation.available_memory_bytes", lambda: free_bytes
+    )
+    for first_bytes, second_bytes, count in ((2 * gib, 2 * gib, 2), (2 * gib, gib, 1), (gib, 0, 1)):
+        free_bytes = first_bytes
         writer = Writer(timeout_s=60, max_write_bytes_s=None)
         seats = BufferPool(writer, spares_newest=True)
         first = seats.take(plan)
+        free_bytes = second_bytes
         seats.prepare(plan)
         assert seats.has_free() == (count == 2)
         seats.free(first)

@@ -3,7 +3,7 @@
 import os
 import time
 
-ENDS_S = 60.0
+ENDS_S = 240.0
 """By then all has ended that is waited for; a failure of the test otherwise."""
 
 

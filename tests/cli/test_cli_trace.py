@@ -336,7 +336,7 @@ main()
     scratch.mkdir()
     found = subprocess.run(
         [sys.executable, "-c", child], env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True,
-        check=False, timeout=60,
+        check=False, timeout=240,
     )  # fmt: skip
     assert found.returncode == 130
     assert "Traceback" not in found.stderr

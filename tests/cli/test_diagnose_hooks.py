@@ -49,7 +49,7 @@ def slurm(tmp_path):
         }
         done = subprocess.run(
             ["sh", SCRIPTS / script, *command],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False,
         )  # fmt: skip
         return done.returncode, calls.read_text().splitlines()
 

@@ -128,7 +128,7 @@ def none_lives(pids: Iterable[int]) -> bool:
     return not any(lives(pid) for pid in pids)
 
 
-def await_true(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
+def await_true(condition: Callable[[], bool], *, timeout_s: float = 240) -> None:
     """Wait for something that another process does."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -152,7 +152,7 @@ def test_with_a_linger_what_is_placed_outlives_a_killed_owner_but_no_stop(standi
             owner.kill()
         else:
             owner.stdin.close()
-        owner.wait(timeout=60)
+        owner.wait(timeout=240)
     await_true(lambda: none_lives([pid]))
     assert (tmp_path / "ended").exists() == dies
 

@@ -92,7 +92,13 @@ def test_the_ray_at_ray_address_is_used_and_gets_the_callers_environment(standin
     environment = {**os.environ, "RAY_ADDRESS": standing_ray, "SAID": "hello"}
     argv = [sys.executable, "-W", "error", "-c", script, str(tmp_path)]
     done = subprocess.run(
-        argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        argv,
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (tmp_path / "result").read_text() == f"hello {tmp_path}\n"

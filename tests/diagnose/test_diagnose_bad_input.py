@@ -137,7 +137,7 @@ def test_a_large_log_of_errors_takes_little_memory(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=240,
     )
     reason, grown_mib = done.stdout.split()
     assert reason == "KeyError"

@@ -40,7 +40,7 @@ def run_and_diagnose(log, *arguments):
     with log.open("wb") as file:
         subprocess.run(
             [sys.executable, *arguments],
-            stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=60, check=False,
+            stdout=file, stderr=subprocess.STDOUT, env=environment, timeout=240, check=False,
         )  # fmt: skip
     return diagnose(log)
 

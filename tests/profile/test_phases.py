@@ -414,7 +414,9 @@ def test_communication_is_what_follows_the_last_gradient(tmp_path: Path) -> None
         _state: object, bucket: torch.distributed.GradBucket
     ) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        threading.Timer(delay_s, future.set_result, (bucket.buffer(),)).start()
+        timer = threading.Timer(delay_s, future.set_result, (bucket.buffer(),))
+        # A callback that is queued now comes after the one that marks the last gradient.
+        torch.autograd.Variable._execution_engine.queue_callback(timer.start)
         return future
 
     torch.distributed.init_process_group(
@@ -432,7 +434,7 @@ def test_communication_is_what_follows_the_last_gradient(tmp_path: Path) -> None
     by_step = phases_by_step(spans)
     assert by_step[2] == by_step[3] == ["forward", "backward", "communication", "optimizer"]
     waits = [one.end_ns - one.start_ns for one in spans if one.phase == "communication"]
-    assert min(waits) >= 0.8 * delay_s * 1e9
+    assert min(waits) >= delay_s * 1e9
 
 
 def test_a_model_that_the_script_drops_is_freed(tmp_path: Path) -> None:

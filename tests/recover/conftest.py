@@ -19,7 +19,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths, ledger_url
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
-TIMEOUT_S = 90
+TIMEOUT_S = 240
 
 
 class Started(subprocess.Popen):

@@ -215,7 +215,7 @@ def signalled(script):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
     )
     assert done.stderr == ""
     return done.returncode
@@ -230,7 +230,7 @@ Reporter().begin(0)
 link.take_back_sigterm([own])
 os.kill(os.getpid(), signal.SIGTERM)
 assert (calls, signal.getsignal(signal.SIGTERM)) == (1, own)
-assert client.sent.get(timeout=90) == "watch"
+assert client.sent.get(timeout=240) == "watch"
 link.take_back_sigterm([own, link._sigterm])
 assert signal.getsignal(signal.SIGTERM) == link._sigterm, "as a trainer's handler that calls it is"
 os._exit(0)
@@ -253,7 +253,7 @@ while not link._acts_on_sigterm:
     first = (
         told + got
         if told_first
-        else got + 'assert client.sent.get(timeout=90) == "sigterm"\n' + told
+        else got + 'assert client.sent.get(timeout=240) == "sigterm"\n' + told
     )
     assert signalled(script + first + wait) == -signal.SIGTERM
 
@@ -269,7 +269,9 @@ while not isinstance(job_link(), Unsupervised):
         "while True:\n    os.kill(os.getpid(), signal.SIGTERM)\n    threading.Event().wait(0.1)\n"
     )
     assert signalled(displaced + ended) == -signal.SIGTERM
-    held = 'os.kill(os.getpid(), signal.SIGTERM)\nassert client.sent.get(timeout=90) == "sigterm"\n'
+    held = (
+        'os.kill(os.getpid(), signal.SIGTERM)\nassert client.sent.get(timeout=240) == "sigterm"\n'
+    )
     assert signalled(held + displaced + "threading.Event().wait(50)") == -signal.SIGTERM
 
 
@@ -289,7 +291,7 @@ assert child.exitcode == 0, child.exitcode
 connects()
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=240
     )
     assert (done.returncode, done.stderr) == (7, "")
 

@@ -112,7 +112,7 @@ def test_weights_that_become_nan_are_left_for_a_healthy_checkpoint(place):
         env={**os.environ, "HOLDFAST_ATTEMPT": "2"},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=True,
     )
     (final,) = [line for line in out.splitlines() if line.startswith("final")]

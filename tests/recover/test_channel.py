@@ -45,7 +45,7 @@ class Server(ChannelServer):
         return "{}:{}".format(*self.listening.getsockname())
 
 
-def with_server(scenario, timeout_s=90):
+def with_server(scenario, timeout_s=240):
     """Run `scenario(server, heard)` beside a listening server; returns what was heard."""
     heard = []
 
@@ -159,12 +159,12 @@ def test_a_rank_that_attaches_takes_its_place_from_a_program_that_it_started_bef
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=240,
         )
         assert (done.returncode, done.stderr) == (0, "")
         await heard_kinds(heard, 5)
 
-    heard = with_server(scenario, timeout_s=90)
+    heard = with_server(scenario, timeout_s=240)
     assert [(peer.is_attached, message["kind"]) for peer, message in heard] == [
         (False, "hello"),
         (True, "hello"),

@@ -129,7 +129,7 @@ def test_an_evicted_and_a_killed_pod_are_replaced_by_spares_and_a_cordoned_node_
     environment = {**place.environment, **kubernetes.environment}
     words = ["nodes", "cordon", node, "--why", "fan is loud"]
     with place.start(*words, environment=environment) as cordon:
-        _, err = cordon.communicate(timeout=90)
+        _, err = cordon.communicate(timeout=240)
     assert f"{node} is cordoned in Kubernetes, too." in err
     spec = kubernetes.get("nodes", node)["spec"]
     assert spec["unschedulable"]
@@ -154,7 +154,7 @@ def test_an_evicted_and_a_killed_pod_are_replaced_by_spares_and_a_cordoned_node_
 
     words = ["nodes", "return", node, "--force"]
     with place.start(*words, environment=environment) as returned:
-        _, err = returned.communicate(timeout=90)
+        _, err = returned.communicate(timeout=240)
     assert f"{node} may be used in Kubernetes, too." in err
     assert kubernetes.get("nodes", node)["spec"] == {}
 

@@ -63,23 +63,29 @@ class Cluster:
     def finish(self):
         """End the training; return the exit codes and what the nodes have said."""
         (self.place.folder / "finish").touch()
-        ends = {name: (node.communicate(timeout=60)[1], node) for name, node in self.nodes.items()}
+        ends = {name: (node.communicate(timeout=240)[1], node) for name, node in self.nodes.items()}
         return {name: (node.returncode, err) for name, (err, node) in ends.items()}
+
+    def kill(self):
+        """Kill what runs, also after a wait that failed: pipes left open would fail a later test."""
+        for node in self.nodes.values():
+            node.kill()
+            node.communicate()
 
 
 @pytest.fixture
 def cluster(place):
     """Two nodes whose ranks train."""
     cluster = Cluster(place, "--", "python", place.job(UNTIL_FINISHED))
-    cluster.start("n1")
-    place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
-    cluster.start("n2")
-    place.wait_until(lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2)))
-    place.wait_for_step("r", 1003)
-    yield cluster
-    for node in cluster.nodes.values():
-        node.kill()
-        node.communicate()
+    try:
+        cluster.start("n1")
+        place.wait_until(lambda: list((place.home / "rendezvous").glob("*.json")))
+        cluster.start("n2")
+        place.wait_until(lambda: all((place.folder / f"rank-{rank}").exists() for rank in range(2)))
+        place.wait_for_step("r", 1003)
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 def incidents(place):
@@ -132,6 +138,10 @@ class WithSpare(Cluster):
         super().__init__(place, "--", "python", place.job(UNTIL_FINISHED))
         self.hosts = hosts
         (hosts / "sitecustomize.py").write_text(FAKE_HOST)
+
+    def begin(self):
+        """Start the nodes, and wait until the ranks train and the spare is there."""
+        place, hosts = self.place, self.hosts
         paths = os.pathsep.join(filter(None, [str(hosts), os.environ.get("PYTHONPATH", "")]))
         for name in ("n1", "n2", "n3"):
             (hosts / name).mkdir()
@@ -152,10 +162,11 @@ class WithSpare(Cluster):
 @pytest.fixture
 def with_spare(place, tmp_path_factory):
     cluster = WithSpare(place, tmp_path_factory.mktemp("hosts"))
-    yield cluster
-    for node in cluster.nodes.values():
-        node.kill()
-        node.communicate()
+    try:
+        cluster.begin()
+        yield cluster
+    finally:
+        cluster.kill()
 
 
 def test_a_node_with_an_xid_is_left_for_the_spare_when_a_rank_fails(place, with_spare):
@@ -219,7 +230,7 @@ def test_without_a_spare_a_lost_node_is_waited_for_and_a_later_node_stops_the_ru
 
 def assert_both_stop(cluster):
     """Return the output of the nodes, which a stop ends."""
-    said = {name: node.communicate(timeout=60)[1] for name, node in cluster.nodes.items()}
+    said = {name: node.communicate(timeout=240)[1] for name, node in cluster.nodes.items()}
     assert [node.returncode for node in cluster.nodes.values()] == [4, 4], said
     assert all("Stopped by" in text for text in said.values())
     return said
@@ -272,6 +283,8 @@ def test_in_a_slurm_job_a_spare_replaces_a_node_that_died(place, tmp_path_factor
         left = {"n1", "n2", "n3"} - {lost}
         place.wait_until(lambda: {rank.read_text().split()[0] for rank in ranks} == left)
         place.wait_for_step(run, 2003)
+        # Slurm itself would notice a minute later, and until then wait for the node's end of the job.
+        slurm.run(["scontrol", "update", f"nodename={lost}", "state=down", "reason=dead"])
         (place.folder / "finish").touch()
         place.wait_until(lambda: not slurm.run(["squeue", "--noheader"]).strip())
     assert "The job completed." in output.read_text()
@@ -357,7 +370,7 @@ def test_a_cut_cable_of_the_control_channel_loses_nothing(place):
             time.sleep(20.0)
             hosts.mend("n2")
             (place.folder / "finish").touch()
-            ends = [node.communicate(timeout=90)[1] for node in nodes]
+            ends = [node.communicate(timeout=240)[1] for node in nodes]
         finally:
             for node in nodes:
                 node.kill()

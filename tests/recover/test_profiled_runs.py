@@ -67,7 +67,7 @@ def test_a_run_is_profiled_and_its_sampler_may_be_killed(place):
         place.wait_until(lambda: sampled(place) > before)
         captures = place.json("profile", "--attach", "r", "--deep")["captures"]
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 4, err
     place.wait_until(lambda: not place.processes())
 

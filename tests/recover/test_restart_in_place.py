@@ -86,7 +86,7 @@ class Job:
 
     def end(self):
         (self._place.folder / "enough").touch()
-        _, err = self._supervisor.communicate(timeout=90)
+        _, err = self._supervisor.communicate(timeout=240)
         assert self._supervisor.returncode == 0, err
 
 

@@ -86,7 +86,7 @@ def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place
         with place.start(*arguments) as process:
             place.wait_until(has_reached(place, begun_from + 20))
             sigterm_to_all(process)
-            _, err = process.communicate(timeout=90)
+            _, err = process.communicate(timeout=240)
         assert process.returncode == 4, err
         assert "Stopped by SIGTERM." in err
         saved, *before = catalog.scan(place.folder / "checkpoints")
@@ -122,7 +122,7 @@ def test_a_second_sigterm_to_every_process_ends_it_without_saving(place):
         while "saving state" not in process.stderr.readline():
             pass
         sigterm_to_all(process)
-        process.communicate(timeout=90)
+        process.communicate(timeout=240)
     assert process.returncode == 4
     assert catalog.scan(place.folder / "checkpoints") == []
 
@@ -141,7 +141,7 @@ def test_a_rank_that_alone_gets_sigterm_ends_by_it_and_the_run_goes_on(place):
         with place.ledger() as ledger:
             place.wait_until(lambda: ledger.incidents("r"))
             (place.folder / "last-step").write_text("0")
-            process.communicate(timeout=90)
+            process.communicate(timeout=240)
             (incident,) = ledger.incidents("r")
     assert (incident.rank, incident.action) == (1, "restart")
     assert process.returncode == 0

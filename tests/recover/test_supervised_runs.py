@@ -260,7 +260,7 @@ def test_ctrl_c_leaves_no_process(place):
             code, _, err = place.holdfast(*command)
             assert (code, "still going" in err) == (2, True)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 4
     assert "Stopped by Ctrl-C." in err
     assert "No checkpoint was saved" in err
@@ -287,7 +287,7 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
     with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
         place.wait_for_step("r", 1003)
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     place.wait_until(lambda: not place.processes())
     assert place.json("runs", "ls")["runs"][0]["state"] == "lost"
     with place.start("run", "--resume", "r") as process:
@@ -301,7 +301,7 @@ def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place):
             place.wait_for_step("r", 1000 * (attempt + 1) + 3)
             assert not [each for each in whole if each.is_running()]
         (place.folder / "finish").touch()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert err.count("detected: the job failed\n") == 2
     with place.ledger() as ledger:
@@ -346,7 +346,7 @@ def test_a_killed_supervisor_or_agent_ends_no_rank(place):
         agent.kill()
         place.wait_for_step("r", 2003)
         (place.folder / "finish").touch()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     (incident,) = incidents(place)
     assert (incident.kind, incident.rank, incident.action) == ("exit", 1, "restart")
@@ -364,7 +364,7 @@ def test_node_and_guard_killed_together_leave_no_rank(place):
         guard.suspend()
         os.kill(process.pid, signal.SIGKILL)
         guard.kill()
-        process.communicate(timeout=90)
+        process.communicate(timeout=240)
     place.wait_until(lambda: not place.processes())
 
 
@@ -380,7 +380,7 @@ def test_detached_runs_need_no_terminal(place):
         start_new_session=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert shell.returncode == 0, shell.stderr
@@ -391,7 +391,7 @@ def test_detached_runs_need_no_terminal(place):
         code, out, err = place.holdfast("runs", "stop", "r")
         assert code == 0, err
         assert "Stopped by" in out
-        follower.communicate(timeout=90)
+        follower.communicate(timeout=240)
     assert place.json("runs", "show", "r")["state"] == "stopped"
     assert place.holdfast("runs", "stop", "r")[0] == 2
     assert place.holdfast("runs", "rm", "r")[0] == 0
@@ -412,7 +412,7 @@ def test_a_suspended_supervisor_blames_nobody(place):
         time.sleep(3.0)
         for one in suspended:
             one.resume()
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert incidents(place) == []
 
@@ -443,7 +443,7 @@ def test_a_full_disk_under_the_records_costs_records_and_not_the_training(
     ) as process:
         place.wait_for_step("r", 5)
         fill(small_disk / "ballast")
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert (place.folder / "progress").read_text() == "195"
     assert "The job completed." in err
@@ -460,7 +460,7 @@ def test_a_scripts_own_sigterm_handler_runs_when_there_is_no_checkpointer(place)
     with place.start("run", "--name", "r", "--", "python", script) as process:
         place.wait_for_step("r", 3)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=90)
+        out, _ = process.communicate(timeout=240)
     assert process.returncode == 4
     assert (place.folder / "saved").exists()
     assert out == "training\n"
@@ -473,7 +473,7 @@ def test_ctrl_c_while_the_job_is_being_started(place, delay_s):
         assert "attempt 1" in process.stderr.readline()
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=90)
+        process.communicate(timeout=240)
     assert process.returncode == 4
 
 
@@ -493,7 +493,7 @@ def test_a_closed_terminal_stops_the_run(place):
     os.close(theirs)
     place.wait_for_step("r", 3)
     os.close(ours)
-    assert process.wait(timeout=90) == 4
+    assert process.wait(timeout=240) == 4
     with place.ledger() as ledger:
         assert ledger.run("r").outcome.startswith("Stopped by a closed terminal.")
 
@@ -513,5 +513,5 @@ def test_a_frozen_process_does_not_make_a_run_unstoppable(place, frozen):
         place.child(process, frozen).suspend()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
     assert process.returncode == 4

@@ -47,7 +47,7 @@ def test_hosts_reach_each_other_by_name_and_are_gone_afterwards():
             with subprocess.Popen(serve, stdout=subprocess.PIPE) as server:
                 assert server.stdout.readline() == b"up\n"
                 ask = hosts.command("b", [sys.executable, "-c", ASK])
-                done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=60)
+                done = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=240)
             assert done.stdout.split() == [hosts.addresses["b"], "b'hello'"]
             names = {hosts.command(name, [])[-1] for name in ("a", "b")}
             assert names <= namespaces()
@@ -67,7 +67,7 @@ def test_a_process_on_a_host_keeps_its_id_and_has_the_variables(two):
     with subprocess.Popen(
         two.command("a", own_id), stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=240)
     assert said.split() == [str(process.pid), hosts_module.INTERFACE]
     assert two.environment("a")["HOLDFAST_NODE_NAME"] == "a"
 
@@ -77,7 +77,7 @@ def test_what_a_killed_process_left_is_deleted_and_what_a_living_one_has_is_not(
         [sys.executable, "-c", MAKE_AND_DIE],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     left = done.stdout.strip()

@@ -28,7 +28,8 @@ from holdfast.core.processes import die_with_parent
 from holdfast.core.sockets import free_ports
 from holdfast.testing.slurm_guard import end_processes
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 240.0
+"""Long, as all limits here: a machine that runs many tests stands still for seconds."""
 _SOCKET_PATH_LIMIT_BYTES = 107  # sun_path of unix(7), less the closing zero
 _SEARCH_PATH = os.pathsep.join(
     [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"]
@@ -64,7 +65,7 @@ ReturnToService=2
 SlurmdTimeout={node_timeout_s}
 InactiveLimit=0
 KillWait=1
-MessageTimeout=10
+MessageTimeout=60
 TCPTimeout=2
 JobRequeue=1
 SlurmdParameters=config_overrides
@@ -103,7 +104,7 @@ class PrivateSlurm:
         cpus: int = 2,
         gpus_per_node: int = 0,
         accounting: bool = False,
-        node_timeout_s: int = 5,
+        node_timeout_s: int = 60,
     ) -> None:
         if reason := self.missing(accounting=accounting):
             raise BadUse(reason)
@@ -178,17 +179,17 @@ class PrivateSlurm:
         """End every process of the cluster; the folder stays. Does nothing the second time."""
         if self._guard is None:
             return
-        self._guard.communicate(timeout=20)  # closes its standard input, for which it waits
+        self._guard.communicate(timeout=240)  # closes its standard input, for which it waits
         guard_exit_code, self._guard = self._guard.returncode, None
         for daemon in self._daemons.values():
-            daemon.wait(timeout=10)
+            daemon.wait(timeout=60)
         self._daemons.clear()
         if guard_exit_code != 0:
             raise RuntimeError(
                 f"processes of the private Slurm in {self.folder} are left; the guard says which, above"
             )
 
-    def run(self, argv: Sequence[str], *, timeout_s: float = 30.0) -> str:
+    def run(self, argv: Sequence[str], *, timeout_s: float = 120.0) -> str:
         """Run a command against this cluster (sbatch, squeue, sacct, scontrol, …); its standard output.
 
         Raises:
@@ -222,7 +223,7 @@ class PrivateSlurm:
         end_processes(
             {"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name}
         )  # tasks that left those
-        self._daemons.pop(name).wait(timeout=10)
+        self._daemons.pop(name).wait(timeout=60)
 
     def restart_node(self, name: str) -> None:
         """Bring back a killed node; returns when it takes jobs."""
@@ -301,7 +302,11 @@ class PrivateSlurm:
             "--auth-root-authentication-method=normal",
         ]
         done = subprocess.run(
-            [*install, *options], env=self.environment, capture_output=True, timeout=60, check=False
+            [*install, *options],
+            env=self.environment,
+            capture_output=True,
+            timeout=240,
+            check=False,
         )
         if done.returncode != 0:
             raise RuntimeError(

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 
-def end_processes(variables: dict[str, str], *, timeout_s: float = 10.0) -> None:
+def end_processes(variables: dict[str, str], *, timeout_s: float = 60.0) -> None:
     """SIGKILL every process that started with all of these environment variables, and its descendants.
 
     This process and its ancestors are spared. Returns when none is left (or is left as a zombie).

@@ -76,7 +76,7 @@ def test_a_mount_needs_root(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("bucket", "status"), [("denied", 403), ("empty", 404), ("slow", 503)])
 def test_the_storage_refuses_as_its_bucket_says(bucket, status):
     with serve() as url, pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"{url}/{bucket}/key", timeout=60)
+        urllib.request.urlopen(f"{url}/{bucket}/key", timeout=240)
     caught.value.close()
     assert caught.value.code == status
 

@@ -297,7 +297,7 @@ class World:
                         started.pop(name).cancel()
                         self.engines[name].die()
 
-    async def finish(self, within_s=60.0):
+    async def finish(self, within_s=240.0):
         async with asyncio.timeout(within_s):
             while True:
                 live = self.live

@@ -121,7 +121,7 @@ def check_scores(world, numbers):
             assert world.outcomes[number, place].result.results["score"] == expected
 
 
-async def until(condition, within_s=60.0):
+async def until(condition, within_s=240.0):
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)

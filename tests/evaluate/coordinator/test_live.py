@@ -178,7 +178,7 @@ def test_an_engine_that_hangs_is_started_anew(tmp_path):
     check_scores(run(scenario()))
 
 
-async def until(condition, within_s=60.0):
+async def until(condition, within_s=240.0):
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ FAST = {
     "step_sequence_s": 0.0,
     "prefill_tokens_per_s": 1e9,
 }
-PATIENCE_S = 20.0
+PATIENCE_S = 240.0
 
 
 class Connection:

@@ -16,7 +16,7 @@ from holdfast.evaluate.metrics.sandbox import sandbox
 from holdfast.evaluate.metrics.sandbox.sandbox import Limits, Sandbox, Verdict
 
 WAITS = "import time\ndef f(): time.sleep(600)\n"
-PATIENCE_S = 30
+PATIENCE_S = 240
 
 
 def _until(reached: Callable[[], bool]) -> None:

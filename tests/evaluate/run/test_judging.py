@@ -58,7 +58,7 @@ def ask(environment) -> str:
             "Content-Type": "application/json",
         },
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=240) as response:
         return json.load(response)["choices"][0]["message"]["content"]
 
 

@@ -124,7 +124,7 @@ def test_a_rank_that_lies_is_cut_off_and_named_and_the_training_goes_on(place):
         place.wait_until(lambda: ledger.events("r", kind="rank_cut_off"))
         place.wait_for_step("r", 100)
         (place.folder / "finish").touch()
-        _, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=240)
         (event,) = ledger.events("r", kind="rank_cut_off")
         assert ledger.incidents("r") == []
         assert len(ledger.attempts("r")) == 1

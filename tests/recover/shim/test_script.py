@@ -75,7 +75,7 @@ def in_a_process_of_ours(folder, *words):
 
 def ended(folder, *command):
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     return done.returncode, done.stdout, done.stderr
 

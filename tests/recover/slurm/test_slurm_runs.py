@@ -73,7 +73,7 @@ def test_a_spare_replaces_a_dead_node_and_the_next_job_follows_where_nodes_are_m
         left = first - {lost} | {spare}
         also_lost = max(left)
         slurm.kill_node(also_lost)
-        # Slurm itself would notice up to half a minute later.
+        # Slurm itself would notice a minute later, or more.
         down = ",".join([lost, also_lost])
         slurm.run(["scontrol", "update", f"nodename={down}", "state=down", "reason=dead"])
         wait_for(place, terminal, lambda: nodes_of(place, "2") == left - {also_lost} | {"n4"})

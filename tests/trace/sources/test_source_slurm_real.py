@@ -18,7 +18,7 @@ FIELDS = (
     "ExitCode,Reason,JobName"
 )
 ODD_NAME = "a|b 'c' ünï\nline | two\n3|3|root"
-DEADLINE_S = 60
+DEADLINE_S = 240
 
 
 class Exports:

@@ -54,7 +54,7 @@ def running(*command: str, log: Path) -> Iterator[None]:
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(timeout=60)
+            process.wait(timeout=240)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -117,7 +117,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         file.write("# EOF\n")
     subprocess.run(
         ["promtool", "tsdb", "create-blocks-from", "openmetrics", "-q", str(past), str(folder / "data")],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=240,
     )  # fmt: skip
     port, node_port = free_port(), free_port()
     with ExitStack() as stack:
@@ -146,7 +146,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def wait_for(url: str, log: Path) -> None:
     """Until it has scraped both exporters five times."""
     once = Prometheus(url, Credentials(), tries=1, timeout_s=5)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         try:
             scraped = "min(sum_over_time(up[1m])) > 4 and count(up) == 2"
@@ -207,7 +207,7 @@ def test_through_a_proxy_that_fails_and_cuts(server, tmp_path):
             if fault == "503":
                 self.send_error(503)
                 return
-            with urllib.request.urlopen(f"{server}{self.path}", data=data, timeout=20) as answer:
+            with urllib.request.urlopen(f"{server}{self.path}", data=data, timeout=240) as answer:
                 body = answer.read()
             if "query_range" in self.path and not fault:
                 asked.append(self.path)

@@ -11,7 +11,7 @@ from holdfast.core.paths import ledger_url
 from holdfast.ui.console.queries import changes
 from holdfast.ui.console.stream import CHANGES_KEPT, STREAMS_LIMIT, Hub
 
-WAIT_S = 60.0
+WAIT_S = 240.0
 
 
 @pytest.fixture
