@@ -33,6 +33,7 @@ def sources(tmp_path_factory):
         (folder / "parts" / f"part-{number}.csv").write_text(
             lines[0] + "".join(lines[1 + number :: 2])
         )
+    (folder / "parts" / "readme").write_text("Dear diary\n")
     with load(folder / "whole.csv") as trace:
         convert(trace, folder / "store")
     write_telemetry(calibration("kalos"), folder / "telemetry", samples=100, gpus=8)
@@ -99,6 +100,10 @@ def test_local_workers_read_files_and_months_of_a_store(sources, alone, read_par
     given |= {"memory_limit_mb": 300} if jobs == "store" else {}
     with load_spread(str(sources / jobs), workers=workers("local"), **given) as spread:
         same(spread, alone)
+        passed_over = [note for note in spread.notes if note.check == "files-passed-over"]
+        assert [note.examples for note in passed_over] == {"parts": [("readme",)], "store": []}[
+            jobs
+        ]
         answer = characterize(spread)
         assert sum(entry.result is not None for entry in answer.entries) > 30
         left_out = {

@@ -21,7 +21,7 @@ from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.trace import aggregates
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.loading import attach_metrics, by_cluster, is_url, load
-from holdfast.trace.sources.recognition import Input, recognised
+from holdfast.trace.sources.recognition import Input, passed_over_note, recognised
 from holdfast.trace.sources.stored import JOBS_FILE, is_store
 from holdfast.trace.store import merge_partials, write_partials
 from holdfast.trace.telemetry import attach
@@ -103,8 +103,11 @@ def load_spread(
     """
     from holdfast.cluster import Task
 
-    parts = [part for path in paths for part in _job_parts(path, options, compared=False)]
-    parts += [part for path in compare for part in _job_parts(path, options, compared=True)]
+    passed_over: list[Path] = []
+    parts = [part for path in paths for part in _job_parts(path, options, passed_over)]
+    parts += [
+        part for path in compare for part in _job_parts(path, options, passed_over, compared=True)
+    ]
     measured = {where: list(_telemetry_parts(where)) for where in map(_place, metrics)}
     everything = [*parts, *(part for some in measured.values() for part in some)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,6 +140,8 @@ def load_spread(
             if progress:
                 progress("Reading in parts", number, len(tasks))
     trace = merge_partials([folder / part.name for part in parts])
+    if passed_over:
+        trace.notes = [*trace.notes, passed_over_note(next(iter(trace.clusters)), passed_over)]
     try:
         for cluster, where in by_cluster(metrics, list(trace.clusters), trace.compared):
             for part in measured.get(where, ()):
@@ -156,7 +161,9 @@ def load_spread(
     return trace
 
 
-def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Iterator[Part]:
+def _job_parts(
+    given: str, options: Mapping[str, Any], passed_over: list[Path], *, compared: bool = False
+) -> Iterator[Part]:
     one = Input.of(given)
     if one.url:
         raise BadUse(
@@ -175,7 +182,7 @@ def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Ite
     ):
         yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=options)
     else:
-        for file, source in recognised(one, None):
+        for file, source in recognised(one, None, passed_over):
             named = {**options, "format": source.name}
             yield Part(jobs=f"{prefix}{file.path}", compared=compared, options=named)
 

@@ -221,7 +221,7 @@ class _Draws:
     def _state() -> tuple[Any, ...]:
         import numpy as np
 
-        name, keys, *rest = np.random.get_state()
+        name, keys, *rest = np.random.get_state(legacy=True)
         return random.getstate(), name, keys.tobytes(), *rest
 
 

@@ -367,7 +367,7 @@ def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the last ends of containers that crash again and again, each with that as its reason."""
-    crashed = []
+    crashed: list[Mapping[str, Any]] = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
             waiting = (container.get("state") or {}).get("waiting") or {}
