@@ -221,7 +221,8 @@ class _Draws:
     def _state() -> tuple[Any, ...]:
         import numpy as np
 
-        name, keys, *rest = np.random.get_state(legacy=True)
+        of_numpy: Any = np.random.get_state()
+        name, keys, *rest = of_numpy
         return random.getstate(), name, keys.tobytes(), *rest
 
 
