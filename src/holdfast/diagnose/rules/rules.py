@@ -209,7 +209,7 @@ class RuleSet:
         return any(self.topics[index].digits_matter(text) for index in self._asked(text, where))
 
     def digits_matter(self, text: str) -> bool:
-        """Return True if a line that differs from `text` only in numbers may mean something else."""
+        """Return True if another number in `text` could change the meaning of the line."""
         return any(
             self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ()
         )
