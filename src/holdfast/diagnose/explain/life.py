@@ -239,7 +239,7 @@ class Counters:
 
     @property
     def newest_rise(self) -> int:
-        """Return the latest line at which the last four rises of a counter began."""
+        """Return the newest line, over all counters, of a counter's fourth-last rise."""
         return self._newest()[0]
 
     def went_on(self, before: Before) -> bool:
@@ -247,10 +247,7 @@ class Counters:
         return self.newest_rise > before.rises_seen
 
     def _newest(self) -> tuple[int, int]:
-        """Return where the last four rises of a counter began, at the latest, and the most rises.
-
-        The first is the newest such line over all counters.
-        """
+        """Return two maxima over all counters: the line of the fourth-last rise, and the rises."""
         if self._known_at != self.now:
             counters = self._counters.values()
             self._known_at = self.now
