@@ -91,12 +91,12 @@ _PEM_LINES: Final = 120
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """Return `text` without its secrets; `known` are literal secrets. The result is stable."""
+    """Return `text` without secrets; `known` are literal secrets. Repetition changes nothing."""
     return "\n".join(redact_lines(text.split("\n"), known))
 
 
 def redact_lines(lines: Iterable[str], known: Iterable[str] = ()) -> list[str]:
-    """Return as many lines without their secrets. A private key may span several lines."""
+    """Return `lines` without their secrets. A private key may span several lines."""
     given, literal = list(lines), [one for one in known if len(one) >= _KNOWN_LEAST]
     within = _within_private_keys(given)
     return [

@@ -27,40 +27,35 @@ from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
-"""The first events of one rule that are kept in one log, counted since the last progress; as many
-last events are kept too."""
+"""The first events of one rule, since the last progress, and the last events, kept in one log."""
 _STREAMS_LIMIT: Final = 4096
 _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
-"""The most lines of progress that are read before an event or the end of a block. Older lines add
-nothing."""
+"""The lines of progress that are read before an event or a block's end; older ones add nothing."""
 _SHAPES_LIMIT: Final = 65_536
 _OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
-"""Kinds that concern only the program: such an error in an exit handler does not begin a failure.
-"""
+"""Kinds that concern only the program: in an exit handler, such an error is no root."""
 _OF_A_CALL: Final = _OF_PROGRAMS | {"service", "disk", "device_memory"}
 """Kinds of error that a program can catch and survive."""
 _OUTLIVED_LINES: Final = 20
-"""The least lines between two errors of a process for the first not to have caused the second
-directly."""
+"""The least lines between two errors of a process of which the first did not cause the second."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
 """Lines of other processes after which an unfinished traceback counts as torn."""
 _BACK_S: Final = 30.0
 """The greatest disorder of the lines of several processes."""
 _MATCHES_LIMIT: Final = 512
-"""The most lines matching the prefilter that are read in search of `_PROGRESS_LINES`."""
+"""The lines matching the prefilter that are read in search of `_PROGRESS_LINES`."""
 _COUNTER_LINES: Final = 128
 """The last lines before an event that are searched for counters."""
 _FEW_COUNTER_LINES: Final = 16
 """The same limit if events are close together."""
 _COUNTER_SHARE: Final = 4
 _ALWAYS_COUNTER_LINES: Final = 4096
-"""Lines of a log that are searched in any case. Beyond these, one line in `_COUNTER_SHARE` is
-searched."""
+"""Lines of a log that are always searched; later, one line in `_COUNTER_SHARE` is searched."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
-"""Kinds of event about an end. No error before such an event was survived, even if the next attempt
-repeats the error."""
+"""Kinds that report an end. Earlier errors were not survived, even if the next attempt repeats one.
+"""
 
 StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
 """A rank; if unknown, the host with the local rank or the process."""
@@ -107,13 +102,11 @@ class Event:
     survived_before: int = 0
     """How often the job survived the same error before."""
     time_s: float | None = None
-    """The time in the line, or else the last time before the line; seconds since 1970, in the log's
-    time zone."""
+    """Seconds since 1970 in the log's zone: the time in the line, or else the last one before."""
     has_own_time: bool = False
     whole_traceback: bool = False
     demoted: bool = False
-    """True if a better line of the same chain of tracebacks states the root, or Python continued
-    after this one."""
+    """A better line of the same chain states the root, or Python continued after this one."""
     caught: Caught = "nobody"
     """The catcher that printed the traceback."""
 
@@ -128,18 +121,12 @@ class Event:
 
     @property
     def of_generated_program(self) -> bool:
-        """Return True if the event ends the traceback of a program that the job generated and ran.
-
-        The job has survived many such programs.
-        """
+        """Return True if the event ends the traceback of one of many programs that the job ran."""
         return bool(self.script) and self.log.programs.is_generated(self.script)
 
     @property
     def is_report(self) -> bool:
-        """Return True if the job's own text introduces or quotes the line.
-
-        The line may then come from another program.
-        """
+        """Return True if the job's text introduces or quotes the line, perhaps of another program."""
         if self.introduced:
             return not self.log.programs.is_own_folder(self.script)
         if self.whole_traceback or "\\n" not in self.text:
@@ -154,10 +141,7 @@ class Event:
 
     @property
     def outlived(self) -> bool:
-        """Return True if the process logged many lines after the event and then another error.
-
-        Few lines follow the other error.
-        """
+        """Return True if the process logged many lines, another error, and then few lines."""
         last, log = self.stream.newest, self.log
         if last is None or last is self or self.rule.kind not in _OF_A_CALL:
             return False
@@ -208,8 +192,7 @@ class _Log:
     def __init__(self, rules: RuleSet, shapes: set[int], ranks: set[int]) -> None:
         self.rules = rules
         self.shapes = shapes
-        """Hashes of lines that no rule matches, to be skipped. Digits are replaced where no rule
-        depends on them."""
+        """Hashes of lines that no rule matches. Digits are replaced if no rule needs them."""
         self.ranks = ranks
         """The ranks of the job that any of its logs names."""
         self.prefixes = Prefixes()
@@ -225,22 +208,18 @@ class _Log:
         """The number of traceback lines among these."""
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
-        """The tracebacks of all streams together: launchers may prefix the lines of one traceback
-        differently."""
+        """All streams together: launchers may prefix the lines of one traceback differently."""
         self.open: dict[StreamKey, int] = {}
-        """Streams inside a traceback, whose lines must all be read, and the log line at which each
-        had its last line."""
+        """Streams inside a traceback, whose lines are all read; the log line of the last one."""
         self.reporters: dict[str, dict[int, int | None]] = {}
-        """By rule: each rank that reported such an event itself, kept or not, and the number of its
-        last enqueued collective."""
+        """By rule: the ranks that reported such an event, and their last enqueued number."""
         self.block = b""
         self.block_times = BlockTimes(b"")
         self.progress_at = -1
         """The offset in the block of the next line of progress; -1 before a search."""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
-        """The offset up to which the block's progress is recorded. The rest waits until an event
-        needs it."""
+        """The offset up to which progress is recorded; the rest waits until an event needs it."""
         self.newest_at: tuple[int, Line] | None = None
         """The offset in the block of its newest line of progress, and the line."""
         self.newest: Event | None = None
@@ -249,8 +228,7 @@ class _Log:
         self.last: dict[str, deque[Event]] = {}
         self.steps_noted = 0
         self.weighed: dict[str, tuple[int, int, bool]] = {}
-        """By rule: the signs of survival when its kept events were last checked. Without new signs,
-        the check is skipped."""
+        """By rule: the signs of survival at the last check. Without new signs, no check is made."""
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams:
@@ -365,10 +343,8 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     _note_progress(log, file, len(block), len(block))
     _note_newest(log, file, start, start_line)
     log.clock.note(log.block_times.last(len(block), log.clock.last_s))
-    log.block, log.block_times = (
-        b"",
-        BlockTimes(b""),
-    )  # frees the block, of which each log would hold one
+    # Each log would keep a block otherwise.
+    log.block, log.block_times = b"", BlockTimes(b"")
 
 
 def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
@@ -435,14 +411,7 @@ def _has_progress(log: _Log, start: int, end: int) -> bool:
 
 
 def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
-    """Make an event of the block's newest line of progress.
-
-    Args:
-        log: the state of the log.
-        file: the part of the log that is read.
-        number: the line number of the block's start in the file.
-        log_line: the line number of the block's start in the log.
-    """
+    """Make an event of the block's newest step; the block begins at these lines of file and log."""
     if log.newest_at is None:
         return
     position, line = log.newest_at

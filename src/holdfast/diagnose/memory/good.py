@@ -155,7 +155,7 @@ def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str]) -> list[Filter]:
-    """Return filters for frequent lines of good runs. No filter drops a root or a rule's example."""
+    """Return filters for frequent lines of good runs; none drops a root or a rule's example."""
     seen: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     examples: dict[str, list[str]] = defaultdict(list)
     every = list(runs)

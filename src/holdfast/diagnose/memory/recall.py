@@ -279,7 +279,7 @@ def _asked(text: str) -> list[str]:
 
 
 def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
-    """Return the kept lines with a word of trouble, which may state a root, the last ones first."""
+    """Return the kept lines that report a problem, and so may state a root, the last ones first."""
     found = []
     for one in kept:
         text = clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip()

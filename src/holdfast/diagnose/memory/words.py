@@ -48,7 +48,7 @@ TROUBLE: Final = (
     r"|reset|closed|bad|broken|cancel\w*|preempt\w*|unsuccessful|non-zero|interrupted|disconnect\w*|expired|forbidden"
     r"|no space|read-only|too many|violat\w*|overflow|throttl\w*|slow ?down|hung|stuck|stopped|oom)\b))"
 )
-"""An RE2 pattern for a word of trouble."""
+"""An RE2 pattern for words that report a problem, such as `failed`."""
 _TROUBLE: Final = re2.compile(TROUBLE)
 WORDS_LIMIT: Final = 1500
 """The words of one memory that full-text search indexes."""
@@ -70,7 +70,7 @@ class Token:
 
     @property
     def is_technical(self) -> bool:
-        """Return True for words in the style of programs: inner or all capitals, underscores, dots."""
+        """Return True for words as programs write them: inner or all capitals, underscores, dots."""
         loud = _LOUD.search(self.text) is not None and self.text.lower() not in COMMON
         return loud or "." in self.text or _CAMEL.search(self.text) is not None
 
@@ -135,5 +135,5 @@ def mask(text: str) -> str:
 
 
 def is_trouble(text: str) -> bool:
-    """Return True if `text` has a word of trouble."""
+    """Return True if a word of `text` reports a problem."""
     return _TROUBLE.search(text) is not None
