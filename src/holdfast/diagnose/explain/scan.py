@@ -27,7 +27,8 @@ from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
-"""The first events of one rule, since the last progress, and the last events, kept in one log."""
+"""Events of one rule that are kept in one log: so many since the last progress, and so many last.
+"""
 _STREAMS_LIMIT: Final = 4096
 _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
@@ -121,12 +122,12 @@ class Event:
 
     @property
     def of_generated_program(self) -> bool:
-        """Return True if the event ends the traceback of one of many programs that the job ran."""
+        """Return True if the event ends the traceback of one of many programs that the job generated."""
         return bool(self.script) and self.log.programs.is_generated(self.script)
 
     @property
     def is_report(self) -> bool:
-        """Return True if the job's text introduces or quotes the line, perhaps of another program."""
+        """Return True if the job's text introduces or quotes a line, maybe of another program."""
         if self.introduced:
             return not self.log.programs.is_own_folder(self.script)
         if self.whole_traceback or "\\n" not in self.text:
@@ -192,7 +193,7 @@ class _Log:
     def __init__(self, rules: RuleSet, shapes: set[int], ranks: set[int]) -> None:
         self.rules = rules
         self.shapes = shapes
-        """Hashes of lines that no rule matches. Digits are replaced if no rule needs them."""
+        """Hashes of lines to skip. One hash covers all digits, unless digits matter to a rule."""
         self.ranks = ranks
         """The ranks of the job that any of its logs names."""
         self.prefixes = Prefixes()
@@ -210,7 +211,8 @@ class _Log:
         self.tracebacks = TracebackReader()
         """All streams together: launchers may prefix the lines of one traceback differently."""
         self.open: dict[StreamKey, int] = {}
-        """Streams inside a traceback, whose lines are all read; the log line of the last one."""
+        """For each stream inside a traceback, which needs all lines: the log line of its last line.
+        """
         self.reporters: dict[str, dict[int, int | None]] = {}
         """By rule: the ranks that reported such an event, and their last enqueued number."""
         self.block = b""

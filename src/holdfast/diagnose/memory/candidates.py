@@ -51,7 +51,7 @@ _GENERAL_PACKAGES: Final = frozenset(_MANY_USES.split()) | frozenset(sys.stdlib_
 _JOINT: Final = re2.compile(r"^[\s:,;()\[\]'\"=/-]{1,4}$")
 """Text that may separate two words of a phrase."""
 _STEMS: Final = {"OutOfMemoryError": ("OutOfMemoryError", "MemoryError")}
-"""Endings of class names that mean a reason besides its own name."""
+"""Endings of class names that mean a reason, if the reason's name is not the only one."""
 _ARGPARSE: Final = r"^\s*[\w./-]+\.py: error: "
 """The beginning of argparse's messages about wrong arguments."""
 _BUILTIN: Final = {

@@ -70,7 +70,7 @@ class Token:
 
     @property
     def is_technical(self) -> bool:
-        """Return True for words as programs write them: inner or all capitals, underscores, dots."""
+        """Return True for words in a program's style: inner or all capitals, underscores, dots."""
         loud = _LOUD.search(self.text) is not None and self.text.lower() not in COMMON
         return loud or "." in self.text or _CAMEL.search(self.text) is not None
 
