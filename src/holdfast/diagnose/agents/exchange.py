@@ -127,7 +127,7 @@ class _Asking:
                 f"gave no whole answer within {seconds:g} s. Ask again, or a faster one."
             ) from None
         except httpx.InvalidURL:
-            raise _Failed(f"has an address that is none. Check {Endpoint.env_url()}.") from None
+            raise _Failed(f"has an invalid address. Check {Endpoint.env_url()}.") from None
         except httpx.ConnectError:
             raise _Failed(
                 f"cannot be reached. Check {Endpoint.env_url()}, and that the server runs.",

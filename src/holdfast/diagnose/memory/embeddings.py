@@ -84,7 +84,7 @@ class Embedder(Api):
             for piece in answer.iter_bytes():
                 body += piece
                 if len(body) > _ANSWER_LIMIT_BYTES or self.clock.monotonic_s() > latest_s:
-                    raise self._failed("sent more, or more slowly, than is waited for")
+                    raise self._failed("sent too much data, or sent the data too slowly")
         try:
             given = json.loads(body)["data"]
             ordered = sorted(given, key=lambda one: one["index"])
