@@ -122,7 +122,7 @@ class Event:
 
     @property
     def of_generated_program(self) -> bool:
-        """Return True if the event ends the traceback of one of many programs that the job generated."""
+        """Return True if the event ends the traceback of one of many generated programs."""
         return bool(self.script) and self.log.programs.is_generated(self.script)
 
     @property

@@ -8,7 +8,7 @@ The examples are patterns for `botocore.errorfactory.NoSuchKey: An error occurre
 | 1 | the reason's own class and its built-in subclasses | (`ModuleNotFoundError`) |
 | 2 | each exception of its package | `botocore.*` |
 | 3 | the class in any package | `NoSuchKey` |
-| 4 to 7 | one to four informative consecutive words | `NoSuchKey`, with a word of trouble |
+| 4 to 7 | one to four informative consecutive words | `NoSuchKey`, with a word for a problem |
 | 5 to 7 | the class and the first words of the message | `NoSuchKey: An error occurred` |
 | 9 | the line, except for varying parts | |
 
