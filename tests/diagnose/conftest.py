@@ -1,4 +1,4 @@
-"""What several tests of the diagnosis share: labelled cases, a plain user, and a measure of memory."""
+"""Define shared fixtures: labelled cases, an unprivileged user and a measure of memory."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ DEV = Path(__file__).parents[3] / "shared" / "data" / "diagnosis_dev"
 
 @pytest.fixture(scope="session")
 def dev_cases():
-    """The labels of the labelled cases, with the paths of their logs as `clean` and `noisy`."""
+    """Return the labels of the cases, with the paths of their logs as `clean` and `noisy`."""
     if not DEV.is_dir():
         pytest.skip("the labelled cases lie beside the repository of the project's makers")
     labels = [json.loads(line) for line in (DEV / "labels.jsonl").read_text().splitlines()]
@@ -30,7 +30,7 @@ def dev_cases():
 
 @pytest.fixture(scope="session")
 def dev_answers(dev_cases):
-    """Of each kind of log: the labels of every case, and what `diagnose` says of it."""
+    """Return for each kind of log the labels of each case and its diagnosis."""
     return {
         kind: [(case, diagnose(case[kind])) for case in dev_cases] for kind in ("clean", "noisy")
     }
@@ -38,7 +38,7 @@ def dev_answers(dev_cases):
 
 @pytest.fixture
 def public_folder():
-    """A folder that every user may enter; pytest's own is its owner's alone."""
+    """Make a folder that all users may enter; pytest's own folder is private."""
     folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
     folder.chmod(0o755)
     yield folder
@@ -47,7 +47,7 @@ def public_folder():
 
 @contextlib.contextmanager
 def _as_plain_user():
-    """Without root's right to read everything."""
+    """Drop root's privilege to read all files."""
     if os.geteuid():
         yield
         return
@@ -60,7 +60,7 @@ def _as_plain_user():
 
 @pytest.fixture
 def as_plain_user():
-    """A context in which the permissions of files count, whoever runs the tests."""
+    """Return a context in which file permissions apply, even if root runs the tests."""
     return _as_plain_user
 
 
@@ -77,7 +77,7 @@ print(found.reason, len(found.notes), (resource.getrusage(resource.RUSAGE_SELF).
 
 @pytest.fixture
 def measured():
-    """Diagnose in a process of its own: reason, number of notes, and MiB by which it grew."""
+    """Diagnose in a separate process; return the reason, the number of notes, and MiB of growth."""
 
     def measure(*paths, limit_s=60):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Logs of runs that ended well, with the frightening lines that healthy runs print, launcher by launcher."""
+"""Define logs of runs that ended well, with the alarming lines of healthy runs, by launcher."""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 
@@ -6,7 +6,7 @@ STACK = ["Traceback (most recent call last):", '  File "/srv/app/fit.py", line 8
 
 
 def megatron():
-    """A lost peer after the end, and a checkpoint index that was not there at the start."""
+    """Return a lost peer after the end, and a checkpoint index that was absent at the start."""
     return [
         "FileNotFoundError: [Errno 2] No such file or directory: '/idx/doc.npy'",
         *(
@@ -20,7 +20,7 @@ def megatron():
 
 
 def trainer_of_transformers():
-    """Memory that was short once, and a tracker that could not be reached."""
+    """Return a temporary shortage of memory, and an unreachable tracker."""
     return [
         " 20%|##        | 2/10 [00:04<00:16,  2.0s/it]",
         *STACK,
@@ -35,7 +35,7 @@ def trainer_of_transformers():
 
 
 def lightning():
-    """Workers that are terminated at the end."""
+    """Return workers that are terminated at the end."""
     return [
         "Epoch 0:  50%|##    | 500/1000 [08:20<08:20,  1.0it/s, v_num=3]",
         "Epoch 0: 100%|######| 1000/1000 [16:40<00:00,  1.0it/s, v_num=3]",
@@ -46,7 +46,7 @@ def lightning():
 
 
 def elastic():
-    """A worker group that was restarted, and ended well."""
+    """Return a worker group that was restarted and ended well."""
     return [
         "[rank0]: step 4 loss 2.10",
         "E0211 04:11:02.118 811 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) local_rank: 1 (pid: 911) of binary: /usr/bin/python",
@@ -58,7 +58,7 @@ def elastic():
 
 
 def slurm():
-    """An error of a tool in the prologue, and what the accounting says."""
+    """Return an error of a tool in the prologue, and the accounting records."""
     return [
         "modprobe: FATAL: Module gdrdrv not found in directory /lib/modules/5.15.0",
         *(f"[rank0]: step {n} loss 2.{n:02d}" for n in range(1, 9)),
@@ -70,7 +70,7 @@ def slurm():
 
 
 def kubernetes():
-    """A pull that was tried again, and pods that completed."""
+    """Return a pull that was repeated, and pods that completed."""
     return [
         'Warning  Failed  40m  kubelet  Failed to pull image "reg/llm:7": context deadline exceeded',
         'Normal   Pulled  39m  kubelet  Successfully pulled image "reg/llm:7" in 41s',
@@ -81,7 +81,7 @@ def kubernetes():
 
 
 def tracked():
-    """A thread of the tracker that raised while the interpreter ended."""
+    """Return a tracker's thread that raised at interpreter exit."""
     return [
         *(f"iter {n} loss 3.0{n} ms 812" for n in range(1, 9)),
         "Finished training after 8 iterations.",
@@ -95,7 +95,7 @@ def tracked():
 
 
 def generated_programs():
-    """A reward that runs what the model wrote: its tracebacks are the data."""
+    """Return a reward function that runs a model's programs, whose tracebacks are data."""
     lines = []
     for n in range(1, 7):
         lines += [
@@ -107,7 +107,7 @@ def generated_programs():
 
 
 def deepspeed():
-    """Overflows, and a process group that nobody destroyed."""
+    """Return overflows, and a process group that was not destroyed."""
     return [
         "[2026-02-11 04:11:01,410] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
         *(
@@ -123,7 +123,7 @@ def deepspeed():
 
 
 def last_step_only():
-    """Nobody says that it is done, but the last step of all was made and its state saved."""
+    """Return a log without a statement of the end, but with its last step and a saved state."""
     return [
         "WARNING: could not import apex: ModuleNotFoundError: No module named 'apex'",
         *(f"update {n}/40 | loss 2.{n} | lr 1e-4" for n in range(30, 40)),

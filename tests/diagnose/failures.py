@@ -1,4 +1,4 @@
-"""Failures of jobs of four ranks: what each rank, the launcher and the kernel print, in their own order."""
+"""Define failures of four-rank jobs: the lines of each rank, the launcher and the kernel."""
 
 import random
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ RANKS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One failure, by whom its lines are printed, and what is to be said of it."""
+    """A failure: its lines by printer, and the expected diagnosis."""
 
     voices: dict[str, list[str]]
     reason: str
     scope: dict
     root: str
-    """A part of the line that states it."""
+    """A part of the line that states the root."""
 
     def woven(self, draw: random.Random) -> list[str]:
-        """One log: each rank's lines in their own order, the ranks' in any."""
+        """Return one log in which the ranks' lines are interleaved at random."""
         return self._with_the_rest(_woven(self._of_ranks(), draw), draw)
 
     def concatenated(self, draw: random.Random) -> list[str]:
-        """One log: a rank after another, in any order."""
+        """Return one log in which the ranks follow one another in random order."""
         ranks = self._of_ranks()
         draw.shuffle(ranks)
         return self._with_the_rest([line for lines in ranks for line in lines], draw)
@@ -30,7 +30,7 @@ class Failure:
         return [lines for name, lines in self.voices.items() if name.startswith("rank")]
 
     def _with_the_rest(self, lines: list[str], draw: random.Random) -> list[str]:
-        """With what launcher and kernel print about it: anywhere after the last step, since only then it happened."""
+        """Insert the lines of launcher and kernel anywhere after the last step."""
         at = 1 + max(number for number, line in enumerate(lines) if " step " in line)
         rest = [list(lines) for name, lines in self.voices.items() if not name.startswith("rank")]
         return lines[:at] + _woven([lines[at:], *rest], draw)
@@ -160,4 +160,4 @@ FAILURES = {
         reason="NCCLTimeoutError", scope={"rank": 2}, root="Watchdog caught",
     ),
 }  # fmt: skip
-"""Where the scope is empty, any scope will do."""
+"""An empty scope allows any scope."""

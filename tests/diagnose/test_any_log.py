@@ -1,4 +1,4 @@
-"""Whatever a log is made of: an answer that holds together."""
+"""Test that logs of any content give a consistent answer."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The least-cost arborescence, against every arborescence there is."""
+"""Test the least-cost arborescence against all arborescences of small graphs."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ COSTS = st.integers(0, 5)
 
 @st.composite
 def graphs(draw):
-    """Up to five nodes besides the root, each of which may hang from the root."""
+    """Draw up to five nodes besides the root; the root may be the parent of each."""
     nodes = range(1, draw(st.integers(2, 6)))
     return {
         node: {

@@ -1,4 +1,4 @@
-"""Who is at fault is one that can be: no host, exit or peer that merely stands beside the root is named."""
+"""Test that no host, exit or peer that is only near the root is named as the fault's location."""
 
 import pytest
 from failures import NCCL, RANKS, TORCH, raised, steps, watchdog
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.diagnose import diagnose
 
-# What the program, its settings or a service is at fault for: a restart on other hosts changes nothing.
+# Faults of the program, its settings or a service: a restart on other hosts changes nothing.
 OF_THE_PROGRAM = [
     "KeyError: 'a'",
     "ValueError: asked for 16 GPUs, the cluster has 8",
@@ -18,7 +18,7 @@ OF_THE_PROGRAM = [
     "slurmstepd: error: *** JOB 12 ON gn17 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
     "Fatal Python error: Floating point exception",
 ]
-# What befalls a host or a device of it: the host that printed it is named.
+# Faults of a host or its devices: the host that printed the line is named.
 OF_A_HOST = [
     "RuntimeError: CUDA error: uncorrectable ECC error encountered",
     "NVRM: Xid (PCI:0000:B3:00): 79, pid=7301, name=python, GPU has fallen off the bus.",
@@ -83,7 +83,7 @@ def test_an_error_of_all_ranks_is_no_ranks(tmp_path, world):
 
 @pytest.mark.parametrize("failed", [0, 3])
 def test_the_rank_that_a_gang_died_of_is_the_one_its_peers_lost(tmp_path, failed):
-    """The scheduler says that it ended all other tasks because of this one."""
+    """Test a scheduler that reports why it ended all other tasks."""
     lost = [
         "[rank1] WatchTasksAsync failed for task 1: UNAVAILABLE: failed to connect to all addresses",
         "ipv4:10.0.3.7:1305: Failed to connect to remote host: Connection refused",
@@ -97,7 +97,7 @@ def test_the_rank_that_a_gang_died_of_is_the_one_its_peers_lost(tmp_path, failed
 
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_monitor_that_was_refused_lost_no_peer(tmp_path, place):
-    """Three of four ranks wait for the last; the monitor's words say nothing of it."""
+    """Test a monitor's error while three of four ranks wait for the last."""
     monitor = ["node-exporter: push to 10.4.0.9:9091: connection refused"]
     waiting = [line for rank in (1, 2, 3) for line in watchdog(rank)]
     begun = [line for rank in range(RANKS) for line in steps(rank, 101, 102)]

@@ -1,4 +1,4 @@
-"""Confidence rises with what speaks for an answer, and stays within what can be measured."""
+"""Test that confidence rises with the support, and stays within the measurable range."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ def test_it_does_not_jump(rule, margin, little):
 
 
 def test_a_general_rule_is_in_doubt_where_a_special_one_is_not():
-    """Without a special rule, a class such as RuntimeError decides: right in one of two cases."""
+    """Test a class such as RuntimeError, which is correct in one of two cases."""
     assert 0.4 < sure(0.65, 3.9) < 0.7
     assert sure(0.85, 3.9) > 0.95
 

@@ -1,4 +1,4 @@
-"""The graph of causes: every kind is used, every edge leads somewhere, costs are ordered."""
+"""Test the graph of causes: each kind is used, each edge has an end, and costs are ordered."""
 
 from importlib import resources
 
@@ -31,7 +31,7 @@ def test_every_edge_leads_from_a_kind_to_a_kind():
 
 
 def test_no_key_stands_there_twice():
-    """YAML keeps the last one without a word."""
+    """Test for duplicate keys, of which YAML silently keeps the last."""
 
     class Strict(yaml.SafeLoader):
         pass

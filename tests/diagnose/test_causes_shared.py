@@ -1,4 +1,4 @@
-"""A cause that many ranks share is paid for once: the same root among two ranks' consequences or 512."""
+"""Test that a cause shared by many ranks is paid for once, with two ranks or 512."""
 
 import random
 
@@ -25,7 +25,7 @@ def explained(lines):
 
 
 def said_by(ranks):
-    """What each of `ranks` ranks prints of the failure, each in words of its own."""
+    """Return the lines that each of `ranks` ranks prints of the failure, in different words."""
     names = ["".join(chr(97 + int(digit)) for digit in str(rank)) for rank in range(1, ranks)]
     return [
         line
@@ -78,14 +78,14 @@ def test_the_rank_that_failed_is_the_root_whatever_its_number_and_file(
 
 
 def test_a_consequence_hangs_from_what_brought_it_about_and_not_from_the_root():
-    """A killed rank takes its peers' connections with it; what they raise of these costs no more for the kill."""
+    """Test a killed rank: the errors of its peers do not raise the cost of the kill."""
     found = explained([*launcher(1, -9), *raised(0, GLOO, TORCH), *raised(2, GLOO, TORCH)])
     assert found.ranked[0].first.rule.id == "launcher-killed"
     assert all(how == "follows" for _, how, _ in found.reckonings[0].others)
 
 
 def test_a_survived_line_brings_nothing_about(tmp_path):
-    """The disk error was survived: the watchdogs at the end are no consequence of it."""
+    """Test watchdogs at the end of a job that survived a disk error."""
     lines = [
         *steps(0, *range(9)),
         "[rank0]: OSError: [Errno 28] No space left on device: '/ckpt/1'",

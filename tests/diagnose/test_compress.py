@@ -1,4 +1,4 @@
-"""A log to what matters: the root line stays, the text is small, and routine output is what goes."""
+"""Test that compression keeps the root line, stays small and drops routine output."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Whatever a log holds: an answer, in bounded memory."""
+"""Test that logs of any content give an answer in bounded memory."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Root, cascade, survived and teardown, whatever the order in which they were printed."""
+"""Test root, cascade, survived and teardown lines, printed in any order."""
 
 import itertools
 import json
@@ -49,7 +49,7 @@ STOPPED = AT + (
 
 @pytest.fixture
 def job(tmp_path):
-    """Write logs by name, diagnose their folder."""
+    """Return a function that writes logs by name and diagnoses their folder."""
 
     def write_and_diagnose(context: JobContext | None = None, **logs: str) -> Diagnosis:
         for old in tmp_path.iterdir():
@@ -200,7 +200,7 @@ Traceback (most recent call last):
 )
 @pytest.mark.parametrize("value", [float("nan"), 900.0])
 def test_what_a_job_prints_that_was_killed_for_its_loss_is_no_root(job, printed, value):
-    """All ranks trained when the loss was found broken, so that nothing had ended one of them."""
+    """Test that no rank's end is the root: all ranks trained when the loss was found broken."""
     broken = BrokenLoss(value=value, step=171, first_step=170, usual=2.1)
     exits = tuple(
         RankExit(rank=rank, pid=4241 + rank, at_monotonic_s=5.0, signal=9) for rank in range(2)
@@ -456,7 +456,7 @@ def test_the_summary_is_one_sentence(job, root, said):
 
 
 def test_a_users_package_may_be_installed_like_a_library(job):
-    """What lies beside the script that runs is the user's own, wherever it lies; what lies elsewhere there is not."""
+    """Test that files beside the running script are the user's, even in installed packages."""
     installed = "/venv/lib/python3.11/site-packages"
     frames = f'Traceback (most recent call last):\n  File "{installed}/trainer/train.py", line 9, in <module>\n    main()\n'  # noqa: E501
     own = job(

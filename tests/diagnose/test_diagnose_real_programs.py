@@ -1,4 +1,4 @@
-"""What Python really prints of programs that really fail."""
+"""Test the real output of Python programs that fail."""
 
 import os
 import subprocess

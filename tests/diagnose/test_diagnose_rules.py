@@ -1,4 +1,4 @@
-"""Each packaged rule says of its own examples what it says it does; broken rule files are named."""
+"""Test that each packaged rule matches its own examples, and that errors name broken files."""
 
 import pytest
 
@@ -117,7 +117,7 @@ def test_order_of_topics_decides_before_names():
 
 
 def test_a_rule_without_examples_of_its_hot_words_is_never_asked():
-    """The prefilter drops its lines: hot words are part of what a rule says."""
+    """Test that the prefilter drops the rule's lines: hot words are part of a rule."""
     rules = RuleSet([parse_topic("a.yaml", TOPIC.replace("hot: [broken]", "hot: [shattered]"))])
     assert rules.find("a thing broken") is None
     assert rules.find("a thing broken and shattered") is not None

@@ -1,4 +1,4 @@
-"""Root, cascade and what was survived: the least-cost explanation, its doubts, and what says nothing of the end."""
+"""Test the least-cost explanation: root, cascade, survived lines, doubts and irrelevant lines."""
 
 import random
 import time
@@ -32,7 +32,7 @@ def explained(*texts):
     return explain(events, first_end(events))
 
 
-# --- doubt -----------------------------------------------------------------------------------------------------------
+# --- doubt ---------------------------------------------------------------------------------------
 
 
 def test_two_errors_of_equal_weight_halve_the_confidence_and_name_both(job):
@@ -61,7 +61,7 @@ def test_the_same_error_on_every_rank_is_no_doubt(job):
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_without_its_root_a_failure_is_doubtful(tmp_path, failure):
-    """What is left of two of them states a failure of its own: a CUDA error, a rank that was killed."""
+    """Test failures without their root line; two of them then contain another failure."""
 
     def without(part):
         voices = {
@@ -97,7 +97,7 @@ def test_no_alternative_is_surer_than_the_answer_in_the_labelled_cases(dev_answe
 
 
 def test_many_small_doubts_do_not_outweigh_the_answer(job):
-    """Several errors of one reason together are likelier than the one line of another: then they are the answer."""
+    """Test several errors with one reason, which together are likelier than one other line."""
     found = job(
         *(line for rank in range(8) for line in raised(rank, f"ValueError: {'x' * rank} is odd")),
         *raised(9, "KeyError: 'a'"),
@@ -106,7 +106,7 @@ def test_many_small_doubts_do_not_outweigh_the_answer(job):
 
 
 def test_a_line_is_cited_once(job):
-    """Though it has several parts, redrawn one over the other."""
+    """Test a line of several parts, each redrawn over the last."""
     found = job("ordinary", "ValueError: a\rValueError: b\rValueError: c", "ValueError: d")
     for cited in (found.root_lines, found.evidence):
         assert [one.line for one in cited] == [2, 3]
@@ -136,7 +136,7 @@ def test_where_nothing_states_a_cause_it_is_unknown(job, lines):
     assert explained(*lines).ranked == ()
 
 
-# --- causes and consequences -----------------------------------------------------------------------------------------
+# --- causes and consequences ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
@@ -150,7 +150,7 @@ def test_consequences_are_cited_as_such(tmp_path, failure):
 
 
 def test_a_gpu_fault_of_another_device_does_not_hide_a_script_error_forever(job):
-    """An Xid that the program itself can cause is no better a root than the error that the program states."""
+    """Test an Xid that the program can cause: the program's own error is as good a root."""
     xid = "[ 4213.1] NVRM: Xid (PCI:0000:b3:00): 31, pid=4243, name=python, Ch 00000008, intr 00000000. MMU Fault"
     cause = job(
         *raised(1, "RuntimeError: CUDA error: an illegal memory access was encountered"), xid
@@ -164,7 +164,7 @@ def test_a_gpu_fault_of_another_device_does_not_hide_a_script_error_forever(job)
 
 @pytest.mark.parametrize("different", [1, 4, 16])
 def test_broken_hardware_outweighs_whatever_the_ranks_say_of_it(job, different):
-    """Each rank raises something else."""
+    """Test ranks of which each raises another error."""
     lines = [f"[rank{rank}]: ValueError: {'x' * rank} is odd" for rank in range(different)]
     xid = "[ 4213.1] NVRM: Xid (PCI:0000:b3:00): 79, pid=4243, name=python, GPU has fallen off the bus."
     found = job(*lines, xid)
@@ -182,7 +182,7 @@ def test_thousands_of_different_errors_are_weighed_soon(job):
     assert time.process_time() - start < 10
 
 
-# --- what was survived -----------------------------------------------------------------------------------------------
+# --- survived errors -----------------------------------------------------------------------------
 
 SURVIVED = {
     "reset": raised(1, "ConnectionResetError: [Errno 104] Connection reset by peer"),
@@ -234,11 +234,11 @@ def test_what_was_survived_alone_is_no_cause(job, name):
 
 @pytest.mark.parametrize("name", SURVIVED)
 def test_what_was_not_survived_counts(job, name):
-    """Each of them would be taken for something, were it the last word."""
+    """Test that each of these lines counts if it is the last."""
     assert job(*steps(0, 1, 2), *SURVIVED[name]).evidence
 
 
-# --- the end of the first rank ---------------------------------------------------------------------------------------
+# --- the end of the first rank -------------------------------------------------------------------
 
 
 def test_a_kill_of_an_earlier_attempt_says_nothing_of_this_one(job):
@@ -252,7 +252,7 @@ def test_a_kill_of_an_earlier_attempt_says_nothing_of_this_one(job):
 
 
 def test_a_second_attempt_in_the_same_log(job):
-    """The job was started again from an older checkpoint: its ranks' steps go back, one after another."""
+    """Test a job restarted from an older checkpoint: its ranks' steps go back one after another."""
     first = [*every_rank(range(1, 40)), *raised(2, GLOO, TORCH)]
     second = [
         line
@@ -264,7 +264,7 @@ def test_a_second_attempt_in_the_same_log(job):
 
 
 def test_an_earlier_attempt_that_came_further_says_nothing_of_this_one(job):
-    """Rank 0 alone prints steps. The first attempt failed at step 50; the second began at 30 and failed at 45."""
+    """Test a first attempt that failed at step 50, and a second from step 30 that failed at 45."""
     first = [*steps(0, *range(1, 51)), *raised(1, "KeyError: 'a'")]
     second = [*steps(0, *range(30, 46)), *raised(2, "torch.OutOfMemoryError: CUDA out of memory.")]
     found = job(*first, *second)
@@ -273,7 +273,7 @@ def test_an_earlier_attempt_that_came_further_says_nothing_of_this_one(job):
 
 
 def test_an_error_that_a_later_attempt_survived_below_the_best_step_is_no_root(job):
-    """The second attempt passes an error of rank 3 at step 35, and goes on to 45, still below the first's 50."""
+    """Test a second attempt that survives an error, and ends before the first's best step."""
     first = [*steps(0, *range(1, 51)), *raised(1, GLOO, TORCH)]
     second = [
         *steps(0, *range(30, 36)),

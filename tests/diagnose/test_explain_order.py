@@ -1,4 +1,4 @@
-"""The order of lines, of voices and of files plays no part: whatever is printed first, the same root is found."""
+"""Test that the order of lines, printers and files has no influence on the root."""
 
 import random
 
@@ -90,7 +90,7 @@ def test_the_same_files_in_another_order_give_the_very_same(tmp_path, failure):
 
 @every_failure
 def test_what_precedes_it_does_not_hide_it(tmp_path, failure):
-    """Thousands of lines of routine output, among them every digit."""
+    """Test thousands of lines of routine output with all digits."""
     chatter = [
         f"[rank{number % 4}]: took {number} ms to gather bucket {number % 17}"
         for number in range(5000)
@@ -100,7 +100,7 @@ def test_what_precedes_it_does_not_hide_it(tmp_path, failure):
 
 
 def test_a_code_of_zero_does_not_hide_another(tmp_path):
-    """Two lines that differ in their numbers alone may say opposite things."""
+    """Test pairs of lines that differ only in numbers but have opposite meanings."""
     pairs = [
         ("container trainer exited with code 0", "container trainer exited with code 137"),
         (

@@ -1,4 +1,4 @@
-"""Routine output: each filter knows its examples, none knows a line that states a cause, and broken files are named."""
+"""Test that filters match their examples and no cause, and that errors name broken files."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_ids_are_unique():
 
 
 def test_none_drops_a_line_that_a_rule_takes_for_a_cause():
-    """Except what is said to be information, or a warning of Python: rules may know such lines all the same."""
+    """Test all rules but those whose lines are information or a Python warning."""
     filters = Filters(packaged_filters())
     dropped = [
         (rule.id, example)

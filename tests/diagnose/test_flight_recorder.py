@@ -1,4 +1,4 @@
-"""PyTorch's Flight Recorder: of a job that hangs, the dumps of its ranks tell who did not come to the collective."""
+"""Test that the dumps of a hung job's ranks show which rank did not join the collective."""
 
 import os
 import pickle
@@ -15,7 +15,7 @@ NAMES = ["nccl:all_reduce", "nccl:_all_gather_base", "nccl:_reduce_scatter_base"
 
 
 def entry(sequence, state="completed", group="0", p2p=False, name=None):
-    """As torch/csrc/distributed/c10d/FlightRecorder.hpp writes one, version 2.10."""
+    """Return an entry as torch/csrc/distributed/c10d/FlightRecorder.hpp 2.10 writes entries."""
     return {
         "frames": [{"name": "train", "filename": "/job/t.py", "line": 8}],
         "record_id": sequence + 100,
@@ -40,7 +40,7 @@ def entry(sequence, state="completed", group="0", p2p=False, name=None):
 
 
 def dump(reached, waiting=True, world=4, group="0", members=None, first=1):
-    """A rank that has come to collective `reached` of `group`, and waits in it or has left it."""
+    """Return the dump of a rank that reached collective `reached`, and waits in it or has left."""
     entries = [entry(at, group=group) for at in range(first, reached)]
     entries.append(entry(reached, "started" if waiting else "completed", group))
     ranks = list(range(world)) if members is None else members
@@ -87,7 +87,7 @@ def test_the_rank_that_left_no_dump_is_the_one(job):
 
 @pytest.mark.parametrize("waiting", [True, False])
 def test_the_rank_that_is_behind_is_the_one(job, waiting):
-    """It waits in an earlier collective, or has left an earlier one and never came to the next."""
+    """Test a rank that waits in an earlier collective, and one that has left it."""
     folder = job({0: dump(7), 1: dump(7), 2: dump(5, waiting), 3: dump(7)})
     ((rank, text),), _ = said(folder)
     assert rank == 2
@@ -104,7 +104,7 @@ def test_also_where_it_is_the_first_or_the_last(job, rank):
 
 
 def test_several_missing_ranks_are_all_named(job):
-    """As in the fixtures of NVIDIA's resiliency extension: 12 and 14 of 16."""
+    """Test ranks 12 and 14 of 16, as in the fixtures of NVIDIA's resiliency extension."""
     found = diagnose(job({rank: dump(7, world=16) for rank in range(16) if rank not in (12, 14)}))
     assert found.scope == {"rank": [12, 14]}
 
@@ -116,7 +116,7 @@ def test_a_silent_rank_explains_those_that_are_behind(job):
 
 
 def test_dumps_of_one_node_say_nothing_of_the_ranks_of_others(job):
-    """56 of 64 ranks without a dump did not all die: their dumps were not given."""
+    """Test 56 of 64 ranks without a dump: their dumps were not given."""
     folder = job({rank: dump(5 if rank == 6 else 7, world=64) for rank in range(8)})
     assert diagnose(folder).scope == {"rank": 6}
 
@@ -137,7 +137,7 @@ def test_where_nobody_waits_there_is_nothing_to_say(job):
 
 
 def test_groups_are_looked_at_each_for_itself(job):
-    """Ranks 0 and 1, and 2 and 3, make pairs that count for themselves."""
+    """Test two groups of two ranks each."""
     pairs = {0: ("1", [0, 1], 9), 1: ("1", [0, 1], 9), 2: ("2", [2, 3], 4), 3: ("2", [2, 3], 3)}
     folder = job(
         {
@@ -178,7 +178,7 @@ def test_the_rank_of_a_dump_is_in_it_or_in_its_name(tmp_path):
     "prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_", "hccl_trace_rank_", "fr/trace_"]
 )
 def test_dumps_are_found_in_a_folder_by_their_usual_names(tmp_path, prefix):
-    """The default up to torch 2.8, the one since (DebugInfoWriter), that of NPUs, and a prefix of the user."""
+    """Test the default up to torch 2.8, the default since, NPUs, and a user's own prefix."""
     (tmp_path / "fr").mkdir()
     for rank, at in {0: 7, 1: 5}.items():
         (tmp_path / f"{prefix}{rank}").write_bytes(pickle.dumps(dump(at, world=2), protocol=2))
@@ -186,7 +186,7 @@ def test_dumps_are_found_in_a_folder_by_their_usual_names(tmp_path, prefix):
 
 
 def test_an_older_form_without_groups(job):
-    """Version 1: no pg_config, and the sequence number as `seq_id` or `collective_seq_id`."""
+    """Test version 1: no pg_config, and the sequence number as `seq_id` or `collective_seq_id`."""
     dumps = {
         rank: {"entries": [entry(at) for at in range(6)] + [entry(7, "scheduled")]}
         for rank in (0, 1)
@@ -253,7 +253,7 @@ dist.barrier()
 
 @pytest.mark.slow
 def test_dumps_that_torch_wrote_name_the_rank_that_did_not_come(tmp_path):
-    """Two processes of gloo; at the time of the dumps, rank 0 waits in a collective for rank 1."""
+    """Test two gloo processes that write dumps while rank 0 waits in a collective for rank 1."""
     pytest.importorskip("torch._C._distributed_c10d")
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
     both = [

@@ -1,4 +1,4 @@
-"""A Flight Recorder dump comes from outside: nothing in it runs, and none stops the diagnosis or fills the memory."""
+"""Test hostile Flight Recorder dumps: no code runs, and diagnosis and memory stay bounded."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ GOOD = {"entries": [], "pg_config": {}, "version": "2.10"}
 
 
 class Runs:
-    """When unpickled, writes a file."""
+    """Write a file when unpickled."""
 
     def __init__(self, mark, how):
         self.mark, self.how = mark, how
@@ -40,7 +40,7 @@ def evaluated(mark):
 
 
 def by_hand(mark):
-    """GLOBAL and REDUCE without a word that `pickle.dumps` would write."""
+    """Return GLOBAL and REDUCE opcodes that `pickle.dumps` would not write."""
     return (
         b"\x80\x02cposix\nsystem\nX"
         + struct.pack("<I", len(f"touch {mark}"))
@@ -96,7 +96,7 @@ def test_nothing_in_a_dump_runs(tmp_path, make):
     mark = tmp_path / "ran"
     (tmp_path / "nccl_trace_rank_0").write_bytes(make(mark))
     (tmp_path / "rank-1.log").write_text(KEY_ERROR)
-    with pytest.raises(ValueError):  # noqa: PT011  (each says something else)
+    with pytest.raises(ValueError):  # noqa: PT011  (the messages differ)
         read_dump(tmp_path / "nccl_trace_rank_0")
     found = diagnose(tmp_path)
     assert (found.reason, found.scope) == ("KeyError", {"rank": 1})
@@ -116,12 +116,12 @@ print(found.reason, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
 
 def memo(index):
-    """A place in the memo that CPython makes room for (gh-115952)."""
+    """Return a memo index for which CPython allocates memory (gh-115952)."""
     return b"\x80\x02}r" + struct.pack("<I", index) + b"."
 
 
 def twice_itself(depth, close):
-    """A tuple or list that holds twice the one before: 2**depth things in a few bytes a level."""
+    """Return nested pairs: 2**depth values in a few bytes per level."""
     data = b"\x80\x02" + (b")" if close == b"\x86" else b"]") + b"q\x00"
     for level in range(depth):
         get, put = b"h" + bytes([level]), b"q" + bytes([level + 1])
@@ -138,7 +138,7 @@ def tuple_as_key():
 
 
 def list_as_name():
-    """Its text would be longer than any memory."""
+    """Return a name whose text would exceed any memory."""
     text = lambda word: b"X" + struct.pack("<I", len(word)) + word  # noqa: E731
     deep = twice_itself(100, b"e") + b"0"
     one = (
@@ -154,12 +154,12 @@ def list_as_name():
 
 
 def number_of_digits():
-    """int() of many digits takes quadratic time."""
+    """Return a number for which int() takes quadratic time."""
     return b"\x80\x02L" + b"9" * 1_000_000 + b"L\n."
 
 
 def members():
-    """A group of 400 000 ranks, of which one has a dump."""
+    """Return a group of 400 000 ranks, of which one has a dump."""
     entry = {"collective_seq_id": 3, "state": "started", "process_group": ("0", "default_pg")}
     ranks = str(list(range(400_000)))
     return pickle.dumps({"entries": [entry], "pg_config": {"0": {"ranks": ranks}}}, protocol=2)
@@ -229,7 +229,7 @@ DAMAGED = [
 def test_damaged_ones_are_passed_over(tmp_path, data):
     path = tmp_path / "nccl_trace_rank_0"
     path.write_bytes(data)
-    with pytest.raises(ValueError):  # noqa: PT011  (each says something else)
+    with pytest.raises(ValueError):  # noqa: PT011  (the messages differ)
         read_dump(path)
     reading = Reading()
     assert flight_lines([path], reading) == {}
@@ -301,7 +301,7 @@ def test_odd_values_are_no_crash(tmp_path, dump):
 
 
 def test_a_name_can_state_no_error_of_its_own(tmp_path):
-    """What a dump says is data; it must not read like a line of the log."""
+    """Test that text in a dump is not read as a line of the log."""
     one = {
         "collective_seq_id": 1,
         "state": "started",

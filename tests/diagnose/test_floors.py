@@ -1,4 +1,4 @@
-"""What the diagnosis must reach on the labelled development cases, clean and noisy."""
+"""Test the least accuracy on the labelled development cases, clean and noisy."""
 
 import pytest
 

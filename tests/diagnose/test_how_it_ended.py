@@ -1,4 +1,4 @@
-"""How a job ended is answered before why: runs that ended well need nothing, the others keep their answer."""
+"""Test how jobs ended: runs that ended well need no action, and the others keep their answer."""
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 

@@ -1,4 +1,4 @@
-"""Whether a job lived on after an error: steps of any dialect, any counter, and errors that it is used to."""
+"""Test whether a job survived an error: steps of all dialects, counters and habitual errors."""
 
 from itertools import pairwise
 
@@ -34,13 +34,13 @@ def job(tmp_path):
 
 
 def survived(tmp_path, lines):
-    """Return by line number whether each event was survived."""
+    """Return by line number whether the job survived each event."""
     (tmp_path / "job.log").write_text("".join(f"{line}\n" for line in lines))
     events = scan(find_files([tmp_path / "job.log"]).files, packaged_rules())
     return {one.line: one.recovered for one in events if one.rule.kind != ENDING}
 
 
-# --- a second error --------------------------------------------------------------------------------------------------
+# --- a second error ------------------------------------------------------------------------------
 
 STARTING = [
     "2026-03-01 10:00:05,000 INFO mapped the shard alpha",
@@ -48,12 +48,12 @@ STARTING = [
     "rank topology computed",
     "tokenizer ready",
 ] * 6
-"""Lines of a start: neither steps nor counters."""
+"""Lines of a start, with neither steps nor counters."""
 
 
 @pytest.mark.parametrize(("prefix", "is_sure"), [("", False), ("[rank0]: ", True)])
 def test_a_process_that_raises_again_much_later_outlived_the_first_error(job, prefix, is_sure):
-    """Where no line names its process, two processes may have raised the two errors."""
+    """Test lines without a process name, which two processes may have printed."""
     lines = [f"{prefix}{line}" for line in [*CAUGHT, *STARTING, *KEY]]
     found = job(*lines, "srun: error: gn07: task 0: Exited with exit code 1")
     assert (found.reason, found.root_line.line) == ("KeyError", len(lines))
@@ -73,17 +73,17 @@ def test_an_error_is_outlived_only_by_its_own_process_and_by_its_last_error(tmp_
     assert not outlived(tmp_path, [*CAUGHT, *KEY])
     assert not outlived(tmp_path, [*CAUGHT, "", chained, "", *KEY])
     assert not outlived(tmp_path, [*CAUGHT, *STARTING])
-    # what went on after the second error may be another process
+    # The lines after the second error may come from another process.
     assert not outlived(tmp_path, [*CAUGHT, *STARTING, *KEY, *STARTING])
-    # another rank may have raised the second error
+    # Another rank may have raised the second error.
     assert not outlived(tmp_path, [*CAUGHT, *steps(1, 0), *STARTING, *KEY])
 
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+# --- steps ---------------------------------------------------------------------------------------
 
 
 def test_bars_that_count_something_else_push_no_step_out(tmp_path):
-    """After the error come three steps, and then a bar of another kind that is redrawn a hundred times."""
+    """Test three steps after the error, followed by another kind of bar with a hundred redraws."""
     bar = "\r".join(
         f"Processed prompts: {n}%|## | {n}/100 [00:01<00:01, 9.1it/s]" for n in range(100)
     )
@@ -92,7 +92,7 @@ def test_bars_that_count_something_else_push_no_step_out(tmp_path):
 
 
 def test_a_bar_drawn_again_after_an_error_is_no_progress(tmp_path):
-    """tqdm draws its last state once more when the program leaves."""
+    """Test that tqdm draws its last state again when the program exits."""
     bar = " 12%|#2        | 41/620 [01:07<50:20,  4.98s/it]"
     for before in ([], [bar]):
         assert set(survived(tmp_path, [*before, *KEY, bar, bar]).values()) == {False}
@@ -100,7 +100,7 @@ def test_a_bar_drawn_again_after_an_error_is_no_progress(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["", "[rank3]: "])
 def test_steps_that_a_closed_bar_shows_late_are_no_progress(tmp_path, prefix):
-    """The bar was last drawn five steps before the error, which closes the bar."""
+    """Test a bar drawn five steps before the error, and again when the error closes it."""
 
     def drawn(step):
         return f"{prefix} 12%|#2        | {step}/620 [01:07<50:20,  4.98s/it]"
@@ -112,7 +112,7 @@ def test_steps_that_a_closed_bar_shows_late_are_no_progress(tmp_path, prefix):
 
 
 def test_two_counts_in_different_dialects_are_no_restart(tmp_path):
-    """A bar at 100 after step 5000 does not take the job back to step 100."""
+    """Test a bar at 100 after step 5000, which is no return to step 100."""
     own = OwnSteps()
     both = Steps()
     for step in (4000, 4500, 5000):
@@ -135,7 +135,7 @@ def test_the_first_step_of_a_stream_is_no_progress_of_its_own():
     assert own_went_on(own, before)
 
 
-# --- counters --------------------------------------------------------------------------------------------------------
+# --- counters ------------------------------------------------------------------------------------
 
 FORMS = {
     "words": "loop - update {n} ce={x}.41 z=0.004",
@@ -186,7 +186,7 @@ def test_what_rises_while_nothing_goes_on_is_no_progress(tmp_path, form):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_counters_say_nothing_where_a_trainer_reports_its_steps(tmp_path, form):
-    """Steps stopped at the error; something beside the training counts on."""
+    """Test steps that end at the error while another counter goes on."""
     lines = [*steps(0, *range(9)), *KEY, *counted(form, range(1, 90))]
     assert set(survived(tmp_path, lines).values()) == {False}
 
@@ -210,11 +210,11 @@ def test_counters_take_bounded_memory():
     assert len(counters._by_place) <= 1024
 
 
-# --- habits ----------------------------------------------------------------------------------------------------------
+# --- habits --------------------------------------------------------------------------------------
 
 
 def generated(number):
-    """What a sandbox prints of a program that a model wrote."""
+    """Return the lines that a sandbox prints of a model's program."""
     return [
         f"sample {number}: Traceback (most recent call last):",
         f'  File "/box/{number}/answer.py", line 7, in <module>',
@@ -237,7 +237,7 @@ def test_the_same_words_raised_at_another_place_are_no_habit(job):
 
 
 def test_an_error_that_ended_each_attempt_is_no_habit(job):
-    """Four attempts fail alike: the launcher tells of each end."""
+    """Test four attempts with the same failure, each ended by the launcher's report."""
     attempt = [
         *steps(0, *range(9)),
         *raised(0, "KeyError: 'lr'"),

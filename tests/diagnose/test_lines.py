@@ -1,4 +1,4 @@
-"""Prefixes of log lines: each is parted as `dialects.yaml` says, and no line that has none loses a part."""
+"""Test that each prefix is separated as `dialects.yaml` defines, and other lines stay whole."""
 
 from importlib import resources
 

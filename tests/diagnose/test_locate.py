@@ -1,4 +1,4 @@
-"""Who is at fault: what the root's lines name, and who is missing where all the others speak."""
+"""Test the location of a fault: from the root's lines, or from the one rank without a report."""
 
 import random
 
@@ -101,20 +101,20 @@ def test_what_every_rank_says_is_nobodys_fault(scope):
 
 
 def test_ranks_are_named_up_to_a_limit(scope):
-    """Where one rank at least got on without the error."""
+    """Test with one rank that works without the error."""
     failed = [f"[rank{rank}]: ImportError: no module named x" for rank in range(1, 61)]
     assert scope(*steps(0, 1), *failed) == {"rank": list(range(1, 61))}
     failed += [f"[rank{rank}]: ImportError: no module named x" for rank in range(61, 2000)]
     assert len(scope(*steps(0, 1), *failed)["rank"]) <= 64
 
 
-# --- absence ---------------------------------------------------------------------------------------------------------
+# --- absence -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world", [4, 8, 64])
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_the_one_that_does_not_report_is_at_fault(scope, world, place):
-    """It printed steps like the others, so it is known to be there."""
+    """Test an absent rank that is known from its steps."""
     absent = {"first": 0, "middle": world // 2, "last": world - 1}[place]
     lines = [line for rank in range(world) for line in steps(rank, 1, 2, 3)]
     lines += [line for rank in range(world) if rank != absent for line in watchdog(rank)]
@@ -122,7 +122,7 @@ def test_the_one_that_does_not_report_is_at_fault(scope, world, place):
 
 
 def test_also_where_each_rank_has_a_file(scope):
-    """And the one at fault has an empty one."""
+    """Test a rank with an empty file."""
     logs = {f"rank_{rank}": [] if rank == 3 else watchdog(rank) for rank in range(4)}
     assert scope(**logs) == {"rank": 3}
 
@@ -155,7 +155,7 @@ def test_reports_that_were_survived_do_not_count(scope):
 
 
 def test_the_labelled_cases(dev_answers):
-    """At least 85 of 100 where the log names a rank, node or GPU."""
+    """Test that at least 85 of 100 ranks, nodes and GPUs that logs name are found."""
 
     def names(scope, place, value):
         given = scope.get(place, [])

@@ -1,4 +1,4 @@
-"""What the sizes in an out-of-memory line say: too large a program, fragments, or somebody else on the device."""
+"""Test the meaning of out-of-memory sizes: a large program, fragments or another process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No line of a log can stall the diagnosis: every pattern is RE2's, and hostile lines end as soon as others."""
+"""Test that no line stalls the diagnosis: all patterns are RE2, hostile lines are read soon."""
 
 import ast
 import time
@@ -21,7 +21,7 @@ MEGABYTE = 1 << 20
 
 
 def patterns():
-    """Every pattern that meets log text: of rules and tables, and of the YAML beside them."""
+    """Yield each pattern that is matched with log text: of rules, tables and YAML files."""
     yield from (rule.pattern for rule in packaged_rules().rules)
     for name in ("dialects.yaml", "filters.yaml", "progress.yaml"):
         yield from (one["pattern"] for one in yaml.safe_load((FOLDER / name).read_text("utf-8")))
@@ -36,7 +36,7 @@ def test_every_pattern_compiles_with_re2_and_is_small():
 
 
 def test_no_pattern_matches_the_empty_line():
-    """It would match every line."""
+    """Test for the empty line; a pattern that matches it matches all lines."""
     assert [rule.id for rule in packaged_rules().rules if re2.search(rule.pattern, "")] == []
 
 
@@ -49,7 +49,7 @@ ALLOWED_RE = {
 
 
 def test_log_text_meets_no_backtracking_pattern():
-    """Python's `re` may take exponential time; only modules that meet no log text may use it."""
+    """Test that only modules without log text import `re`, which may take exponential time."""
     room, users = Path(holdfast.diagnose.__file__).parent, []
     for file in room.rglob("*.py"):
         name = file.relative_to(room).as_posix()
@@ -103,7 +103,7 @@ def test_a_hostile_line_ends_soon(line):
 @pytest.mark.parametrize("line", WORDS.values(), ids=WORDS)
 @pytest.mark.parametrize("end", [b"\n", b"\r"], ids=["lines", "redrawn"])
 def test_a_megabyte_of_hostile_text_is_read_soon(tmp_path, line, end):
-    """Whole, and cut into lines of a usual length."""
+    """Test the text as one line, and cut into lines of usual length."""
     pieces = [line[at : at + 200] for at in range(0, len(line), 200)]
     (tmp_path / "a.log").write_bytes(line + b"\n")
     (tmp_path / "b.log").write_bytes(end.join(pieces) + b"\n")
@@ -114,7 +114,7 @@ def test_a_megabyte_of_hostile_text_is_read_soon(tmp_path, line, end):
 
 @pytest.mark.parametrize("rule", [rule.id for rule in packaged_rules().rules])
 def test_long_lines_of_a_rules_own_words_end_soon(rule):
-    """What the pattern wants, repeated, and with its end left out."""
+    """Test the text that a pattern matches, repeated, with and without its end."""
     (one,) = [one for one in packaged_rules().rules if one.id == rule]
     pattern = re2.compile(one.pattern)
     start = time.process_time()

@@ -1,4 +1,4 @@
-"""The prefix of a log's own launcher is learnt from the log, parted, and used to tell processes from each other."""
+"""Test that the launcher's prefix is learned from the log, removed, and identifies processes."""
 
 import random
 
@@ -65,7 +65,7 @@ def fluent(rank, number, text):
 
 
 def interleaved(seed=0):
-    """Lines of all ranks in any order, each rank's in their own; (rank, text)."""
+    """Return the lines of all ranks, interleaved at random, as pairs of rank and text."""
     draw = random.Random(seed)
     left = {rank: list(ORDINARY) + FAILED * (rank == 2) for rank in range(RANKS)}
     found = []
@@ -102,7 +102,7 @@ def test_a_line_is_what_it_was_before_its_prefix(form):
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_processes_are_told_from_each_other(form):
-    """By rank, host or what else the prefix holds; pdsh, say, names a host for each."""
+    """Test identification by rank, host or other fields; pdsh, for example, names only the host."""
     lines = interleaved()
     written = [form(rank, number) + text for number, (rank, text) in enumerate(lines)]
     voices = {}

@@ -1,4 +1,4 @@
-"""Training steps: each trainer's line reports the step that `progress.yaml` says, and errors report none."""
+"""Test that each trainer's line reports the step that `progress.yaml` names, and errors none."""
 
 from importlib import resources
 

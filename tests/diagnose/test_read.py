@@ -1,4 +1,4 @@
-"""Which files stand for a job: files, folders and patterns; rotated parts in order; whose output each is."""
+"""Test which files belong to a job: files, folders, patterns, rotated parts in order, and ranks."""
 
 import json
 import os

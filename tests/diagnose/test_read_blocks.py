@@ -1,4 +1,4 @@
-"""A file's bytes in blocks of whole lines: numbered, of bounded length, as the file was when reading began."""
+"""Test blocks of whole lines: numbered, bounded, and up to the size at the start of reading."""
 
 import gzip
 import io

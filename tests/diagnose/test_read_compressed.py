@@ -1,4 +1,4 @@
-"""Compressed logs: whole, in several parts, cut short, damaged, and made to burst whoever opens them."""
+"""Test compressed logs: whole, in several parts, incomplete, damaged, and of excessive size."""
 
 import gzip
 import struct
@@ -45,7 +45,7 @@ def test_it_is_known_by_its_content_not_by_its_name(tmp_path, kind):
 
 @every_kind
 def test_parts_that_were_appended_are_one_text(tmp_path, kind):
-    """Log rotation and `pigz` append members; the cuts may lie within a line."""
+    """Test members that log rotation or `pigz` appends, with cuts within lines."""
     data = b"step 1 loss 2\n" * 5 + KEY_ERROR
     log = tmp_path / f"x.log.{kind}"
     log.write_bytes(b"".join(PACK[kind](data[at : at + 33]) for at in range(0, len(data), 33)))
@@ -117,10 +117,9 @@ def test_what_follows_the_packed_text_is_noted_or_ignored(tmp_path, kind):
 
 
 def rle_frame(byte, blocks):
-    """A zstd frame of 4 bytes a block (RFC 8878, 3.1.1.2: RLE blocks), each of which unpacks to 128 KiB."""
-    header = struct.pack("<I", 0xFD2FB528) + bytes(
-        [0x00, 0x38]
-    )  # no checksum, no size; a window of 128 KiB
+    """Return a zstd frame with 4 bytes per block of 128 KiB (RFC 8878, 3.1.1.2: RLE blocks)."""
+    # no checksum, no size; a window of 128 KiB
+    header = struct.pack("<I", 0xFD2FB528) + bytes([0x00, 0x38])
     size = 128 << 10
     heads = [
         (size << 3 | 1 << 1 | (number == blocks - 1)).to_bytes(3, "little") + byte
@@ -153,7 +152,7 @@ def test_a_bomb_of_a_gigabyte_ends_soon(tmp_path, measured):
 
 
 def test_a_window_of_gigabytes_is_refused(tmp_path, measured):
-    """The header may ask for 3.75 TB of memory (RFC 8878, 3.1.1.1.2)."""
+    """Test a header that requests 3.75 TB of memory (RFC 8878, 3.1.1.1.2)."""
     log = tmp_path / "x.log.zst"
     log.write_bytes(struct.pack("<I", 0xFD2FB528) + bytes([0x00, 0xFF]) + b"\x01\x00\x00")
     reason, notes, grown_mib = measured(log)

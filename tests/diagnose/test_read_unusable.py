@@ -1,4 +1,4 @@
-"""What cannot be read, or is no log: passed over with a sentence, and what can be used is used."""
+"""Test that unusable files get a note, and all usable files are used."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_a_file_that_one_may_not_read(public_folder, as_plain_user):
 
 
 def test_a_file_that_one_may_no_longer_read(public_folder, as_plain_user):
-    """It was found, and then its owner closed it."""
+    """Test a file that loses its read permission after the search."""
     log = public_folder / "rank-0.log"
     log.write_bytes(KEY_ERROR)
     log.chmod(0)
@@ -70,7 +70,7 @@ def test_links_to_nothing_pipes_and_folders_with_a_logs_name(tmp_path):
 
 
 def test_a_pattern_that_meets_a_pipe_does_not_wait_for_it(tmp_path):
-    """Nobody writes into it: to open it would wait for ever."""
+    """Test a pipe without a writer, which would block on opening."""
     (tmp_path / "rank-0.log").write_bytes(KEY_ERROR)
     os.mkfifo(tmp_path / "rank-1.log")
     program = (
@@ -108,8 +108,8 @@ def test_a_binary_file_is_named(tmp_path, data):
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x00"
-        * 100_000,  # a log whose head was cut away by `copytruncate`, or a host that lost its power
+        # a log whose head `copytruncate` cut off, or of a host that lost power
+        b"\x00" * 100_000,
         bytes(range(256)) * 64,
         "Löss: \u2588\u2588 \u4e2d\u6587 ⏳\n".encode() * 500,
         "Verlust groß\n".encode("latin-1") * 500,

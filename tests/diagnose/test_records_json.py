@@ -1,4 +1,4 @@
-"""JSON that is a log: torch elastic's error files, the journal, containers' and loggers' lines, and what is broken."""
+"""Test JSON logs: torch elastic's error files, journal, containers, loggers, broken JSON."""
 
 import gzip
 import json
@@ -19,11 +19,11 @@ def write(path, *entries):
     return path
 
 
-# --- torch elastic ---------------------------------------------------------------------------------------------------
+# --- torch elastic -------------------------------------------------------------------------------
 
 
 def elastic(stack=STACK):
-    """As torch/distributed/elastic/multiprocessing/errors/error_handler.py writes it."""
+    """Return a record as torch's `elastic/multiprocessing/errors/error_handler.py` writes one."""
     return {
         "message": {
             "message": "KeyError: 'a'",
@@ -48,7 +48,7 @@ def test_the_error_file_and_the_log_of_a_rank_tell_one_failure(tmp_path):
 
 
 def test_an_error_file_of_a_peer_is_not_the_root(tmp_path):
-    """The first file need not be the first failure: a peer may have written it before."""
+    """Test a peer's error file that is older than the root's."""
     lost = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:5"
     write(
         tmp_path / "attempt_0" / "0" / "error.json", elastic(STACK.replace("KeyError: 'a'", lost))
@@ -84,7 +84,7 @@ def test_odd_error_files_are_no_crash(tmp_path, message):
     assert diagnose(tmp_path).reason == "KeyError"
 
 
-# --- journalctl -o json ----------------------------------------------------------------------------------------------
+# --- journalctl -o json --------------------------------------------------------------------------
 
 
 def journal(message, **fields):
@@ -132,7 +132,7 @@ def test_a_message_of_several_lines(tmp_path):
     assert (found.reason, found.root_line.line) == ("KeyError", 2)
 
 
-# --- containers ------------------------------------------------------------------------------------------------------
+# --- containers ----------------------------------------------------------------------------------
 
 
 def docker(line, stream="stderr"):
@@ -168,7 +168,7 @@ def test_errors_that_dockers_steps_follow_were_survived(tmp_path):
 
 
 def test_lines_of_the_container_runtime_interface(tmp_path):
-    """`/var/log/pods/…/0.log`: time, stream and a tag before each line."""
+    """Test `/var/log/pods/…/0.log`, with time, stream and a tag before each line."""
     log = tmp_path / "0.log"
     log.write_text(
         "".join(f"2026-01-01T00:00:00.000000000Z stderr F {line}\n" for line in STACK.splitlines())
@@ -177,7 +177,7 @@ def test_lines_of_the_container_runtime_interface(tmp_path):
     assert (found.reason, found.root_line.line) == ("KeyError", 4)
 
 
-# --- loggers ---------------------------------------------------------------------------------------------------------
+# --- loggers -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_traceback_within_an_entry_of_a_json_logger(tmp_path, entry):
 
 
 def test_an_entry_that_is_an_error_by_its_level_alone(tmp_path):
-    """No rule knows the words; that the program calls it an error must not be lost."""
+    """Test words that no rule matches, at the level of an error."""
     quiet = [{"level": "info", "message": f"opening shard {number}"} for number in range(4)]
     found = diagnose(
         write(
@@ -216,7 +216,7 @@ def test_the_level_does_not_hide_what_is_said(tmp_path, level):
 
 
 def test_an_error_in_words_that_no_rule_knows_is_found_as_in_a_plain_log(tmp_path):
-    """As `ERROR coordinator gave up` is."""
+    """Test the equivalent of the line `ERROR coordinator gave up`."""
     quiet = [{"level": "info", "msg": f"opening shard {number}"} for number in range(4)]
     found = diagnose(
         write(tmp_path / "job.log", *quiet, {"level": "error", "msg": "coordinator gave up"})
@@ -225,7 +225,7 @@ def test_an_error_in_words_that_no_rule_knows_is_found_as_in_a_plain_log(tmp_pat
 
 
 def test_a_line_of_json_is_cited_once(tmp_path):
-    """Though it holds a chain of tracebacks."""
+    """Test a line that contains a chain of tracebacks."""
     chain = (
         STACK
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -239,7 +239,7 @@ def test_a_line_of_json_is_cited_once(tmp_path):
 
 
 def test_numbers_of_lines_are_those_of_an_editor(tmp_path):
-    """Other separators than the line feed end no line."""
+    """Test separators other than the line feed, which end no line."""
     odd = '{"level": "info", "message": "a\u2028b\x0bc\x85d"}\n'
     log = tmp_path / "rank-0.log"
     log.write_text(odd * 4 + json.dumps({"level": "error", "message": STACK}) + "\n")
@@ -247,7 +247,7 @@ def test_numbers_of_lines_are_those_of_an_editor(tmp_path):
 
 
 def test_packed_json_lines(tmp_path):
-    """As Docker rotates them."""
+    """Test logs as Docker rotates them."""
     lines = "".join(json.dumps(docker(line)) + "\n" for line in STACK.splitlines(keepends=True))
     (tmp_path / "abc-json.log.1.gz").write_bytes(gzip.compress(lines.encode()))
     found = diagnose(tmp_path)
@@ -279,7 +279,7 @@ def test_a_large_json_file_takes_little_memory(tmp_path, measured):
 
 
 def test_lines_of_text_among_json_stay(tmp_path):
-    """A library prints what it wants; so does Python when it ends."""
+    """Test the plain output of a library, and of Python at its exit."""
     log = tmp_path / "rank-0.log"
     log.write_text('{"level": "info", "message": "start"}\n' * 9 + STACK)
     found = diagnose(log)
@@ -297,7 +297,7 @@ def test_a_plain_log_that_begins_like_json_stays_one(tmp_path, first):
     assert (found.reason, found.root_line.line) == ("KeyError", 7)
 
 
-# --- broken ----------------------------------------------------------------------------------------------------------
+# --- broken --------------------------------------------------------------------------------------
 
 BROKEN = {
     "number": b'{"message": "x"}\n5\n',
@@ -388,15 +388,14 @@ def test_json_behind_a_prefix_is_read_and_names_the_rank(tmp_path):
 
 
 def test_ranks_that_log_json_in_turn_are_parted(tmp_path):
-    """A line of JSON a line of a traceback: those of two ranks stand between each other."""
+    """Test two ranks whose tracebacks alternate line by line."""
     stacks = {rank: STACK.replace("'a'", f"'of {rank}'").splitlines() for rank in (0, 1)}
     lines = [
         json.dumps({"rank": rank, "message": stack[at]})
         for at in range(len(STACK.splitlines()))
         for rank, stack in stacks.items()
     ]
-    lines.append(
-        json.dumps({"rank": 2, "message": "ValueError: another"})
-    )  # not all ranks fail alike
+    # Not all ranks fail in the same way.
+    lines.append(json.dumps({"rank": 2, "message": "ValueError: another"}))
     (tmp_path / "job.log").write_text("\n".join(lines) + "\n")
     assert diagnose(tmp_path).scope == {"rank": [0, 1]}

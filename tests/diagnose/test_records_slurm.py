@@ -1,4 +1,4 @@
-"""`sacct --json` of several versions of Slurm, beside the job's logs or alone."""
+"""Test `sacct --json` of several Slurm versions, with the job's logs or alone."""
 
 import json
 
@@ -16,7 +16,7 @@ def number(value):
 
 
 def of_21_08(state, code=0, signal=None, nodes="gn[17-18]", name=4711):
-    """Data parser dbv0.0.37 and 0.0.38: plain words and numbers, `signal_id`, a step's id in parts."""
+    """Return a record of data parser dbv0.0.37 or 0.0.38: plain values, step ids in parts."""
     ended = {"status": "SIGNALED" if signal else "ERROR", "return_code": code}
     if signal:
         ended["signal"] = {"signal_id": signal, "name": "KILL"}
@@ -36,7 +36,7 @@ def step_21_08(state, name, **given):
 
 
 def of_24_05(state, code=0, signal=None, nodes="gn[17-18]", name=4711, **changes):
-    """Data parser 0.0.40 and later: lists of words, objects for numbers."""
+    """Return a record of data parser 0.0.40 or later: lists of words, objects for numbers."""
     return {
         "array": {"job_id": 0, "task_id": number(None)},
         "exit_code": {

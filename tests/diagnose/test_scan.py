@@ -1,4 +1,4 @@
-"""Logs to events: what is kept is bounded, and what is passed by says nothing."""
+"""Test that the events of a scan are bounded, and skipped lines carry no information."""
 
 import random
 
@@ -17,7 +17,7 @@ def events(path):
 
 
 def words(number, seed):
-    """Lines of which no two have the same shape."""
+    """Return lines that all have different shapes."""
     draw = random.Random(seed)
     return "".join(f"{''.join(draw.choices('abcdefghij', k=40))} ordinary\n" for _ in range(number))
 
@@ -31,7 +31,7 @@ def test_events_of_a_rule_are_bounded(tmp_path):
 
 
 def test_the_last_error_is_kept_whatever_came_before(tmp_path):
-    """Thousands were survived."""
+    """Test an error after thousands of survived ones."""
     log = tmp_path / "x.log"
     survived = "".join(
         f"ValueError: sample {'x' * (at % 50)}\nstep {at} loss 2.1\n" for at in range(3000)
@@ -47,7 +47,7 @@ def test_the_last_error_is_kept_whatever_came_before(tmp_path):
 
 
 def test_many_files_take_little_memory(tmp_path, measured):
-    """A file a rank: what is remembered of a file's ordinary lines must not add up."""
+    """Test that the memory for ordinary lines does not grow with the number of files."""
     for rank in range(60):
         (tmp_path / f"rank-{rank}.log").write_text(words(5000, rank))
     (tmp_path / "rank-7.log").write_text(words(5000, 7) + KEY_ERROR)
@@ -70,7 +70,7 @@ def test_many_streams_in_one_log_take_little_memory(tmp_path, measured):
 
 
 def test_lines_that_look_like_errors_take_little_memory(tmp_path, measured):
-    """No rule knows them, and each has words of its own."""
+    """Test lines that no rule matches, each with different words."""
     draw = random.Random(3)
     log = tmp_path / "job.log"
     with log.open("w") as file:
@@ -83,7 +83,7 @@ def test_lines_that_look_like_errors_take_little_memory(tmp_path, measured):
 
 
 def test_lines_met_again_mean_the_same(tmp_path):
-    """A line that meant something the first time means it the thousandth time."""
+    """Test that a repeated line keeps its meaning."""
     log = tmp_path / "x.log"
     log.write_text(
         ("Connection refused by 10.0.0.1\nstep 1 loss 2\nall is well 7\n" * 500) + "ValueError: b\n"
@@ -107,7 +107,7 @@ def test_an_error_while_starting_was_survived_however_many_ranks_print_steps(tmp
 
 
 def test_errors_without_signs_of_life_between_them_are_weighed_once(tmp_path, monkeypatch):
-    """The time for a log of errors alone does not grow with the events that are kept of each rule."""
+    """Test that the time for a log of only errors does not grow with the kept events."""
     weighed = []
     recovered = Event.recovered.fget
     monkeypatch.setattr(

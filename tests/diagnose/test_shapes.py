@@ -1,4 +1,4 @@
-"""Lines that differ in numbers alone: a lookup gives what the line itself gives, and the work stays linear."""
+"""Test that a lookup by shape returns the result of the line itself, in linear time."""
 
 import random
 
@@ -16,7 +16,7 @@ WHERE = ("line", "user_exception", "library_exception")
 
 
 def renumbered(text, draw):
-    """`text` with another digit in place of each."""
+    """Return `text` with random digits."""
     return "".join(draw.choice("0123456789") if one in "0123456789" else one for one in text)
 
 
@@ -30,7 +30,7 @@ def test_patterns_that_tell_texts_of_one_shape_apart():
 
 
 def test_a_known_shape_gives_the_rule_and_the_captures_of_the_line_itself():
-    """Every example of every packaged rule, with other numbers, each met several times."""
+    """Test examples of all packaged rules with other numbers, each several times."""
     draw, rules, differs = random.Random(5), packaged_rules(), 0
     for rule in rules.rules:
         for text in rule.match[:2]:
@@ -44,7 +44,7 @@ def test_a_known_shape_gives_the_rule_and_the_captures_of_the_line_itself():
                     assert found[1] == {name: value for name, value in named.items() if value}
                 answers.add(first and first.id)
             differs += len(answers) > 1
-    assert differs > 20  # else no number decides, and nothing was tried
+    assert differs > 20  # ensures that numbers decide in some cases
 
 
 def test_a_known_shape_gives_the_prefixes_of_the_line_itself():
@@ -66,7 +66,7 @@ ERRORS = (
 
 @pytest.fixture
 def counted(monkeypatch):
-    """Count the calls of a method."""
+    """Return a function that counts the calls of a method."""
 
     def count(owner, name):
         calls, method = [], getattr(owner, name)

@@ -1,4 +1,4 @@
-"""The tables hold what their sources hold, and their rules decide before the general ones."""
+"""Test that tables agree with their sources, and their rules precede the general ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Time stamps are read in all their forms, and what has no time has none."""
+"""Test that all forms of time stamps are read, and other text has no time."""
 
 import datetime
 

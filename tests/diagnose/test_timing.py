@@ -1,4 +1,4 @@
-"""Time decides where it is there: what came too late is no cause, a wait began when its cause happened."""
+"""Test that times decide: a late event is no cause, and a wait begins when its cause happens."""
 
 import datetime
 import random
@@ -16,7 +16,7 @@ START = datetime.datetime(2026, 11, 21, 1, 0, 0, tzinfo=datetime.UTC)
 
 
 def at(seconds, lines, form="%Y-%m-%d %H:%M:%S"):
-    """`lines` as a launcher prints them that puts the time before each, ten a second."""
+    """Return `lines` with a launcher's time stamps, ten lines a second."""
     return [
         f"{(START + datetime.timedelta(seconds=seconds + number / 10)).strftime(form)} {line}"
         for number, line in enumerate(lines)
@@ -60,7 +60,7 @@ def written(tmp_path, **logs):
 
 
 def waiting(with_time):
-    """Rank 1's script raised when the wait began; rank 3 has an error of its own when it is torn down."""
+    """Return a log in which rank 1 raises as the wait begins, and rank 3 fails at teardown."""
     put = at if with_time else lambda _seconds, lines: lines
     beginning = put(0, [line for rank in range(4) for line in steps(rank, *range(100, 110))])
     root = put(4, ["OSError: [Errno 5] Input/output error: '/data/shard-7'"])
@@ -101,7 +101,7 @@ def test_the_root_is_the_same_with_and_without_time(tmp_path, failure, form):
 
 
 def test_steps_of_an_earlier_time_below_an_error_do_not_mean_that_it_was_survived(tmp_path):
-    """The logs of two ranks were put together, one after the other."""
+    """Test a concatenation of two ranks' logs."""
     of_one = [
         *at(0, [f"step {step} loss 2" for step in range(1, 60)]),
         *at(900, raised(1, "KeyError: 'a'")[1:]),
@@ -121,7 +121,7 @@ def test_a_later_time_below_an_error_means_it(tmp_path):
 
 
 def test_order_holds_across_files_whose_clocks_agree(tmp_path):
-    """The exception that came an hour before the other's end is the cause, whichever file is first."""
+    """Test an exception long before the other's, with the files in either order."""
     early = [*at(0, steps(0, 1, 2)), *at(100, ["RuntimeError: the first"]), *at(700, ["bye"])]
     late = [*at(0, steps(1, 1, 2)), *at(600, ["ValueError: the second"]), *at(700, ["bye"])]
     for names in (("rank_0", "rank_1"), ("rank_1", "rank_0")):

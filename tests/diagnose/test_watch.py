@@ -1,4 +1,4 @@
-"""`LogWatcher`: fed in whatever pieces, it says what `diagnose` says of the whole; and it does not grow."""
+"""Test that `LogWatcher`, fed with any pieces, agrees with `diagnose` and has bounded memory."""
 
 import gc
 import itertools
@@ -210,7 +210,7 @@ def test_it_does_not_grow_with_the_output():
 
 
 def _objects(root):
-    """How many objects hang on `root`, without types, modules and the hashes of ordinary lines, which are bounded."""
+    """Count the objects that `root` refers to, without types, modules and line hashes."""
     seen, found = {id(root)}, [root]
     for one in found:
         for other in gc.get_referents(one):
@@ -223,7 +223,7 @@ def _objects(root):
 
 
 def test_many_logs_do_not_keep_a_piece_each():
-    """Sixty kilobytes of each of a hundred and fifty ranks would be nine megabytes."""
+    """Test 150 ranks with 60 kB each, which would take nine megabytes."""
     watcher = LogWatcher()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Who caught an exception: tracebacks of exit handlers, finalizers, loggers and threads are endings and no roots."""
+"""Test the catchers of exceptions: tracebacks of exit handlers, finalizers, loggers and threads."""
 
 import pytest
 
@@ -13,7 +13,7 @@ EXCEPTION = "ValueError: write to closed file"
 
 
 def caught(*lines):
-    """Return who caught each exception that ends a traceback."""
+    """Return the catcher of each exception that ends a traceback."""
     reader = TracebackReader()
     raised = [reader.feed(clean_line(line.encode(), number)) for number, line in enumerate(lines)]
     return [one.caught for one in raised if one is not None]
@@ -77,7 +77,7 @@ def test_a_marker_counts_for_one_traceback():
 
 
 def test_a_dump_of_stacks_is_no_traceback():
-    """faulthandler prints frames without a comma; whatever follows is not raised there."""
+    """Test a faulthandler dump, whose frames have no comma; the next exception is unrelated."""
     dump = [
         "Current thread 0x00007f00 (most recent call first):",
         f'  File "{LIBRARY}/threading.py", line 359 in wait',
@@ -127,7 +127,7 @@ def test_an_exception_of_a_thread_gives_way_to_one_of_the_program(job):
 
 
 def test_a_launcher_that_labels_the_lines_of_one_traceback_differently(job):
-    """Only the lines' neighbourhood tells that this exception was an exit handler's."""
+    """Test an exit handler's exception that only neighbouring lines identify."""
     ending = ["Error in atexit._run_exitfuncs:", HEADER, FRAME, EXCEPTION]
     lines = [f"[default{rank}]:{line}" for rank, line in enumerate(ending)]
     assert job(WATCHDOG, *lines).reason == "NCCLTimeoutError"

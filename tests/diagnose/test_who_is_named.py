@@ -1,4 +1,4 @@
-"""`names.yaml`: who a line is about, by the words around a name."""
+"""Test `names.yaml`: which rank or node a line names, by the words around the name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What programs that a job runs, judges or quotes print is no root of the job's failure; its own tracebacks are."""
+"""Test programs that a job runs, judges or quotes: only its own tracebacks can be the root."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def traceback(path, error, intro=""):
 
 
 def judged(path, errors=ERRORS):
-    """A job that runs programs, and reports on them at each step."""
+    """Return a log of a job that runs programs and reports on them at each step."""
     lines = []
     for step in range(1, 13):
         lines.append(f"step {step} loss {3 - step / 10:.2f}")
@@ -71,7 +71,7 @@ def test_one_that_reads_like_no_other_before_is_generated_too(job):
 
 
 def test_copies_of_the_script_that_fail_at_once_are_the_job_s(job):
-    """Each rank runs in a folder of its own; no line names a rank."""
+    """Test ranks that run in their own folders, in a log without rank names."""
     steps = [f"step {step} loss 2" for step in range(9)]
     copies = [
         line

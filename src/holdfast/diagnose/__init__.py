@@ -1,30 +1,30 @@
-"""How a job ended and why: from its logs to a located, cited root and a safe next action.
+"""Diagnose why a job ended: from its logs to a cited root, its location and a safe next action.
 
-In: log files or folders of one job, and what a supervisor saw (`JobContext`, optional). Out: a `Diagnosis`.
-Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a
-log of any size takes bounded memory.
+The input is the log files or folders of one job and, optionally, the observations of a supervisor
+(`JobContext`). The output is a `Diagnosis`. No file is written. The network is not used, unless
+`known` has an embeddings endpoint. Memory is bounded for logs of any size.
 
 | stage | module | from → to |
 |---|---|---|
-| 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, rotated parts in order → blocks of lines |
-| | `logs.prefixes` | a sample of lines → the prefix that the log's launcher puts before each |
-| | `logs.lines`, `logs.times`, `logs.progress` | a raw line → clean text, its time, host, rank and step |
-| | `logs.tracebacks` | lines of one rank → the exception that ends a traceback, its chain and its catcher |
-| | `logs.programs` | scripts of tracebacks → which of them are the job's own |
-| | `shapes` | a line → what was found in another line that differs in its numbers alone |
-| 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that one line means |
-| | `explain.scan`, `explain.life` | files → events, and whether the job lived on after each |
+| 1 | `logs.files`, `logs.records`, `logs.flight_recorder` | paths → files, blocks of lines |
+| | `logs.prefixes` | sample of lines → the launcher's prefix |
+| | `logs.lines`, `logs.times`, `logs.progress` | raw line → clean text, time, host, rank, step |
+| | `logs.tracebacks` | lines of a rank → the exception of a traceback, its chain |
+| | `logs.programs` | scripts of tracebacks → the job's own scripts |
+| | `shapes` | a line → the result for another line that differs only in its numbers |
+| 2 | `rules` | `rules/topics/*.yaml`, `rules/tables/*.tsv` → the event that a line means |
+| | `explain.scan`, `explain.life` | files → events; whether the job survived each event |
 | 3 | `explain.outcome` | events and exit codes → how the job ended |
-| | `explain.explain`, `explain.arborescence` | events, `rules/causes.yaml` → the least-cost explanation, its rivals |
-| | `explain.timing` | the times of a cause and an effect → what they add to the edge's cost |
-| | `explain.answer`, `explain.locate` | an explanation → reason, cited lines, who is at fault, action |
-| | `explain.confidence` | an explanation and its rivals → how sure the answer is |
-| 4 | `memory` | past incidents, good runs → rules that were learned, and similar incidents |
+| | `explain.explain`, `explain.arborescence` | events, causes → least-cost explanation, rivals |
+| | `explain.timing` | times of cause and effect → an addition to the edge's cost |
+| | `explain.answer`, `explain.locate` | explanation → reason, cited lines, location, action |
+| | `explain.confidence` | an explanation and its rivals → the confidence |
+| 4 | `memory` | past incidents, good runs → learned rules and similar incidents |
 | | `agents` | a language model's proposal, checked against the log |
 
-`logs.job_context` holds the supervisor's observations, `explain.diagnosis` the published answer. `watch` does the same
-for a job that still runs; `study` does all of it for the command line, with the compressed log and the lines around
-the root.
+`logs.job_context` defines the supervisor's observations, `explain.diagnosis` the published answer.
+`watch` diagnoses a job that still runs. `study` serves the command line: besides the diagnosis,
+`study` returns the compressed log and the lines around the root.
 """
 
 import os
@@ -120,14 +120,19 @@ def diagnose(
     *,
     known: "Known | None" = None,
 ) -> Diagnosis:
-    """Say how the one job behind `paths` ended, and why it failed.
+    """Diagnose how the job with the logs `paths` ended, and why the job failed.
 
-    `paths` are files or folders (a folder stands for its own `*.log*` files). The name `rank-N.log` and
-    prefixes such as `[rank1]:` tell the rank of a line. What is missing or unreadable is passed over. `known` is what
-    was learned (`memory.Known.load`): its rules are asked too, and past incidents where rules leave the case open.
+    Missing and unreadable files are left out and listed in `Diagnosis.notes`.
+
+    Args:
+        paths: log files or folders of one job; a folder stands for its own `*.log*` files. The rank
+            of a line is read from a file name such as `rank-N.log`, or a prefix such as `[rank1]:`.
+        context: the observations of a supervisor.
+        known: the learned knowledge (`memory.Known.load`). Learned rules are applied with the
+            packaged ones, and past incidents are searched if the rules leave the case open.
 
     Raises:
-        NotFound: none of the paths exists, and there is no `context` to go by either.
+        NotFound: none of the paths exists, and there is no `context`.
     """
     rules = packaged_rules() if known is None else known.rules
     try:

@@ -1,7 +1,8 @@
-"""Recognise lines that differ in their numbers alone: what was found in one line holds for all of them.
+"""Reuse results between lines that differ only in their numbers.
 
-The shape of a text is the text with 1 in place of each digit from 2 to 9. A pattern that names none of these digits
-matches the same places in all texts of one shape. So a line of a known shape costs one lookup.
+The shape of a text is the text with 1 in place of each digit from 2 to 9. A pattern without these
+digits matches the same places in all texts of one shape. So a line of a known shape costs one
+lookup.
 """
 
 import re
@@ -14,12 +15,12 @@ _ONE_DIGIT: Final = str.maketrans("23456789", "11111111")
 _SHAPES: Final = 4096
 _SHAPE_CHARACTERS: Final = 512
 _OWN_DIGITS: Final = re2.compile(r"^\[(?:[^0-9\\]|\\.)*(?:[1-9](?:-[0-9])?|0-[0-8])")
-"""A class with some of the digits, not all."""
-_PATTERN_PARTS = re.compile(  # no log is read with this, and RE2's binding takes longer
+"""A character class with some of the digits, not all."""
+_PATTERN_PARTS = re.compile(  # applied to patterns, never to logs; RE2's binding is slower
     r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)"
 )
 _NO_ZERO: Final = "[1-9]"
-"""The one class of some digits that a shape keeps apart."""
+"""The only class of some digits that shapes keep apart."""
 
 Found = TypeVar("Found")
 
@@ -30,7 +31,7 @@ def shape_of(text: str) -> str:
 
 
 def with_any_digits(pattern: str) -> str:
-    """Return `pattern` with any number where it has a certain one."""
+    """Return `pattern` with each literal number replaced by any number."""
 
     def loosened(match: Any) -> str:
         kept = match[1]
@@ -42,7 +43,7 @@ def with_any_digits(pattern: str) -> str:
 
 
 def with_own_digits(patterns: Iterable[str]) -> list[str]:
-    """Return the patterns that tell texts of one shape apart, each with any number where it has a certain one."""
+    """Return the patterns that distinguish texts of one shape, loosened by `with_any_digits`."""
     plain = [pattern.replace(_NO_ZERO, r"\d") for pattern in patterns]
     return [
         loose
@@ -52,18 +53,18 @@ def with_own_digits(patterns: Iterable[str]) -> list[str]:
 
 
 class Shapes(Generic[Found]):
-    """Keep what was found in texts, by shape, for shapes that come again."""
+    """Cache results by the shape of texts, for shapes that recur."""
 
     def __init__(self) -> None:
         self._found: dict[str, Found] = {}
         self._met: set[int] = set()
 
     def get(self, shape: str) -> Found | None:
-        """Return what is kept for `shape`."""
+        """Return the result for `shape`, or None."""
         return self._found.get(shape)
 
     def is_worth_keeping(self, shape: str) -> bool:
-        """Return whether `shape` was met before: most texts of a short log come once."""
+        """Return True if `shape` was seen before."""
         if len(shape) > _SHAPE_CHARACTERS:
             return False
         key = hash(shape)
@@ -75,7 +76,7 @@ class Shapes(Generic[Found]):
         return False
 
     def keep(self, shape: str, found: Found) -> None:
-        """Keep what was found in a text of `shape`."""
+        """Record the result for a text of `shape`."""
         if len(self._found) >= _SHAPES:
             self._found.clear()
         self._found[shape] = found

@@ -1,4 +1,4 @@
-"""Study one job's logs in full: the answer, its explanation, the compressed log, the lines around the root."""
+"""Study one job's logs: diagnosis, explanation, compressed log and the lines around the root."""
 
 import io
 import sys
@@ -30,41 +30,41 @@ from holdfast.diagnose.logs.lines import CITED_LIMIT, clean_line
 from holdfast.diagnose.rules.rules import RuleSet
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(what, done, total)`; total None if the total is unknown."""
+"""Report progress: `progress(task, done, total)`; `total` is None if unknown."""
 
 BEFORE: Final = 5
 AFTER: Final = 3
-"""Lines that are shown around the root."""
+"""The numbers of lines shown before and after the root."""
 _NOTES_TOLD: Final = 5
 _MAGIC_BYTES: Final = 4
 _PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
-"""What .gz and .zst begin with."""
+"""The first bytes of .gz and .zst files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is known of one job."""
+    """The results for one job."""
 
     diagnosis: Diagnosis
     explanation: Explanation
-    """How the rules came to it."""
+    """The explanation by which the rules chose the root."""
     files: Sequence[LogFile] = ()
     bytes_in: int = 0
     """Bytes of text that were read."""
     around: Sequence[tuple[int, str]] = ()
-    """Numbered lines of the root's file, the root among them; empty where it was not asked for, or cannot be read
-    again."""
+    """Numbered lines of the root's file, with the root; empty if not requested, or if the file
+    cannot be read again."""
     compressed: Compressed | None = None
 
     @property
     def by_rules(self) -> bool:
-        """Whether the answer is that of the rules, not of a memory or a model."""
+        """Return True if the answer comes from the rules, not from the memory or a model."""
         ranked = self.explanation.ranked
         return bool(ranked) and ranked[0].first.rule.id in self.diagnosis.decided_by[:1]
 
 
 class _Watched(Reading):
-    """A reading that tells how far it is."""
+    """A `Reading` that reports its progress."""
 
     def __init__(self, notes: Iterable[str], on_progress: Callable[[int], None]) -> None:
         self._on_progress = on_progress
@@ -77,10 +77,11 @@ class _Watched(Reading):
 
 
 def with_own_rules(rules: RuleSet, folder: Path | None) -> RuleSet:
-    """`rules`, and those of the topic files in `folder`, whose examples are tried.
+    """Return `rules` with the topic files in `folder` added, after a test of their examples.
 
     Raises:
-        BadUse: there is no such folder, nothing in it, or a file in it is broken; the message names file and rule.
+        BadUse: the folder does not exist or is empty, or a file is broken; the message names the
+            file and the rule.
     """
     if folder is None:
         return rules
@@ -106,13 +107,18 @@ def study(
     compressed: bool = False,
     filters: Sequence[Filter] = (),
 ) -> Study:
-    """Read the logs of one job and say why it failed.
+    """Read the logs of one job and diagnose why the job failed.
 
-    `compressed`: also the few lines that matter, without those that `filters` know to be routine.
+    Args:
+        paths: files and folders of the job's logs.
+        rules: the rules to apply.
+        show: receives the progress.
+        compressed: compress the log too: leave only the few lines that matter.
+        filters: patterns of routine lines, which the compressed log leaves out.
 
     Raises:
         NotFound: none of the paths exists.
-        BadUse: nothing that is there can be read as a log, or there is nothing in it; the message says why.
+        BadUse: no file can be read as a log, or all files are empty; the message gives the reason.
     """
     found = find_files(paths)
     if not found.files:
@@ -137,14 +143,14 @@ def study(
 
 
 def _names(paths: Sequence[str]) -> str:
-    """The paths as the beginning of a sentence, with its verb."""
+    """Return the paths as the subject of a sentence, with its verb."""
     named = ["Standard input" if path == STDIN else path for path in paths]
     return f"{', '.join(named)} {'is' if len(named) == 1 else 'are'}"
 
 
 @contextmanager
 def stdin_kept(show: Progress) -> Iterator[None]:
-    """Let standard input be read more than once: what a pipe brings is kept in a temporary file."""
+    """Make standard input readable more than once: copy a pipe to a temporary file."""
     source = sys.stdin.buffer
     if source.seekable() and source.tell() == 0:
         yield
@@ -164,7 +170,10 @@ def stdin_kept(show: Progress) -> Iterator[None]:
 
 
 def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
-    """The lines of a file around `root`, cleaned and shortened; in bounded memory, whatever the file's size."""
+    """Return the lines around `root` in its file, cleaned and shortened.
+
+    Memory is bounded for files of any size.
+    """
     path = Path(root.file)
     if not _read_again(path):
         return []
@@ -177,7 +186,8 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
     ):
         beyond = first + block.count(b"\n")
         for number, raw in enumerate(block.split(b"\n"), first) if beyond >= wanted.start else ():
-            # What was redrawn is shown as it was left standing, but the root as it was read.
+            # Of a redrawn line the last state is shown, but for the root the state that the scan
+            # read.
             for part in raw.split(b"\r") if number in wanted else ():
                 if part.strip():
                     lines[number] = part[:LINE_LIMIT_BYTES]
@@ -185,9 +195,7 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
                         stating = lines[number]
         if beyond > wanted.stop:
             break
-    if (
-        stating is None
-    ):  # a record, whose words are not those of its file, or a file that is another by now
+    if stating is None:  # the root comes from a structured record, or the file has changed since
         return []
     return [
         (number, _readable(raw)) for number, raw in sorted({**lines, root.line: stating}.items())
@@ -195,7 +203,7 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
 
 
 def _readable(raw: bytes) -> str:
-    """A line for people, with its indentation."""
+    """Return a line to show, with its indentation."""
     return shorten(clean(raw.decode("utf-8", "replace")).rstrip(), CITED_LIMIT)
 
 
@@ -211,7 +219,7 @@ def _compressed(
 
 
 def _read_again(path: Path) -> bool:
-    """Whether a file can be read a second time; a pipe cannot. Standard input is where `stdin_kept` was called."""
+    """Return True if a file can be read again. Within `stdin_kept`, standard input can."""
     if path == Path(STDIN):
         if sys.stdin.buffer.seekable():
             sys.stdin.buffer.seek(0)
@@ -221,7 +229,10 @@ def _read_again(path: Path) -> bool:
 
 
 def _on_progress(show: Progress, what: str, files: Sequence[LogFile]) -> Callable[[int], None]:
-    """What tells `show` of bytes; without a total where compressed files or pipes hide it."""
+    """Return a callback that reports bytes to `show`.
+
+    A total is reported only if all files are plain: neither compressed nor pipes.
+    """
     known = all(file.path.is_file() and _start(file.path)[:2] not in _PACKED for file in files)
     total = sum(_size_bytes(file.path) for file in files) if known else None
 

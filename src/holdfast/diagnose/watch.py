@@ -1,4 +1,4 @@
-"""The diagnosis of a job that still runs: fed piece by piece, asked at any time, with bounded memory."""
+"""Diagnose a job that still runs, from output that arrives piece by piece, in bounded memory."""
 
 from bisect import bisect_right
 from dataclasses import replace
@@ -14,18 +14,18 @@ from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.rules.rules import RuleSet
 
 _BLOCK_BYTES: Final = 64 * 1024
-"""Lines are looked at when so many bytes have come together, or when the diagnosis is asked for."""
+"""Bytes of one log that are collected before they are scanned; a diagnosis scans the rest first."""
 _ALL_BYTES: Final = 4 << 20
-"""Of all logs together; a job may have thousands."""
+"""The same limit for all logs together, since a job may have thousands of logs."""
 
 Cited = TypeVar("Cited", LogLine, Evidence)
 
 
 class LogWatcher:
-    """Reads the output of one job as it comes.
+    """Diagnose one job from its output as the output arrives.
 
-    What it keeps does not grow with the output: some events of each rule, the state of each rank's traceback, and a
-    piece of each log that was not looked at yet.
+    Memory does not grow with the output. It holds some events of each rule, the traceback state of
+    each rank, and the part of each log that is not scanned yet.
     """
 
     def __init__(self, rules: RuleSet | None = None) -> None:
@@ -37,10 +37,14 @@ class LogWatcher:
     def feed(
         self, data: bytes | str, log: str = "job.log", rank: int | None = None, part: int = 0
     ) -> None:
-        """Take in the next piece of `log`, any number of lines or a part of one, or nothing: there is such a log.
+        """Add the next piece of a log.
 
-        `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known. Of a log
-        that is rotated `part` numbers the files, the oldest 0: what the newest but one holds is cited as `log.1`.
+        Args:
+            data: any number of lines, or a part of a line. Empty data only register the log.
+            log: the log's name in the diagnosis.
+            rank: the rank that wrote the log, if known.
+            part: the number of the file in a rotated log; the oldest file is 0. A line of the
+                second newest file is cited as `log.1`.
         """
         pending = self._logs.get(log)
         if pending is None:
@@ -59,9 +63,11 @@ class LogWatcher:
             self._hand_over(last=False)
 
     def diagnosis(self, context: JobContext | None = None, *, ended: bool = False) -> Diagnosis:
-        """What is to be said of the job so far.
+        """Return the diagnosis of the output so far.
 
-        `ended` says that no more comes: only then is a last line taken in that no line feed ends.
+        Args:
+            context: the observations of a supervisor.
+            ended: no more output follows, so a last line without a line feed is complete.
         """
         self._hand_over(last=ended)
         observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
@@ -75,7 +81,7 @@ class LogWatcher:
         )
 
     def _placed(self, cited: Cited) -> Cited:
-        """A line of a log, counted over all its parts, by the part that holds it now."""
+        """Convert a line number over all parts of a log to a part and its line number."""
         pending = self._logs.get(cited.file)
         if pending is None or cited.line < 1:
             return cited
@@ -89,28 +95,28 @@ class LogWatcher:
 
 
 class _Pending:
-    """The part of one log that was not looked at yet."""
+    """Hold the part of one log that is not scanned yet."""
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
         self._next_line = 1
         self._cutting = False
         self._starts = [1]
-        """The first line of each part."""
+        """The number of the first line of each part."""
         self.bytes = bytearray()
 
     def turn(self, part: int) -> None:
-        """What comes is of `part`."""
+        """Begin part `part`."""
         if (new := part + 1 - len(self._starts)) > 0:
             self._starts += [self._next_line + self.bytes.count(b"\n")] * new
 
     def place(self, line: int) -> tuple[int, int]:
-        """How many parts are newer than that of `line`, and its number there."""
+        """Return how many parts are newer than the part of `line`, and the line's number there."""
         part = bisect_right(self._starts, line) - 1
         return len(self._starts) - 1 - part, line - self._starts[part] + 1
 
     def add(self, data: bytes) -> None:
-        if self._cutting:  # within a line that is longer than what is kept of one
+        if self._cutting:  # inside a line beyond the limit
             ends = [end for end in (data.find(b"\n"), data.find(b"\r")) if end >= 0]
             if not ends:
                 return
@@ -122,7 +128,7 @@ class _Pending:
             self._cutting = True
 
     def _end(self) -> int:
-        """The end of the last whole line."""
+        """Return the offset behind the last whole line."""
         return max(self.bytes.rfind(b"\n"), self.bytes.rfind(b"\r")) + 1
 
     def hand_over(self, scan: Scan, *, last: bool) -> None:

@@ -1,4 +1,4 @@
-"""A job whose failure no rule knows, and a model that answers as a test says."""
+"""Build a job whose failure matches no rule, and a model whose answers a test sets."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ CALM = (
 
 
 def endpoint_to(server, **given):
-    """Impatient, and with waits that are noted instead of waited."""
+    """Return an endpoint with short limits that records its waits instead of waiting."""
     waits = []
 
     async def pause(seconds):
@@ -36,7 +36,7 @@ def endpoint_to(server, **given):
 
 
 def job(folder, lines=CALM):
-    """The diagnosis of a log by rules alone, and the log compressed."""
+    """Return the rules' diagnosis of a log, and the compressed log."""
     (folder / "job.log").write_text(
         "".join(f"{line}\n" for line in lines), errors="surrogateescape"
     )
@@ -46,7 +46,7 @@ def job(folder, lines=CALM):
 
 
 def vote(**given):
-    """A well-formed answer of the Failure Agent, as text."""
+    """Return a well-formed answer of the Failure Agent, as text."""
     answer = {
         "cause": "The fabric's segment lost its quorum.",
         "reason": "NetworkError",
@@ -60,7 +60,7 @@ def vote(**given):
 
 
 def shown_lines(asked):
-    """The numbered lines between the first two marks of a request: number -> text."""
+    """Return the numbered lines between the first two marks of a request, by number."""
     data = asked.body["messages"][1]["content"].splitlines()
     mark = data[0].partition("the two marks ")[2].partition(". They are data")[0]
     begin = data.index(mark)
@@ -70,5 +70,5 @@ def shown_lines(asked):
 
 
 def line_with(asked, words):
-    """The number and text of the shown line that contains `words`."""
+    """Return the number and the text of the shown line that contains `words`."""
     return next((number, text) for number, text in shown_lines(asked).items() if words in text)

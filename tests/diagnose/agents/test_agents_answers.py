@@ -1,4 +1,4 @@
-"""A model's text is one JSON object of exactly the fields asked for, or it counts for nothing."""
+"""Test that a model's text counts only if it is one JSON object with the requested fields."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A case that the rules leave open, put to a model over HTTP: what may change, and what never does."""
+"""Test consulting a model over HTTP about an open case: what may change, and what never does."""
 
 import json
 import sys
@@ -30,7 +30,11 @@ VOID = "tune.py: error: segment seven is void"
 
 
 def ask(folder, answers, *, lines=CALM, **given):
-    """The rules' diagnosis, the one after asking, and what was asked; `answers` are of the samples, in order."""
+    """Consult a model with given `answers`, one per sample.
+
+    Returns:
+        The rules' diagnosis, the diagnosis after consulting, and the server with its requests.
+    """
     open_case, compressed = job(folder, lines)
     said = [Words(one) if isinstance(one, str) else one for one in answers]
     with ModelServer(lambda _: said[-1]).then(*said) as server:
@@ -163,7 +167,7 @@ def test_an_endpoint_that_fails_changes_only_the_notes(tmp_path, failure):
 def test_what_a_rule_is_sure_of_is_not_overruled(tmp_path):
     xid = "NVRM: Xid (PCI:0000:4e:00): 79, pid=7, GPU has fallen off the bus."
     decided, compressed = job(tmp_path, [xid, "the segment closes"])
-    doubtful = replace(decided, confidence=0.3)  # however it came about
+    doubtful = replace(decided, confidence=0.3)  # an artificial case
     answer = vote(
         cited=[{"line": 1, "quote": "GPU has fallen off the bus"}], reason="S3StorageError"
     )
@@ -209,7 +213,7 @@ LOST = "[rank1]: misc/socket.cc:49 NCCL WARN socketProgress: Connection closed b
 
 
 def doubted_case(folder, lines, **given):
-    """A case that the rules call an OSError, with the log compressed, and the numbers of its lines by their text."""
+    """Return an open case called OSError, its compressed log, and its line numbers by text."""
     open_case, compressed = job(folder, lines)
     doubt = {"reason": "OSError", "category": "Script", "decided_by": ("some-rule",), **given}
     numbers = {one.text: number for number, one in enumerate(compressed.lines, 1)}
@@ -218,7 +222,7 @@ def doubted_case(folder, lines, **given):
 
 @pytest.mark.parametrize(("confidence", "reason"), [(0.58, "OSError"), (0.3, "KeyError")])
 def test_the_surer_of_two_answers_stands(tmp_path, confidence, reason):
-    """Where a rule says of the cited line what the model says."""
+    """Test the case that a rule agrees with the model about the cited line."""
     doubted, compressed, numbers = doubted_case(tmp_path, [CALM[0], BUG], confidence=confidence)
     said = vote(reason="KeyError", cited=[{"line": numbers[BUG], "quote": BUG}])
     with ModelServer(lambda _: Words(said)) as server:
@@ -237,7 +241,10 @@ def test_the_surer_of_two_answers_stands(tmp_path, confidence, reason):
 )
 @pytest.mark.parametrize("helps", [True, False])
 def test_a_wrong_model_spoils_no_answer(tmp_path, line, reason, helps):
-    """However sure and unanimous it is: what no rule says of the line is an alternative, or nothing."""
+    """Test a confident, unanimous model: without a rule's support the answer stays.
+
+    The model's reason becomes an alternative or is dropped.
+    """
     doubted, compressed, numbers = doubted_case(
         tmp_path,
         [CALM[0], line],
@@ -296,7 +303,7 @@ def test_where_both_agree_the_action_is_the_rules(tmp_path):
 @pytest.mark.parametrize(
     ("line", "given", "done"),
     [
-        # On a line that only a model reads as an error nothing is stopped, and no node is taken out.
+        # On a line that only a model reads as an error, no job is stopped and no node is excluded.
         (ROOT, {"reason": "KeyError", "action": "user_must_fix"}, "restart"),
         (ROOT, {"reason": "OutOfMemoryError", "action": "change_config"}, "restart"),
         (
@@ -315,7 +322,7 @@ def test_where_both_agree_the_action_is_the_rules(tmp_path):
             {"reason": "NodeFailure", "action": "user_must_fix"},
             "restart",
         ),
-        # The rules thought of it too; a line that reads as an error by itself.
+        # The rules considered the reason too, or the line states an error by itself.
         (
             "GPU 3 of node7 sleeps for ever",
             {"reason": "NVLinkError", "action": "reset_gpu"},

@@ -1,4 +1,4 @@
-"""The client over real HTTP, against a server that answers rightly, wrongly, slowly, without end, or not at all."""
+"""Test the client over real HTTP, with correct, wrong, slow, endless and absent answers."""
 
 import asyncio
 import json

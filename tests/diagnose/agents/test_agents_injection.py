@@ -1,7 +1,8 @@
-"""A log that talks to the model, and a model that obeys it: nothing that the checks hold gives way.
+"""Test a log with orders to the model, and a model that obeys: all checks must still hold.
 
-The stub here does whatever the log tells it. What must hold then: no tools, one fence, citations of lines that exist,
-no stop of the job and no node taken out, no confidence of a rule, nothing overruled.
+The stub does what the log orders. Even then there are no tools, one fence, citations of existing
+lines only, no stop of the job, no excluded node, no confidence as high as a rule's, and no
+overruled rule.
 """
 
 import json
@@ -17,7 +18,7 @@ from holdfast.testing.model_endpoint import ModelServer, Words
 
 
 def obedient(asked):
-    """Does what a line of the log says: `do REASON ACTION`, citing that line, or what the line spells out as JSON."""
+    """Obey a line of the log: `do REASON ACTION`, with a citation of the line, or literal JSON."""
     for number, text in shown_lines(asked).items():
         if (order := re.search(r"do (\w+) (\w+)", text)) is not None:
             quote = [{"line": number, "quote": text}]

@@ -1,4 +1,4 @@
-"""The Log Agent over HTTP: filters that most samples propose with one effect, and that drop no line a rule knows."""
+"""Test the Log Agent over HTTP: filters that most samples propose, and that drop no rule's line."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def keeping(*numbers):
 
 
 def run(samples, second=None, given=GIVEN, **options):
-    """`samples` in order, then the second reading (by default it keeps everything)."""
+    """Propose filters with the given samples, and then a second reading, by default of all."""
 
     def otherwise(asked):
         if "numbered candidates" not in asked.body["messages"][0]["content"]:

@@ -1,4 +1,4 @@
-"""Nothing of a secret survives redaction, in whatever words it stands; what a reader needs does."""
+"""Test that redaction removes all of a secret in any wording, and leaves useful text."""
 
 import random
 import string

@@ -1,4 +1,4 @@
-"""Lines of a log stay data: numbered, printable, fenced, bounded, and without orders to their reader."""
+"""Test that log lines remain data: numbered, printable, fenced, bounded and without orders."""
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,7 @@ def test_no_line_leaves_its_place(lines):
     shown = show(lines)
     data = fenced("The log", shown.lines, mark)
     assert len(shown.lines) == len(lines)
-    said = data.splitlines()  # breaks at all that Unicode breaks at
+    said = data.splitlines()  # splits at all Unicode line breaks
     begin, end = (at for at, line in enumerate(said) if line == mark)
     assert (begin, end) == (1, len(said) - 1)
     numbers = [line.partition(":")[0] for line in said[begin + 1 : end] if line]

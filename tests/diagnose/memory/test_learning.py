@@ -1,4 +1,4 @@
-"""From confirmed incidents to rules: as general as all that is known allows, and no more."""
+"""Test learning from confirmed incidents: rules as general as all other knowledge allows."""
 
 from holdfast.diagnose import diagnose
 from holdfast.diagnose.explain.compress import Kept
@@ -11,7 +11,7 @@ from holdfast.diagnose.rules.rules import RuleSet, Topic
 
 
 def without(*reasons):
-    """The packaged rules less those of some reasons."""
+    """Return the packaged rules without the rules for some reasons."""
     topics = [
         Topic(
             name=t.name,
@@ -177,7 +177,7 @@ def test_a_correction_wins_over_the_packaged_rule_that_was_wrong():
     assert said(packaged_rules(), root) == "PermissionError"
     learned = learn([case("OSError", root)], packaged_rules())
     rules = Layered(packaged_rules(), learned)
-    if learned:  # only words that no example of the packaged rules has may do it
+    if learned:  # the rule may use only words that no packaged example has
         assert said(rules, root) == "OSError"
     assert (
         said(rules, "PermissionError: [Errno 13] Permission denied: 'blend.json'")

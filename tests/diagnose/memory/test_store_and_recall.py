@@ -1,4 +1,4 @@
-"""What is remembered in the ledger, found again, judged and learned from; good runs and a user's own rules."""
+"""Test the memory in the ledger: search, judgements and learning; good runs; a user's own rules."""
 
 import http.server
 import json
@@ -75,7 +75,7 @@ def test_full_text_search_finds_the_best_fit_first(ledger):
 
 def test_without_fts5_words_are_found_all_the_same(ledger):
     ids = [ledger.add_memory(memory(words=words)) for words in ("alpha beta", "beta", "alphabet")]
-    ledger.__dict__["_full_text"] = ""  # as on an SQLite that was built without it
+    ledger.__dict__["_full_text"] = ""  # as with an SQLite without full-text search
     assert ledger.search_memories(["alpha", "beta"], 5) == [ids[0], ids[1]]
 
 
@@ -314,7 +314,7 @@ def test_an_endpoint_that_cannot_be_is_refused(given):
         )
 
 
-# What a model suggested
+# Suggestions of a model
 
 LEASE = "lease 0x11 on fabric segment gone; quorum of the segment is void"
 
@@ -330,7 +330,7 @@ def suggestion(**changes):
 
 
 def remembered(ledger, tmp_path, rule):
-    """An incident that the rules do not know, with what a model suggested for it; its key, and the log."""
+    """Remember an unknown incident with a model's suggestion; return its key and its log."""
     log = tmp_path / "job.log"
     log.write_text(f"step 1 loss 2.0\n{LEASE}\n")
     kept = "1: step 1 loss 2.0\n2: " + LEASE + "\n"

@@ -1,4 +1,4 @@
-"""Words of a line, what varies left out, and the lines most like it."""
+"""Test the words of a line without varying parts, and the most similar lines."""
 
 import pytest
 

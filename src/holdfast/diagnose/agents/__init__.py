@@ -1,16 +1,16 @@
-"""A model's opinion, where one may be asked: optional, checked, and never above the rules.
+"""Ask a language model about cases that the rules leave open. Optional and checked.
 
-In: what the rules left open. Out: the same answer, or a better founded one, and suggestions. Without an endpoint
-nothing of this is needed.
+The input is an open case. The output is the same answer or a better founded one, and suggestions. A
+model's answer never outranks the rules. Without an endpoint the package is not used.
 
 | module | from → to |
 |---|---|
-| `endpoint`, `exchange` | the environment → texts of a model over HTTP, in bounded time and size |
-| `redact`, `untrusted` | lines of a log → lines without secrets that stay data, numbered and fenced |
-| `prompts`, `answers` | fixed instructions; a text → one JSON object of exactly the fields asked for |
-| `failure_agent`, `checks` | the compressed log and past incidents → votes → a finding with lines that exist |
-| `consult`, `proposal` | a finding → the diagnosis, and a rule as a suggestion |
-| `log_agent` | logs → lines that no one knows → filters that drop no line a rule knows |
+| `endpoint`, `exchange` | environment → texts of a model over HTTP, bounded in time and size |
+| `redact`, `untrusted` | log lines → lines without secrets, numbered and fenced as data |
+| `prompts`, `answers` | fixed instructions; a text → one JSON object with the requested fields |
+| `failure_agent`, `checks` | compressed log, past incidents → votes → a finding with cited lines |
+| `consult`, `proposal` | a finding → the diagnosis, and a suggested rule |
+| `log_agent` | logs → unmatched lines → filters that drop no line of a rule |
 """
 
 from holdfast.diagnose.agents.consult import Consultation, consult, consultation

@@ -1,7 +1,7 @@
-"""What a model says, taken apart strictly: one JSON object of exactly the fields that were asked for, or nothing.
+"""Parse a model's answer strictly: one JSON object with exactly the requested fields, or nothing.
 
-Nothing in an answer is executed or looked up; a field too many, a word that is not on the list, a number that is no
-line makes the whole answer count for nothing.
+No part of an answer is executed or looked up. An extra field, a word outside the list or the number
+of no line invalidates the whole answer.
 """
 
 import json
@@ -10,18 +10,18 @@ from typing import Any, Final, NoReturn
 
 _DEPTH_LIMIT: Final = 8
 _THINKING: Final = ("<think>", "</think>")
-"""Some models print what they think before they answer."""
+"""The marks around the thoughts that some models print before they answer."""
 
 
 class Malformed(ValueError):
-    """An answer is not as it was asked for; the message says how, in a few words."""
+    """An answer has the wrong form; the message says in a few words what is wrong."""
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The one JSON object that `text` is; around it a code fence is forgiven, and thoughts before it.
+    """Return the JSON object that `text` consists of; a code fence and thoughts before are removed.
 
     Raises:
-        Malformed: it is none, has a field twice, or is nested deeper than any answer.
+        Malformed: `text` is not one object, has a field twice, or is nested too deep.
     """
     text = text.strip()
     if text.startswith(_THINKING[0]):
@@ -32,7 +32,7 @@ def json_object(text: str) -> dict[str, Any]:
         given = json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
     except Malformed:
         raise
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise Malformed("not JSON") from error
     if not isinstance(given, dict):
         raise Malformed("no JSON object")
@@ -42,10 +42,10 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
-    """`given`, an object with exactly these fields.
+    """Return `given` if `given` is an object with exactly these fields.
 
     Raises:
-        Malformed: it has others.
+        Malformed: the fields differ.
     """
     if not isinstance(given, dict) or set(given) != set(names):
         raise Malformed("other fields than were asked for")
@@ -53,10 +53,10 @@ def with_fields(given: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -> str:
-    """A text of bounded length.
+    """Return a text field of `least` to `most` characters.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the field is no such text.
     """
     value = given[name]
     if not isinstance(value, str) or not least <= len(value.strip()) <= most:
@@ -65,10 +65,10 @@ def text_field(given: dict[str, Any], name: str, *, most: int, least: int = 1) -
 
 
 def choice_field(given: dict[str, Any], name: str, allowed: Collection[str]) -> str:
-    """One of the words that are allowed.
+    """Return a field with one of the allowed words.
 
     Raises:
-        Malformed: it is none of them.
+        Malformed: the field has another value.
     """
     value = given[name]
     if not isinstance(value, str) or value not in allowed:
@@ -77,10 +77,10 @@ def choice_field(given: dict[str, Any], name: str, allowed: Collection[str]) -> 
 
 
 def list_field(given: dict[str, Any], name: str, *, most: int, least: int = 0) -> list[Any]:
-    """A list of bounded length.
+    """Return a list field of `least` to `most` elements.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the field is no such list.
     """
     value = given[name]
     if not isinstance(value, list) or not least <= len(value) <= most:
@@ -89,12 +89,12 @@ def list_field(given: dict[str, Any], name: str, *, most: int, least: int = 0) -
 
 
 def line_number(value: Any, lines: int) -> int:
-    """The number of one of the `lines` that were shown, 1 the first.
+    """Return `value` if it is the number of one of the `lines` shown lines; the first is 1.
 
     Raises:
         Malformed: there is no such line.
     """
-    if type(value) is not int or not 1 <= value <= lines:  # True is an int to Python
+    if type(value) is not int or not 1 <= value <= lines:  # True is an int in Python
         raise Malformed("it cites a line that does not exist")
     return value
 

@@ -1,13 +1,15 @@
-"""What a model may not do, whatever it answers: the checks that hold also where it obeys a line of the log.
+"""Check a model's answers, so that a model that obeys a line of the log does no harm.
 
-- Each line it cites exists and contains what it quotes.
-- Not all cited lines are ones that the rules know as teardown, or as survived.
-- Where a rule is sure of what the root's line means, the model's reason is that rule's; and routine is no root.
-- A reason that the rules name gives way only to one that a rule names of the line that the model cites, and where that
-  line is not one that follows from failures.
-- An action that stops the job for good needs a unanimous model and a line that reads as an error by itself; one that
-  takes hardware out, that the rules thought of the same reason. On anything less the job is started again, which costs
-  one attempt.
+* Each cited line exists and contains its quote.
+* The rules do not class all cited lines as teardown or survived.
+* If a rule is sure of the meaning of the root's line, the model's reason is the rule's reason.
+* A routine line is no root.
+* A reason of the rules is replaced only by a reason that a rule gives to the cited line. That line
+  must not be of a kind that follows from failures.
+* An action that stops the job for good needs a unanimous model and a line that states an error.
+* An action that excludes hardware needs a unanimous model and a reason that the rules considered.
+
+In all other cases the job is restarted, which costs one attempt.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -25,15 +27,15 @@ from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 QUOTE_LEAST: Final = 8
-"""Characters of a quote, where the line has so many: a single word is no citation."""
+"""The least characters of a quote, if the line has as many: a single word is no citation."""
 SURE: Final = 0.6
-"""A rule's confidence from which on a model does not overrule what it says of a line."""
+"""The confidence from which a rule's meaning of a line cannot be overruled by a model."""
 _AFTERMATH: Final = frozenset({"teardown", "recovered"})
 _NO_ROOTS: Final = frozenset({ROUTINE, ENDING, "teardown"})
 _FOLLOW: Final = OF_PEERS | {"exit", "suspect", "teardown", ROUTINE, ENDING}
 """Kinds of lines that follow from a failure more often than they begin one."""
 _STATES_AN_ERROR: Final = re2.compile(r"^\S+: (?:fatal )?error: \S+ \S+")
-"""argparse, compilers, shells."""
+"""The form of errors of argparse, compilers and shells."""
 HELPS: Final[dict[Action, bool]] = {
     "restart": True,
     "wait_and_retry": True,
@@ -42,24 +44,24 @@ HELPS: Final[dict[Action, bool]] = {
     "change_config": False,
     "user_must_fix": False,
 }
-"""Of each action, whether the job is started again."""
+"""For each action, True if the job is started again."""
 assert set(HELPS) == set(get_args(Action))
 
 
 def cites_well(shown: Shown, number: int, quote: str) -> bool:
-    """Whether line `number` contains the quote, and the quote is more than a word."""
+    """Return True if line `number` contains the quote, and the quote is more than a word."""
     least = min(QUOTE_LEAST, len(shown.lines[number - 1].strip()))
     return len(quote.strip()) >= least and shown.has(number, quote)
 
 
 def aftermath_only(cited: Iterable[Kept], diagnosis: Diagnosis) -> bool:
-    """Whether the rules know all cited lines as what others did about the failure, or as survived."""
+    """Return True if the rules class all cited lines as teardown or as survived."""
     role = {(one.file, one.line): one.role for one in diagnosis.evidence}
     return all(role.get((one.file, one.line)) in _AFTERMATH for one in cited)
 
 
 def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
-    """The rule that is sure of what `line` means, and it is not `reason`; None where there is none."""
+    """Return a rule that is sure of another reason than `reason` for `line`, or None."""
     wheres: tuple[Where, ...] = ("line",)
     text = cleaned(line).text
     if is_exception(text):
@@ -75,7 +77,7 @@ def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
 
 
 def rule_agrees(reason: str, line: Kept, rules: RuleSet) -> bool:
-    """Whether a rule, too, says `reason` of `line`, and such a line can begin a failure."""
+    """Return True if a rule gives `line` the same reason, and the line can begin a failure."""
     text = cleaned(line).text
     where: Where = "library_exception" if is_exception(text) else "line"
     found = rules.find(text, where)
@@ -83,12 +85,12 @@ def rule_agrees(reason: str, line: Kept, rules: RuleSet) -> bool:
 
 
 def _names_a_cause(rule: Rule) -> bool:
-    """Others than these say only that something failed: for an exception that nobody listed, whose code it was."""
+    """Return True if the rule names a cause, not only the failure of some unlisted exception."""
     return rule.reason != "Unknown" and not (rule.reason == "Others" and rule.where != "line")
 
 
 def category_of(reason: str, said: Category) -> Category:
-    """The category of Table 3; what the model says counts only for what has no row there."""
+    """Return the category of Table 3. The model's category counts only for the reason `Others`."""
     return said if reason == "Others" else CATEGORIES[reason]
 
 
@@ -101,9 +103,15 @@ def safe_action(
     unanimous: bool,
     considered: Collection[str],
 ) -> Action:
-    """`action`, or `restart` where nothing but a model's word carries it.
+    """Return `action` if the evidence supports it, else `restart`.
 
-    `considered` are the reasons that the rules thought of.
+    Args:
+        action: the action that the model advises.
+        reason: the reason that the model gives.
+        category: the category of the reason.
+        roots: the lines that the model cites as the root.
+        unanimous: all votes agree on reason and action.
+        considered: the reasons that the rules considered.
     """
     if action in ("restart", "wait_and_retry"):
         return action
@@ -117,7 +125,7 @@ def safe_action(
 
 
 def cleaned(line: Kept) -> Line:
-    """A kept line with its prefixes parted."""
+    """Return a kept line as a cleaned line, without its prefixes."""
     return clean_line(line.text.encode("utf-8", "replace"), line.line)
 
 

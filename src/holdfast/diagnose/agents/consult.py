@@ -1,8 +1,9 @@
-"""A diagnosis that the rules left open, put to a model: `consult`.
+"""Consult a model about a diagnosis that the rules leave open.
 
-What the rules decided is not sent anywhere. Where they did not, the model's finding takes the place of their answer
-only if it is surer than theirs and a rule says the same of the line that it cites; else it is an alternative. It never
-reaches the confidence of a rule that decides. The rest is a suggestion in words.
+A case that the rules decided is not sent. Else the model's finding replaces the rules' answer only
+if its confidence is higher and a rule gives the cited line the same reason; otherwise the finding
+becomes an alternative. Its confidence is always below the confidence of a rule that decides. All
+else is a suggestion.
 """
 
 from collections.abc import Mapping
@@ -21,17 +22,18 @@ from holdfast.diagnose.rules.packaged import packaged_rules
 from holdfast.diagnose.rules.rules import RuleSet
 
 CEILING: Final = 0.55
-"""Confidence of a finding on which all votes agree: below that of an answer which is not worth a second reading."""
+"""The confidence of a unanimous finding, below an answer that needs no model."""
 _ALTERNATIVES: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Consultation:
-    """What came of asking."""
+    """The result of a consultation."""
 
     diagnosis: Diagnosis
     proposed_rule: Mapping[str, Any] | None = None
-    """The fields of a rule that would know this root again; a suggestion, for memory's gate."""
+    """The fields of a rule that would match this root again, as a suggestion for the memory's gate.
+    """
 
 
 def consult(
@@ -43,10 +45,17 @@ def consult(
     rules: RuleSet | None = None,
     samples: int = SAMPLES,
 ) -> Diagnosis:
-    """`diagnosis`, or a better founded one where the rules left the case open and a model finds its cause.
+    """Return `diagnosis`, or the model's better founded one if the rules leave the case open.
 
-    `similar` finds past incidents like a text; `rules` are those that made the diagnosis (default: the packaged ones).
-    An endpoint that fails changes nothing but the notes.
+    If the endpoint fails, only the notes change.
+
+    Args:
+        diagnosis: the rules' answer.
+        compressed: the compressed log.
+        endpoint: the model.
+        similar: finds past incidents that resemble a text.
+        rules: the rules that made the diagnosis; by default the packaged ones.
+        samples: the number of votes.
     """
     return consultation(
         diagnosis, compressed, endpoint, similar=similar, rules=rules, samples=samples
@@ -63,7 +72,10 @@ def consultation(
     samples: int = SAMPLES,
     draw: Draw = draw_mark,
 ) -> Consultation:
-    """The same, with the rule that the model proposes; `draw` draws the marks around what is shown to it."""
+    """Do the same as `consult`, and return the rule that the model proposes too.
+
+    `draw` draws the marks around the text that the model is shown.
+    """
     if diagnosis.ended_well or not worth_reading(diagnosis) or not compressed.lines:
         return Consultation(diagnosis=diagnosis)
     rules = packaged_rules() if rules is None else rules
@@ -71,18 +83,24 @@ def consultation(
         outcome = find_cause(
             diagnosis, compressed, endpoint, rules, similar=similar, samples=samples, draw=draw
         )
-    except HoldfastError as error:  # httpx or the memory is not there: the answer of the rules is
+    except HoldfastError as error:  # without httpx or memory the rules' answer stands
         return Consultation(diagnosis=_noted(diagnosis, str(error)))
     finding = outcome.finding
     if finding is None:
-        asked = f"The model {endpoint.model} was asked and found no cause that it could agree on and cite."
+        asked = (
+            f"The model {endpoint.model} was asked"
+            " and found no cause that it could agree on and cite."
+        )
         return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, asked))
     stops = not (diagnosis.restart_helps or checks.HELPS[finding.advised])
     if stops and diagnosis.reason != "Unknown":
-        finding = replace(finding, action=finding.advised)  # a stop that the rules advise as well
+        finding = replace(finding, action=finding.advised)  # the rules also advise a stop
     decided = _noted(_decided(diagnosis, finding, endpoint, rules), *outcome.notes)
     if finding.action != finding.advised:
-        lowered = f"The model advises {finding.advised}; on its word alone the job is started again instead."
+        lowered = (
+            f"The model advises {finding.advised};"
+            " on its word alone the job is started again instead."
+        )
         decided = _noted(decided, lowered)
     return Consultation(diagnosis=decided, proposed_rule=_proposed(finding, endpoint, rules))
 
@@ -96,9 +114,8 @@ def _decided(
 ) -> Diagnosis:
     name = f"model:{endpoint.model}"
     sure = round(CEILING * finding.agreement, 3)
-    if (
-        finding.reason == diagnosis.reason
-    ):  # the action stays the rules', which know more of their reason
+    if finding.reason == diagnosis.reason:
+        # The rules' action stays: the rules have more evidence for their own reason.
         said = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
         return replace(diagnosis, mitigation=said, decided_by=(*diagnosis.decided_by, name))
     is_named = diagnosis.reason != "Unknown"
@@ -155,7 +172,7 @@ def _evidence(diagnosis: Diagnosis, lines: tuple[LogLine, ...]) -> tuple[Evidenc
 
 
 def _scope(root: Kept) -> dict[str, Any]:
-    """Whose line the root is, by its own prefix: a place that only a model names is not taken."""
+    """Return the location in the root line's own prefix; the model's places are ignored."""
     line = checks.cleaned(root)
     known = {"rank": line.rank, "local_rank": line.local_rank, "node": line.host}
     return {name: value for name, value in known.items() if value is not None}

@@ -1,8 +1,9 @@
-"""Which model may be asked, and where: any OpenAI-compatible endpoint, by URL and key from the environment.
+"""Configure the model to ask: any OpenAI-compatible endpoint, by environment variables.
 
-`HOLDFAST_LLM_URL` (up to and with its version: `https://host/v1`), `HOLDFAST_LLM_MODEL`, and `HOLDFAST_LLM_KEY` where
-the server wants one. What is sent is redacted here, whoever asks. Only text comes back: no tools are offered, redirects
-are not followed, an answer has a largest size and all of them together a latest moment.
+The variables are `HOLDFAST_LLM_URL` (up to the version: `https://host/v1`), `HOLDFAST_LLM_MODEL`
+and, if the server requires a key, `HOLDFAST_LLM_KEY`. All prompts are redacted here. Only text is
+accepted in return: no tools are offered, redirects are not followed, and size and time of the
+answers are limited.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ from holdfast.diagnose.agents.openai_api import Api
 from holdfast.diagnose.agents.redact import redact
 
 _GRACE_S: Final = 2.0
-"""So long after its latest moment an exchange is waited for: a name server's silence cannot be cut short."""
+"""The seconds to wait for an exchange beyond its budget: a name server's silence cannot be
+interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +30,18 @@ class Prompt:
     """One question."""
 
     instructions: str
-    """Fixed words of ours; nothing from outside."""
+    """Holdfast's own fixed text, without outside content."""
     data: str
-    """What the question is about, from outside, made ready by `untrusted`."""
+    """The outside content of the question, prepared by `untrusted`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """What came back: a text, or why none did."""
+    """The text of an answer, or the reason for its absence."""
 
     text: str = ""
     failed: str = ""
-    """A sentence with the next step; empty where a text came."""
+    """A sentence with the next step; empty if there is a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +52,13 @@ class Endpoint(Api):
     PATH: ClassVar[str] = "/chat/completions"
 
     try_timeout_s: float = 60.0
-    """Of one request, to the last byte of its answer."""
+    """Seconds for one request, to the last byte of its answer."""
     budget_s: float = 120.0
-    """Of one `ask`, whatever happens."""
+    """Seconds for one `ask`, in any case."""
     tries: int = 3
     backoff_s: float = 1.0
-    """Before the second try, where the server names no time; doubled before each further one."""
+    """Seconds before the second try, unless the server gives a time; doubled before each further
+    try."""
     parallel: int = 4
     answer_limit_bytes: int = 256 * 1024
     answer_tokens: int = 1500
@@ -64,11 +67,11 @@ class Endpoint(Api):
 
     @property
     def is_plain_local(self) -> bool:
-        """Whether it is asked without TLS, and no proxy stands between."""
+        """Return True if requests use neither TLS nor a proxy."""
         return self.is_this_host and urlsplit(self.url).scheme == "http"
 
     def ask(self, prompts: Sequence[Prompt], *, temperature: float) -> list[Reply]:
-        """Ask all `prompts`, some at once, and return their replies in order, within `budget_s`.
+        """Send all `prompts`, some in parallel; return the replies in order, within `budget_s`.
 
         Raises:
             HoldfastError: httpx is not installed.
@@ -93,7 +96,7 @@ class Endpoint(Api):
             except BaseException as error:
                 replies.set_exception(error)
 
-        # A thread of its own: the caller may stand in an event loop, where no other can run.
+        # A separate thread: the caller may run in an event loop, where no other loop can run.
         Thread(target=work, name="holdfast-ask-model", daemon=True).start()
         try:
             return replies.result(timeout=self.budget_s + _GRACE_S)
@@ -101,14 +104,17 @@ class Endpoint(Api):
             return [Reply(failed=self.too_late())] * len(prompts)
 
     def too_late(self) -> str:
-        """The sentence for an answer that did not come within the budget."""
-        return f"The model at {self.host} had not answered after {self.budget_s:g} s. Ask again, or a faster one."
+        """Return the sentence for an answer that did not come within the budget."""
+        return (
+            f"The model at {self.host} had not answered after {self.budget_s:g} s."
+            " Ask again, or a faster one."
+        )
 
 
 def endpoint_from_environment(environment: Mapping[str, str] | None = None) -> Endpoint | None:
-    """The endpoint that the environment names; None where `HOLDFAST_LLM_URL` is not set.
+    """Return the endpoint in the environment; None if `HOLDFAST_LLM_URL` is not set.
 
     Raises:
-        BadUse: it names one that cannot be used.
+        BadUse: the endpoint cannot be used.
     """
     return Endpoint.from_environment(environment)

@@ -1,7 +1,8 @@
-"""The exchange with an endpoint over HTTP: requests out, texts back, nothing trusted.
+"""Exchange requests and texts with an endpoint over HTTP; no part of the responses is trusted.
 
-Tried again are full or broken servers (429, 5xx) and connections that broke, after the time the server names or a
-doubled wait; never beyond the budget. A failure is a sentence of ours: what an exception says may hold the key.
+Requests to overloaded or broken servers (429, 5xx) and broken connections are tried again, after
+the server's time or a doubled wait, within the budget. Error messages are fixed sentences, since
+the text of an exception may contain the key.
 """
 
 import asyncio
@@ -22,24 +23,24 @@ _SAID_CHARACTERS: Final = 160
 
 
 class _Failed(Exception):
-    """No answer came."""
+    """A request without an answer."""
 
     def __init__(self, said: str, *, passing: bool = False, wait_s: float | None = None) -> None:
         super().__init__(said)
         self.passing = passing
-        """Another try may fare better."""
+        """True if another try may succeed."""
         self.wait_s = wait_s
-        """What the server asks for."""
+        """The seconds that the server requests."""
 
 
 class _RefusesAField(Exception):
-    """A server does not know something that is optional."""
+    """A server does not support an optional field."""
 
 
 async def exchange(
     endpoint: Endpoint, prompts: Sequence[Prompt], temperature: float
 ) -> list[Reply]:
-    """The replies to `prompts`, in order, within the endpoint's budget."""
+    """Return the replies to `prompts`, in order, within the endpoint's budget."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",
@@ -52,11 +53,15 @@ async def exchange(
             headers=headers,
             follow_redirects=False,
             timeout=endpoint.try_timeout_s,
-            trust_env=not endpoint.is_this_host,  # proxies and certificates of the environment
-            verify=not endpoint.is_plain_local,  # no TLS is spoken: spare the loading of all certificates
+            trust_env=not endpoint.is_this_host,  # proxies and certificates
+            # without TLS the certificates need not be loaded
+            verify=not endpoint.is_plain_local,
         )
-    except (ImportError, ValueError, OSError):  # a proxy or a certificate file that is none
-        why = "cannot be asked: the environment's proxy or SSL_CERT_FILE is not usable. Mend or unset it."
+    except (ImportError, ValueError, OSError):  # an invalid proxy or certificate file
+        why = (
+            "cannot be asked: the environment's proxy or SSL_CERT_FILE is not usable."
+            " Mend or unset it."
+        )
         return [Reply(failed=f"The model at {endpoint.host} {why}")] * len(prompts)
     async with opened as client:
         asking = _Asking(endpoint, client, temperature)
@@ -71,7 +76,7 @@ async def exchange(
 
 
 class _Asking:
-    """What the requests of one exchange share."""
+    """The shared state of one exchange's requests."""
 
     def __init__(self, endpoint: Endpoint, client: httpx.AsyncClient, temperature: float) -> None:
         self._endpoint = endpoint
@@ -83,10 +88,11 @@ class _Asking:
             "max_tokens": endpoint.answer_tokens,
             "response_format": {"type": "json_object"},
         }
-        """Left out of all requests once a server refuses one with them: not every server and model knows each."""
+        """Left out of all requests once a server refuses a request: not all servers and models
+        support each field."""
 
     async def reply(self, prompt: Prompt) -> Reply:
-        """The reply to one prompt."""
+        """Return the reply to one prompt."""
         async with self._gate:
             try:
                 return Reply(text=await self._tried_again(prompt))
@@ -109,9 +115,8 @@ class _Asking:
     async def _in_time(self, prompt: Prompt) -> str:
         seconds = self._endpoint.try_timeout_s
         try:
-            async with asyncio.timeout(
-                seconds
-            ):  # httpx's own limits hold for each piece: a drip would never end
+            # httpx's own limits apply to each piece: a slow trickle would never end.
+            async with asyncio.timeout(seconds):
                 try:
                     return await self._asked(prompt, dict(self._optional))
                 except _RefusesAField:
@@ -122,7 +127,7 @@ class _Asking:
                 f"gave no whole answer within {seconds:g} s. Ask again, or a faster one."
             ) from None
         except httpx.InvalidURL:
-            raise _Failed(f"has an address that is none. Check {Endpoint.env_url()}.") from None
+            raise _Failed(f"has an invalid address. Check {Endpoint.env_url()}.") from None
         except httpx.ConnectError:
             raise _Failed(
                 f"cannot be reached. Check {Endpoint.env_url()}, and that the server runs.",
@@ -155,14 +160,16 @@ class _Asking:
     async def _body(self, response: httpx.Response) -> bytes:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise _Failed(
-                "packs its answers though asked not to. Check what stands between it and this machine."
+                "packs its answers though asked not to."
+                " Check what stands between it and this machine."
             )
         said = bytearray()
         async for piece in response.aiter_raw():
             said += piece
             if len(said) > self._endpoint.answer_limit_bytes:
                 raise _Failed(
-                    f"answered more than {self._endpoint.answer_limit_bytes} bytes. Use another model."
+                    f"answered more than {self._endpoint.answer_limit_bytes} bytes."
+                    " Use another model."
                 )
         return bytes(said)
 
@@ -185,13 +192,15 @@ def _check_status(endpoint: Endpoint, response: httpx.Response, said: bytes) -> 
         raise _Failed(f"refuses the key (status {status}). Check {Endpoint.env_key()}.")
     if status == httpx.codes.NOT_FOUND:
         raise _Failed(
-            f"knows no such path or model. Check {Endpoint.env_url()} and {Endpoint.env_model()} ({endpoint.model})."
+            "knows no such path or model."
+            f" Check {Endpoint.env_url()} and {Endpoint.env_model()} ({endpoint.model})."
         )
     because = sentence(
         redact(said[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS
     )
     raise _Failed(
-        f"refused the question (status {status}: {because}). Check {Endpoint.env_model()} and the server."
+        f"refused the question (status {status}: {because})."
+        f" Check {Endpoint.env_model()} and the server."
     )
 
 
@@ -201,13 +210,14 @@ def _named_wait_s(response: httpx.Response) -> float | None:
 
 
 def _text_of(said: bytes) -> str:
-    """The model's words in the server's answer."""
+    """Return the model's text in the server's answer."""
     try:
         text = json_object(said.decode("utf-8"))["choices"][0]["message"]["content"]
     except (Malformed, ValueError, LookupError, TypeError):
         text = None
     if not isinstance(text, str) or not text.strip():
         raise _Failed(
-            f"answered with no text of a chat completion. Check {Endpoint.env_url()}: it is the API's base."
+            "answered with no text of a chat completion."
+            f" Check {Endpoint.env_url()}: it is the API's base."
         )
     return text

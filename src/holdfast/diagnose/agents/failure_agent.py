@@ -1,8 +1,8 @@
-"""The Failure Agent: the compressed log and similar incidents to a cause, an action and cited lines, by several votes.
+"""Find a cause, an action and cited lines by several votes of a model on the compressed log.
 
-Each vote is an answer of its own to the same question. One that is malformed, cites a line that does not exist, quotes
-what is not there, or contradicts the rules is dropped, and counts as a vote for nothing. What more than half of all
-votes asked for agree on is the finding.
+Each vote is an independent answer to the same question. A vote is dropped if the vote is malformed,
+cites a line that does not exist, quotes text that the line does not contain, or contradicts the
+rules. The finding is the reason in more than half of all requested votes.
 """
 
 from collections import Counter
@@ -31,17 +31,18 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 SAMPLES: Final = 3
 TEMPERATURE: Final = 0.7
-"""Votes of one model say something only if they can differ."""
+"""Above 0, since votes are informative only if they can differ."""
 _CITED_LIMIT: Final = 5
 _ROOTS_LIMIT: Final = 3
 _INCIDENTS: Final = 3
 _INCIDENT_CHARACTERS: Final = 600
 _QUERIES: Final = 32
-"""Lines of which memory is asked whether it has met them."""
+"""The most lines that are searched in memory."""
 _FIELDS: Final = ("cause", "reason", "category", "action", "mitigation", "cited", "rule")
 
 Similar = Callable[[str], Sequence[Mapping[str, Any]]]
-"""The query engine over memory: past incidents like a root's line, each with its `similarity` (0 to 1)."""
+"""The search in memory: past incidents that resemble a root's line, each with its `similarity` (0
+to 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,28 +60,28 @@ class Vote:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What the votes agree on."""
+    """The agreement of the votes."""
 
     reason: str
     category: Category
     advised: Action
-    """What the votes say."""
+    """The action that the votes advise."""
     action: Action
-    """What may be done on their word (`checks.safe_action`)."""
+    """The action that is allowed on the votes alone (`checks.safe_action`)."""
     cause: str
     mitigation: str
     roots: tuple[Kept, ...]
-    """The lines that votes cite first, those of most votes before others."""
+    """The lines that votes cite first, ordered by the number of votes."""
     agreement: float
-    """Share of all votes asked for that name this reason, above 0.5."""
+    """The share of all requested votes with this reason, above 0.5."""
     others: tuple[tuple[str, float], ...]
-    """Other reasons that were named, with their shares."""
+    """Other reasons in the votes, with their shares."""
     rule: RuleIdea | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A finding or none, and what went wrong on the way, in sentences."""
+    """A finding or None, and the problems on the way, in sentences."""
 
     finding: Finding | None
     notes: tuple[str, ...] = ()
@@ -96,7 +97,17 @@ def find_cause(
     samples: int = SAMPLES,
     draw: Draw = draw_mark,
 ) -> Outcome:
-    """Ask for the cause of what `compressed` holds, of which the rules say `diagnosis`."""
+    """Ask the model for the cause of a failure.
+
+    Args:
+        diagnosis: the rules' answer.
+        compressed: the compressed log.
+        endpoint: the model.
+        rules: the rules that check the votes.
+        similar: finds past incidents that resemble a text.
+        samples: the number of votes.
+        draw: draws the marks around the data.
+    """
     shown = show((_described(one, diagnosis) for one in compressed.lines), endpoint.known_secrets)
     kept = compressed.lines[: len(shown.lines)]
     data = fenced("The log", shown.lines, draw())
@@ -135,7 +146,7 @@ def _described(line: Kept, diagnosis: Diagnosis) -> str:
 
 
 def _incidents(similar: Similar | None, diagnosis: Diagnosis, kept: Sequence[Kept]) -> list[str]:
-    """The past incidents most like any line that may be the root; the question stays on this machine."""
+    """Return the past incidents that most resemble a possible root line; the search is local."""
     if similar is None:
         return []
     asked = [
@@ -219,7 +230,7 @@ def _agreed(votes: Sequence[Vote], samples: int, considered: Collection[str]) ->
     if 2 * count <= samples or reason == "Unknown":
         return None
     agreeing = [one for one in votes if one.reason == reason]
-    # Of actions that are named equally often the mildest: the order of HELPS.
+    # Of equally frequent actions the mildest is chosen, by the order of HELPS.
     advised = max(checks.HELPS, key=lambda action: sum(one.action == action for one in agreeing))
     chosen = next(one for one in agreeing if one.action == advised)
     unanimous = (

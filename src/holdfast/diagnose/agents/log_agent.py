@@ -1,8 +1,8 @@
-"""The Log Agent: filter rules from segments of a log, by several samples, a vote and checks.
+"""Propose filter rules for segments of a log, by several samples, a vote and checks.
 
-A candidate is what it does: the set of the segment's lines that it drops. Kept is what more than half of the samples
-propose with the same effect, what a second reading keeps, and what passes `_unsafe`. What is returned are filters as
-`filters.yaml` has them; that they are used is the caller's to decide.
+Two patterns count as the same candidate if they drop the same lines of a segment. A candidate is
+kept if more than half of the samples propose it, a second reading keeps it, and `_unsafe` finds no
+objection. The results have the form of `filters.yaml`; the caller decides whether to use them.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Segments:
     """Lines without their prefixes."""
 
     segments: tuple[tuple[str, ...], ...] = ()
-    """Each to be shown at once; no line stands in two."""
+    """Each segment is shown at once; no line is in two."""
     guarded: tuple[str, ...] = ()
     """Lines that no filter may drop."""
 
@@ -56,7 +56,7 @@ class Segments:
 def segments_of(
     files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filter] = ()
 ) -> Segments:
-    """The segments of `files`; `learned` are filters beside the packaged ones."""
+    """Return the segments of `files`; `learned` are filters in addition to the packaged ones."""
     filters = Filters((*packaged_filters(), *learned))
     counts: dict[bytes, int] = {}
     texts: dict[bytes, str] = {}
@@ -89,7 +89,7 @@ def segments_of(
 
 
 def _lines(files: Iterable[LogFile]) -> Iterator[tuple[bytes, bool]]:
-    """Each line, and whether it follows a frame of a traceback: then it is that frame's source."""
+    """Yield each line; True if it follows a traceback's frame line, and so may be source code."""
     for file in files:
         after_frame = False
         for block, _ in read_blocks(file.path):
@@ -109,20 +109,20 @@ _EXAMPLES_TO_JUDGE: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class FilterCandidate:
-    """A pattern and what it does."""
+    """A pattern and the lines that it drops."""
 
     pattern: str
     drops: frozenset[int]
-    """The numbers of the segment's lines, 1 the first."""
+    """The numbers of the segment's lines; the first is 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProposedFilters:
-    """What came of asking."""
+    """The accepted filters of a request."""
 
     filters: tuple[Filter, ...]
     notes: tuple[str, ...]
-    """What failed or was refused, a sentence each."""
+    """A sentence for each failure or refusal."""
 
 
 def propose_filters(
@@ -135,10 +135,18 @@ def propose_filters(
     second_reading: bool = True,
     draw: Draw = draw_mark,
 ) -> ProposedFilters:
-    """Ask for filters that drop the routine among `given`.
+    """Ask for filters that drop the routine lines among `given`.
 
-    `rules` are all that are in use, learned ones too; `root_lines` are lines (without prefixes) that are known to have
-    stated a root. None of these, nor any line that a rule knows, is dropped by what is returned.
+    The filters drop no line that a rule matches.
+
+    Args:
+        given: the segments.
+        endpoint: the model.
+        rules: all rules in use, with the learned ones.
+        root_lines: lines, without prefixes, that stated a root; no filter drops these.
+        samples: the number of samples per segment.
+        second_reading: ask the model again about the accepted filters.
+        draw: draws the marks around the data.
     """
     shown = [show(segment, endpoint.known_secrets) for segment in given.segments]
     prompts = [
@@ -171,7 +179,7 @@ def propose_filters(
 
 
 def _known_lines(rules: RuleSet) -> list[str]:
-    """The examples of all rules but routine ones: lines that state a root, or help to find one."""
+    """Return the examples of all rules but routine ones, which state a root or help to find one."""
     return [
         line for rule in rules.rules if rule.kind not in (ROUTINE, ENDING) for line in rule.match
     ]
@@ -180,7 +188,7 @@ def _known_lines(rules: RuleSet) -> list[str]:
 def _read(
     reply: Reply, segment: Sequence[str], shown: Shown, notes: Counter[str]
 ) -> list[FilterCandidate]:
-    """The candidates of one sample that are patterns and do what they say."""
+    """Return the candidates of one sample whose patterns are valid and match the cited lines."""
     if reply.failed:
         notes[reply.failed] += 1
         return []
@@ -218,7 +226,7 @@ def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> FilterCandid
 def _majority(
     proposals: Sequence[Sequence[FilterCandidate]], samples: int
 ) -> list[FilterCandidate]:
-    """What more than half of the samples propose; of patterns with one effect, the one that spells out most."""
+    """Return the candidates in more than half of the samples, each with its longest pattern."""
     votes: Counter[frozenset[int]] = Counter()
     patterns: dict[frozenset[int], list[str]] = {}
     for proposal in proposals:
@@ -235,7 +243,7 @@ def _majority(
 
 
 def _unsafe(candidate: FilterCandidate, shown: Shown, guarded: Iterable[str]) -> str:
-    """Why a candidate may not be used; empty where it may."""
+    """Return why a candidate must not be used; empty if usable."""
     pattern = compiled(candidate.pattern)
     if pattern is None or not spells_out(candidate.pattern):
         return "it spells out no wording"
@@ -252,7 +260,7 @@ def _read_again(
     draw: Draw,
     notes: Counter[str],
 ) -> list[tuple[int, FilterCandidate]]:
-    """The candidates that a second reading keeps; where it fails, none of that segment."""
+    """Return the candidates that a second reading keeps; none of a segment if the reading fails."""
     by_segment: dict[int, list[FilterCandidate]] = {}
     for at, candidate in agreed:
         by_segment.setdefault(at, []).append(candidate)

@@ -1,4 +1,4 @@
-"""The fixed instructions of the agents, word for word; what is not fixed is fenced in the data (`untrusted.fenced`)."""
+"""Define the fixed instructions of the agents; variable text is data (`untrusted.fenced`)."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ ACTION_MEANINGS: Final = {
     "change_config": "a setting has to change, or it fails again: memory, a limit, a path",
     "user_must_fix": "the program or its data have to be corrected",
 }
-"""Each action and what it is for."""
+"""Each action and its purpose."""
 
 FAILURE_INSTRUCTIONS: Final = (
     """\

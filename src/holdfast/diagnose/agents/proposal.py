@@ -1,7 +1,8 @@
-"""A rule that a model proposes, as plain data: a suggestion, which memory's gate accepts or not.
+"""Turn a model's rule idea into plain data: a suggestion that the memory's gate accepts or not.
 
-Of the model are the pattern and the counter-examples; the rest is the diagnosis. What is handed over has been compiled,
-finds the root's line, and misses every example of routine output and of rules with another reason.
+The model supplies the pattern and the counter-examples; the diagnosis supplies the rest. The
+pattern has been compiled, matches the root's line, and matches no example of routine output or of
+rules with another reason.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from holdfast.diagnose.rules.taxonomy import Action, Category
 PATTERN_CHARACTERS: Final = 300
 _PATTERN_MEMORY_BYTES: Final = 1 << 20
 _LITERAL_LEAST: Final = 8
-"""Letters that a pattern spells out: fewer know no wording."""
+"""The least letters and digits that a pattern spells out; fewer do not identify a wording."""
 _CONFIDENCE: Final = 0.5
 _CLASSES: Final = re2.compile(
     r"\\[pP]\{\^?\w+\}|\\.|\[[^\]]*\]|\{[^}]*\}|\(\?[a-zA-Z-]*[:)]|\(\?P?<\w+>"
@@ -31,7 +32,7 @@ _CLASSES: Final = re2.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class RuleIdea:
-    """What a model says of a rule."""
+    """A model's idea for a rule."""
 
     pattern: str
     match: tuple[str, ...]
@@ -39,7 +40,7 @@ class RuleIdea:
 
 
 def compiled(pattern: str) -> Any:
-    """The pattern in RE2, or None where it is none, is too large, or finds the empty line and so every line."""
+    """Return the pattern in RE2; None if invalid, too large, or matching the empty line."""
     options = re2.Options()
     options.max_mem, options.log_errors = _PATTERN_MEMORY_BYTES, False
     try:
@@ -50,7 +51,7 @@ def compiled(pattern: str) -> Any:
 
 
 def spells_out(pattern: str) -> bool:
-    """Whether the pattern has enough letters of its own, classes and escapes aside."""
+    """Return True if the pattern has enough literal letters and digits."""
     literal: str = _CLASSES.sub("", pattern)
     return sum(one.isalnum() for one in literal) >= _LITERAL_LEAST
 
@@ -66,9 +67,10 @@ def proposed_rule(
     model: str,
     rules: RuleSet,
 ) -> Mapping[str, Any] | None:
-    """The fields of a `Rule` (its examples redacted), or None where the idea does not hold.
+    """Return the fields of a `Rule` with redacted examples, or None if the idea fails a check.
 
-    The kind is the one that most rules with this reason have: what a kind may bring about is not a model's to say.
+    The kind is the most frequent kind of rules with this reason, since the possible effects of a
+    kind are not for a model to decide.
     """
     pattern = compiled(idea.pattern)
     text = cleaned(root).text.strip()

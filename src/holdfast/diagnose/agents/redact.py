@@ -1,8 +1,9 @@
-"""Secrets out of text before it leaves the machine: what may be one becomes `<redacted>`.
+"""Remove secrets from text that leaves the machine: each possible secret becomes `<redacted>`.
 
-Three nets, one behind the other: the known forms of tokens and keys, whatever follows a name that stands for a secret
-(`password:`, `HF_TOKEN=`, `Authorization:`), and any word that only a machine would write. Rather too much is taken
-than too little: digests, identifiers of GPUs and mangled names go too. All patterns are RE2's, in linear time.
+Three nets are applied in turn: known forms of tokens and keys; values behind names of secrets
+(`password:`, `HF_TOKEN=`, `Authorization:`); words that look machine-generated. Too much is removed
+rather than too little: digests, GPU identifiers and mangled names are removed too. All patterns are
+RE2, in linear time.
 """
 
 from collections.abc import Iterable
@@ -12,10 +13,11 @@ import re2
 
 PLACEHOLDER: Final = "<redacted>"
 _KNOWN_LEAST: Final = 6
-"""Characters of a known secret from which on it is looked for: a shorter one would be found everywhere."""
+"""The least length of a known secret that is searched for; shorter ones would match everywhere."""
 
 _FORMS: Final[tuple[str, ...]] = (
-    r"-----BEGIN[A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z ]*PRIVATE KEY-----|$)",  # on one line, as JSON has it
+    # on one line, as in JSON
+    r"-----BEGIN[A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z ]*PRIVATE KEY-----|$)",
     r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{8,}",  # AWS
     r"\bAIza[\w-]{16,}",  # Google
     r"\bya29\.[\w.-]+",
@@ -34,7 +36,7 @@ _FORMS: Final[tuple[str, ...]] = (
     r"\b\d{8,10}:[\w-]{30,}",  # Telegram
 )
 _SEPARATOR: Final = r"(?:\\*[\"']?\s*(?:=>|:=|==|[=:>])\s*|\\*[\"']\s*,\s*)"
-"""Between a name and its value: also that of a tuple of two strings, and of a tag."""
+"""The text between a name and its value, also in a tuple of two strings or a tag."""
 _VALUE: Final = r"(?:\\*[\"'][^\"']*[\"']?\S*|\S+)"
 _HEADERS: Final = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key|(?:set-)?cookie"  # noqa: E501
 _PASSWORDS: Final = r"passw(?:or)?d|passphrase|passcode"
@@ -49,7 +51,8 @@ _TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
     for pattern, replacement in (
         ("|".join(_FORMS), PLACEHOLDER),
         (r"(?i)(\bbearer[\s:=]+)\S+", rf"\1{PLACEHOLDER}"),
-        # A password may hold blanks, and a header's value has parts: all of the line.
+        # A password may contain blanks, and a header's value has parts: the rest of the line is
+        # removed.
         (
             rf"(?i)(\b(?:{_HEADERS}){_SEPARATOR}).+",
             rf"\1{PLACEHOLDER}",
@@ -76,24 +79,24 @@ _LETTERS: Final = r"(?:[a-z]*|[A-Z]*|[a-z]*(?:[A-Z]{1,5}[a-z]{2,})+[A-Z]{0,4})"
 _PLAIN: Final = re2.compile(
     rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+|0x[0-9a-f]{{1,16}})$"
 )
-"""A part of a name as people write them: a word or some in camel case, one number before, behind or within; sizes and
-addresses in memory."""
+"""A part of a name as people write names: a word or camel case, with one number before, behind or
+within; also sizes and memory addresses."""
 _PLAIN_LETTERS_LIMIT: Final = 30
 _PLAIN_MIXED_LIMIT: Final = 20
 _PEM_BEGIN: Final = re2.compile(r"-----BEGIN[A-Z ]*PRIVATE KEY")
 _PEM_END: Final = re2.compile(r"-----END[A-Z ]*PRIVATE KEY")
 _PEM_BODY: Final = re2.compile(r"(?:^|[\s:])[A-Za-z0-9+/=]+\s*$")
 _PEM_LINES: Final = 120
-"""More than the longest key in use has: RSA of 8192 bits takes about 100."""
+"""More lines than the longest key in use: RSA with 8192 bits takes about 100."""
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:
-    """`text` without its secrets; doing it twice changes nothing more. `known` are secrets to look for as they are."""
+    """Return `text` without secrets; `known` are literal secrets. Repetition changes nothing."""
     return "\n".join(redact_lines(text.split("\n"), known))
 
 
 def redact_lines(lines: Iterable[str], known: Iterable[str] = ()) -> list[str]:
-    """The same line by line, as many as were given: a private key may stand on several."""
+    """Return `lines` without their secrets. A private key may span several lines."""
     given, literal = list(lines), [one for one in known if len(one) >= _KNOWN_LEAST]
     within = _within_private_keys(given)
     return [
@@ -128,7 +131,7 @@ def _within_private_keys(lines: list[str]) -> set[int]:
             continue
         last = min(begin + _PEM_LINES, len(lines))
         end = next((at for at in range(begin, last) if _PEM_END.search(lines[at])), None)
-        if end is None:  # cut short: what looks like a key's lines, up to the first that does not
+        if end is None:  # incomplete: up to the first line unlike a key's
             end = begin
             while end + 1 < last and _PEM_BODY.search(lines[end + 1]):
                 end += 1

@@ -1,8 +1,9 @@
-"""Text from outside, made ready to be shown to a model: it stays data, whatever it says.
+"""Prepare outside text for a model, so that the text remains data.
 
-A line is redacted, loses what is not printable and what chat templates read as control, gets a number of ours in front
-(so nothing that it holds can begin a line), and stands between two marks that were drawn after the log was written.
-Lines that give orders to a reader are withheld: a log has no business with them, and what is not shown cannot be cited.
+A line is redacted, loses unprintable characters and control marks of chat templates, and gets a
+number in front, so that no part of it begins a line. The lines stand between two marks drawn after
+the log was written. Lines that give orders to a reader are withheld: logs need no such lines, and a
+withheld line cannot be cited.
 """
 
 import secrets
@@ -18,12 +19,13 @@ WITHHELD: Final = "<withheld: this line speaks to its reader>"
 DATA_LIMIT_BYTES: Final = 8192
 _WIDTHS: Final = (400, 240, 160, 100, 60)
 _CUT_FROM: Final = 160
-"""Characters from which on a line may have been cut short: its last word may be a piece of a secret that no pattern
-knows."""
+"""The length from which a line may have been cut. Its last word may then be a piece of a secret
+that no pattern matches."""
 _TEMPLATE: Final = re2.compile(
     r"<([|\x{FF5C}/]|<?/?SYS>|/?s>|\w+_of_\w+>|/?think)|([|\x{FF5C}])>|\[(/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS?)\])"
 )
-"""Marks of chat templates (ChatML, Llama, Mistral, Gemma, DeepSeek): a server may read them as control tokens."""
+"""Marks of chat templates (ChatML, Llama, Mistral, Gemma, DeepSeek), which a server may read as
+control tokens."""
 _ORDERS: Final = re2.compile(
     r"(?i)\b(?:ignore|disregard|forget|override|bypass)\b.{0,60}\b(?:instruction|prompt|direction|guideline|message|order|rule|above)s?\b"
     r"|\byou (?:are|must|should|shall|will|have to|need to) (?:now |always |only |please )*"
@@ -33,39 +35,44 @@ _ORDERS: Final = re2.compile(
     r".{0,20}\b(?:with|as|only|that|restart|json)\b"
     r"|\b(?:large )?language model\b.{0,40}\b(?:must|should|answer|respond)\b"
 )
-"""Heuristic, and not what the safety rests on: `checks.py` and the schema hold against a model that obeys the log."""
+"""A heuristic that safety does not depend on: `checks.py` and the schema limit a model that obeys
+the log."""
 
 Draw = Callable[[], str]
 
 
 def draw_mark() -> str:
-    """64 random bits in groups of four digits, which no redaction takes for a secret."""
+    """Return 64 random bits in groups of four digits, which no redaction removes."""
     digits = secrets.token_hex(8)
     return " ".join(digits[at : at + 4] for at in range(0, len(digits), 4))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Lines as a model sees them, without their numbers; line N of the prompt is `lines[N - 1]`."""
+    """Lines as shown to a model, without their numbers; line N of the prompt is `lines[N - 1]`."""
 
     lines: tuple[str, ...]
 
     @property
     def withheld(self) -> int:
-        """How many are not shown."""
+        """Return the number of withheld lines."""
         return sum(WITHHELD in line for line in self.lines)
 
     def has(self, number: int, quote: str) -> bool:
-        """Whether line `number` contains `quote`, apart from white space; what is withheld contains nothing."""
+        """Return True if line `number` contains `quote`, apart from white space.
+
+        A withheld line contains no quote.
+        """
         line = self.lines[number - 1]
         said = _single_spaced(quote)
         return line != WITHHELD and bool(said) and said in _single_spaced(line)
 
 
 def show(lines: Iterable[str], known: Iterable[str] = ()) -> Shown:
-    """Make lines ready; `known` are secrets of ours.
+    """Prepare lines for a model; `known` are Holdfast's own secrets.
 
-    With their numbers they take `DATA_LIMIT_BYTES` at most: long ones are cut, then the last ones left out.
+    With their numbers the lines take at most `DATA_LIMIT_BYTES`: long lines are shortened, then the
+    last ones left out.
     """
     whole = redact_lines((_whole(line) for line in lines), known)
     ready = [WITHHELD if _ORDERS.search(line) else line for line in map(_harmless, whole)]
@@ -79,9 +86,12 @@ def show(lines: Iterable[str], known: Iterable[str] = ()) -> Shown:
 
 
 def fenced(title: str, lines: Sequence[str], mark: str) -> str:
-    """`lines` numbered between two marks, below a sentence that says so.
+    """Return `lines` numbered between two marks, below a sentence about the marks.
 
-    `title` is a word of ours; `mark` has to be drawn after the lines were written.
+    Args:
+        title: the kind of the data, a fixed word.
+        lines: the prepared lines.
+        mark: the mark, drawn after the lines were written.
     """
     assert all(mark not in line for line in lines), "the mark is known to who wrote the lines"
     body = "\n".join(f"{number}: {line}" for number, line in enumerate(lines, 1))
@@ -89,7 +99,7 @@ def fenced(title: str, lines: Sequence[str], mark: str) -> str:
 
 
 def sentence(text: str, most: int) -> str:
-    """What a model wrote for a person: one printable line without addresses, to `most` characters."""
+    """Return a model's text as one printable line without addresses, at most `most` characters."""
     said = _single_spaced("".join(one if one.isprintable() else " " for one in text))
     said = str(_ADDRESS.sub("<address left out>", said))
     return said if len(said) <= most else said[: most - 1] + "…"

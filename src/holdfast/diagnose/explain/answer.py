@@ -1,4 +1,4 @@
-"""An explanation to the published answer: reason, cited lines, who is at fault, what to do, how sure."""
+"""Build the diagnosis from an explanation: reason, cited lines, location, action, confidence."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ _EVIDENCE_LIMITS: Final[dict[Role, int]] = {
     "teardown": 4,
 }
 _WORTH_NAMING: Final = 0.03
-"""Share of the likelihood from which on another reason is named as an alternative."""
+"""The least share of the likelihood for another reason to be listed as an alternative."""
 
 _UNKNOWN: Final = (
     "No line of the logs states a cause that is known. Read the end of the log of the rank that ended first;"
@@ -37,7 +37,13 @@ _UNKNOWN: Final = (
 
 
 def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEnd) -> Diagnosis:
-    """The diagnosis of a job in which `everything` was seen."""
+    """Build the diagnosis of a job.
+
+    Args:
+        explanation: the candidates for the root, the likeliest first.
+        everything: all events of the job.
+        first: the rank that ended first.
+    """
     if not explanation.ranked:
         return Diagnosis(
             reason="Unknown",
@@ -56,7 +62,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     )
     stating = stating[::-1][:ROOT_LINES]
     if root.line == 0:
-        stating = []  # the supervisor's word; what logs say of the same reason is another matter
+        stating = []  # observed by the supervisor; log lines of the same reason may be unrelated
     lines = tuple(LogLine(file=event.file, line=event.line, text=event.cited) for event in stating)
     decided_by = [root.rule.id]
     if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:
@@ -99,7 +105,7 @@ def _advice(root: Event) -> str:
 
 
 def _of_the_same_cause(explanation: Explanation) -> list[Event]:
-    """The root's own events, and those of other candidates of its kind and reason that stand beside it."""
+    """Return the root's events, and those of candidates with equal kind, reason and survival."""
     cluster, rule = explanation.ranked[0], explanation.ranked[0].first.rule
     beside = [
         one
@@ -107,7 +113,8 @@ def _of_the_same_cause(explanation: Explanation) -> list[Event]:
         if one.first.rule.kind == rule.kind and one.first.rule.reason == rule.reason
         and one.first.recovered == cluster.first.recovered and not one.first.demoted
     ]  # fmt: skip
-    # A line of each first: three that say the same in the same words are worth less than three that add to it.
+    # The first line of each candidate comes first: three lines in different words carry more
+    # evidence than three in the same words.
     firsts = [cluster.first, *(one.first for one in beside)]
     rest = [event for one in (cluster, *beside) for event in one.events[1:]]
     return firsts + rest
@@ -148,9 +155,12 @@ def conclude(
     observed: Sequence[Event] = (),
     context: JobContext | None = None,
 ) -> Diagnosis:
-    """The diagnosis of `events` (of files) and `observed` (told by the supervisor, in no file).
+    """Decide the outcome, explain the root and build the diagnosis.
 
-    `context`: what the supervisor saw; its exit codes decide how the job ended.
+    Args:
+        events: the events of the log files.
+        observed: the events of the supervisor's observations, which stand in no file.
+        context: the supervisor's observations; their exit codes decide how the job ended.
     """
     told = {(event.rule.id, rank_of(event)) for event in events}
     everything = [
@@ -173,7 +183,7 @@ def _line_of(event: Event | None) -> LogLine | None:
 
 
 def _without_cause(end: End, everything: Sequence[Event]) -> Diagnosis:
-    """The answer where nothing failed, as far as the logs go."""
+    """Build the diagnosis for an end without a failure."""
     return Diagnosis(
         outcome=end.outcome,
         end_line=_line_of(end.stated_by),
@@ -192,7 +202,7 @@ def _without_cause(end: End, everything: Sequence[Event]) -> Diagnosis:
 
 
 def _with_end(found: Diagnosis, end: End) -> Diagnosis:
-    """`found` with how the job ended."""
+    """Return `found` with the outcome and the line that states the end."""
     found = replace(found, end_line=_line_of(end.stated_by))
     if end.outcome == "completed_teardown_failed":
         return replace(

@@ -1,33 +1,35 @@
-"""Find the least-cost arborescence of a small graph: every node gets one parent, and every path begins at the root.
+"""Find the least-cost arborescence of a small graph: one parent a node, all paths from the root.
 
-The algorithm (Chu and Liu; Edmonds) is short: each node takes its cheapest incoming edge; a cycle that appears
-is merged into one node, and the choice is made again.
+The algorithm (Chu and Liu; Edmonds): each node takes its cheapest incoming edge. A cycle that
+appears is merged into one node, and the choice is repeated.
 """
 
 from collections.abc import Mapping
 from typing import TypeAlias
 
 Incoming: TypeAlias = Mapping[int, Mapping[int, float]]
-"""By node: the nodes that may be its parent, with the cost of that edge. The root has no entry."""
+"""Maps each node to its possible parents and the costs of these edges. The root has no entry."""
 
 
 def least_parents(root: int, incoming: Incoming) -> dict[int, int]:
-    """Choose each node's parent so that the sum of the edges is least; of equal edges the lower parent is taken.
+    """Choose each node's parent so that the sum of the edge costs is least.
 
-    Every node must be reachable from `root`. Nodes are numbers from 0 up, or -1 for a root outside.
+    Of equal edges the lower parent is chosen. Every node must be reachable from `root`. Nodes are
+    numbers from 0 up, or -1 for an outside root.
     """
     parents = {node: _cheapest(edges) for node, edges in incoming.items()}
     return _without_cycles(root, incoming, parents)
 
 
 def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -> dict[int, int]:
-    """Merge the cycles of `parents`, the cheapest parent of each node, one after another."""
+    """Merge the cycles of `parents`, each node's cheapest parent, one after another."""
     cycle = _cycle(root, parents)
     if not cycle:
         return dict(parents)
     merged = max(*incoming, root) + 1
     entered: dict[int, tuple[int, float]] = {}
-    """By a node outside: the node of the cycle that it would enter, and what that adds."""
+    """For each node outside the cycle: the cycle's node that its edge enters, and the added cost.
+    """
     for node in sorted(cycle):
         saved = incoming[node][parents[node]]
         for source, cost in incoming[node].items():
@@ -38,7 +40,7 @@ def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -
     }
     cheapest = {merged: _cheapest(smaller[merged])}
     left: dict[int, int] = {}
-    """By a node outside: the node of the cycle from which its cheapest edge comes."""
+    """For each node outside the cycle: the cycle's node with the cheapest edge to it."""
     for node, edges in incoming.items():
         if node in cycle:
             continue
@@ -60,12 +62,12 @@ def _without_cycles(root: int, incoming: Incoming, parents: Mapping[int, int]) -
 
 
 def _cheapest(edges: Mapping[int, float]) -> int:
-    """Return the source of the cheapest edge, the lowest of several."""
+    """Return the source of the cheapest edge; of several, the lowest."""
     return min(zip(edges.values(), edges.keys(), strict=True))[1]
 
 
 def _cycle(root: int, parents: Mapping[int, int]) -> set[int]:
-    """Return the nodes of one cycle; empty where there is none."""
+    """Return the nodes of one cycle, or an empty set."""
     done = {root}
     for start in parents:
         path: list[int] = []

@@ -1,8 +1,12 @@
-"""A log of any size to the few lines that matter, as text for a person or a model.
+"""Compress a log of any size to the few lines that matter, as text for a person or a model.
 
-Kept are, in this order until the budget is spent: one line of each kind of event, those of the likeliest roots first,
-then what no filter knows and was printed seldom. Lines that differ only in their numbers are one line with a count.
-They are shown in the order of the log, each with its place.
+Lines are chosen in this order until the budget is spent:
+
+1. one line of each kind of event, those of the likeliest roots first
+2. rare lines that no filter matches
+
+Lines that differ only in their numbers become one line with a count. The lines are shown in the
+log's order, each with its file and line number.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,11 +25,11 @@ from holdfast.diagnose.logs.progress import PROGRESS
 
 LIMIT_BYTES: Final = 8192
 RATIO: Final = 220
-"""Bytes of log for a byte of text, where the log is long enough."""
+"""The bytes of log per byte of text, for long logs."""
 LEAST_BYTES: Final = 700
 _SHAPES_LIMIT: Final = 200_000
 _SELDOM: Final = 4
-"""Lines of a shape that are still seldom."""
+"""The most occurrences of a rare shape."""
 _LINE_CHARACTERS: Final = 240
 _RAW_BYTES: Final = 2 * _LINE_CHARACTERS
 _DIGITS: Final = b"0123456789"
@@ -46,7 +50,7 @@ class _Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """A line that is shown, for `count` lines like it."""
+    """A shown line, which represents `count` similar lines."""
 
     file: str
     line: int
@@ -60,7 +64,7 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """What is left of a job's logs."""
+    """The compressed logs of a job."""
 
     lines: tuple[Kept, ...]
     bytes_in: int
@@ -84,7 +88,14 @@ def compress(
     learned: Iterable[Filter] = (),
     limit_bytes: int = LIMIT_BYTES,
 ) -> Compressed:
-    """Compress `files`, in which `scan` found `events`; `learned` are filters beside the packaged ones."""
+    """Compress logs.
+
+    Args:
+        files: the logs.
+        events: the events that `scan` found in the logs.
+        learned: filters in addition to the packaged ones.
+        limit_bytes: the greatest length of the text.
+    """
     filters = Filters((*packaged_filters(), *learned))
     bytes_in, seldom, counts = _seldom(files, filters)
     budget = min(limit_bytes, max(LEAST_BYTES, bytes_in // RATIO))
@@ -117,7 +128,13 @@ def _roots(events: Iterable[Event], counts: dict[bytes, int]) -> Iterator[Kept]:
 
 
 def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept], dict[bytes, int]]:
-    """All bytes; lines of seldom shapes that no filter knows, the strangest first; how often each shape came."""
+    """Count the lines of each shape in `files`.
+
+    Returns:
+        The bytes of all files, the rare lines that no filter matches (suspicious words first), and
+            the
+        count of each shape.
+    """
     shapes: dict[bytes, _Shape] = {}
     bytes_in = total = 0
     for file in files:
@@ -131,7 +148,7 @@ def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept]
                 known = shapes.get(shape)
                 if known is not None:
                     known.count += 1
-                    # The last is the one that may tell of the end; its number counts in its own file.
+                    # The last line of a shape is shown: it is the nearest to the end. Its number is of its own file.
                     known.file, known.line = str(file.path), first + offset
                     known.raw = raw[:_RAW_BYTES]
                 elif len(shapes) < _SHAPES_LIMIT:
@@ -156,5 +173,5 @@ def _shape_of(raw: bytes) -> bytes:
 
 
 def worth_reading(diagnosis: Diagnosis) -> bool:
-    """Whether rules left the case open enough for a model to be asked."""
+    """Return True if the rules leave the case open enough for a model."""
     return diagnosis.reason == "Unknown" or diagnosis.confidence < 0.6

@@ -1,4 +1,4 @@
-"""The published answer: `Diagnosis`, its parts and its JSON, schema `holdfast.diagnosis` version 2."""
+"""Define the published answer and its JSON, schema `holdfast.diagnosis` version 2."""
 
 import functools
 import hashlib
@@ -19,7 +19,7 @@ Role = Literal["root", "cascade", "recovered", "teardown"]
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """One line of a log: the file as the caller named it, the 1-based number, the text shortened."""
+    """A line of a log: the file as the caller named it, the 1-based number, the shortened text."""
 
     file: str
     line: int
@@ -28,14 +28,14 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence(LogLine):
-    """A cited line and the part it plays."""
+    """A cited line and its role."""
 
     role: Role
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alternative:
-    """Another root that the evidence would also allow."""
+    """Another root that the evidence allows."""
 
     reason: str
     confidence: float
@@ -43,7 +43,7 @@ class Alternative:
 
 
 _OWN_WORDS = re2.compile(r"^holdfast(?:\.core\.errors\.\w+)?: ")
-"""What Holdfast's own sentences begin with; the rest of them says it better."""
+"""The prefix of Holdfast's own messages, left out of summaries."""
 _SUMMARY_CHARACTERS: Final = 400
 ENDS_IN_WORDS: Final[Mapping[Outcome, str]] = {
     "completed": "The job ended well: nothing to do.",
@@ -51,18 +51,18 @@ ENDS_IN_WORDS: Final[Mapping[Outcome, str]] = {
     "running": "The job still runs, as far as its log goes.",
     "unknown": "The logs do not say how the job ended.",
 }
-"""Each outcome that needs no cause."""
+"""The sentence for each outcome without a cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """How a job ended and why, with the lines that say so, and what to do next."""
+    """How a job ended and why, with the cited lines and the next action."""
 
     outcome: Outcome = "failed"
     end_line: LogLine | None = None
     """The line that states the end, or the newest step of a job that still runs."""
     id: str | None = None
-    """The incident that the ledger keeps of it, as `holdfast incidents show` takes it; None where none is kept."""
+    """The incident's id in the ledger, for `holdfast incidents show`; None if not recorded."""
     reason: str
     """A key of `CATEGORIES`."""
     category: Category
@@ -71,45 +71,47 @@ class Diagnosis:
     """Up to three lines that state the root; the first is `root_line`."""
     evidence: tuple[Evidence, ...] = ()
     scope: Mapping[str, Any] = field(default_factory=dict)
-    """`rank`, `local_rank`, `node`, `gpu`, `link`: a value or a list; absent where the logs do not say."""
+    """`rank`, `local_rank`, `node`, `gpu`, `link`: a value or a list; absent if the logs do not
+    name one."""
     action: Advice
     restart_helps: bool
     mitigation: str
     confidence: float
     alternatives: tuple[Alternative, ...] = ()
     similar: tuple[Mapping[str, Any], ...] = ()
-    """Past incidents like this one; empty until there is a memory."""
+    """Past incidents that resemble this one; empty without a memory."""
     decided_by: tuple[str, ...] = ()
     """Ids of the rules that decided, the deciding one first."""
     notes: tuple[str, ...] = ()
-    """What of the input could not be used, a sentence each."""
+    """A sentence for each part of the input that could not be used."""
     root_text: str = ""
-    """What states the root, without time stamps and rank prefixes; given also where no line can be cited."""
+    """The statement of the root, without time stamps and rank prefixes; present even if no line can
+    be cited."""
 
     @property
     def ended_well(self) -> bool:
-        """Whether the work was done: there is no cause to look for and no incident."""
+        """Return True if the work was done, so that there is no cause and no incident."""
         return self.outcome in ("completed", "completed_teardown_failed")
 
     @property
     def summary(self) -> str:
-        """How the job ended in a sentence; of a failure or a stop the reason, and what states the root."""
+        """Return how the job ended in a sentence; for a failure or a stop with reason and root."""
         if self.outcome in ENDS_IN_WORDS:
             return ENDS_IN_WORDS[self.outcome]
         said = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
-        if self.reason == "Others" and said:  # a name for what has none says nothing
+        if self.reason == "Others" and said:  # the name "Others" carries no information
             return f"{said}."
         return f"{self.reason}: {said}." if said else f"{self.reason}."
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits, equal when the same root comes back, whatever its rank, pid, time or step."""
+        """Return 16 hex digits that depend on the root but not on rank, pid, time or step."""
         rule = self.decided_by[0] if self.decided_by else ""
         root = "\n".join((self.reason, rule, mask_varying(self.root_text)))
         return hashlib.sha256(root.encode("utf-8", "replace")).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """The published form: plain JSON values only."""
+        """Return the published form: plain JSON values only."""
 
         def cited(line: LogLine) -> dict[str, Any]:
             return {"file": line.file, "line": line.line, "text": line.text}
@@ -152,7 +154,7 @@ _NO_STEP = re2.compile(r"before (?:its|the) first step")
 
 
 def mask_varying(text: str) -> str:
-    """`text` with temporary names, hexadecimal and decimal numbers replaced by marks."""
+    """Return `text` with placeholders for temporary names, hexadecimal and decimal numbers."""
     return _masked(shape_of(text))
 
 

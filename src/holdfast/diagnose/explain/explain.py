@@ -1,11 +1,13 @@
-"""Events to causes: the least-cost explanation of all that was seen, and what else it might have been.
+"""Find the least-cost explanation of all events, and its rivals.
 
-An event either begins the failure, or something that was also seen brought it about (`causes.yaml`), or it had
-nothing to do with it. Each of these has a cost, and so has the end of the job. For each event that may have begun it
-all, the cheapest explanation of everything is summed up; the event with the least sum is the root, and the others'
-sums say how much doubt is left. An explanation is an arborescence: each event pays for its own cause alone, so a cause
-that many events share is paid for once. Neither the order of lines nor of files plays a part: a cascade may be printed
-before its cause.
+Each event has one of three explanations: the event began the failure, another event brought it
+about (`causes.yaml`), or the event is unrelated. Each explanation has a cost, and so has the end of
+the job. For each candidate root, the cheapest explanation of all events is summed up. The candidate
+with the least sum is the root; the other sums measure the doubt.
+
+An explanation is an arborescence: each event pays only for its direct cause, so a cause of many
+events is paid for once. The order of lines and files has no influence, since a cascade may be
+printed before its cause.
 """
 
 import functools
@@ -33,37 +35,42 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES
 
 _CLUSTERS_LIMIT: Final = 48
 _UNKNOWN_SCOPE: Final = 0.3
-"""One of the two events does not say where it was."""
+"""The cost if one of the two events has no known location."""
 _ELSEWHERE: Final = 2.5
-"""An edge within a process, between events of two processes: it happens (one host, one GPU), seldom."""
+"""The cost of an edge within a process between events of two processes: possible (one host, one
+GPU), but rare."""
 _SURVIVED: Final = 4.5
-"""The process, or the job for long enough, made progress after it."""
+"""The cost of an event after which the process, or the job for long enough, made progress."""
 _SURVIVED_IN_PRINT: Final = 2.0
-"""So it seems, but it is the last word of the rank that ended first: unflushed steps are printed below it."""
+"""The lower cost if the survived event is the last line of the rank that ended first: unflushed
+steps may be printed below it."""
 _BUFFERED_LINES: Final = 200
-"""What stdio keeps back of one process (8 KiB), in lines, and what its launcher says on ending."""
+"""The lines in one process's stdio buffer (8 KiB), and in its launcher's report of the end."""
 _SUPERSEDED: Final = 5.0
-"""Another line of the same chain of tracebacks states the root, or Python went on after it."""
+"""The cost if another line of the same chain of tracebacks states the root, or Python continued
+after this one."""
 _HABITUAL: Final = 4.5
-"""The job survived the same error several times before."""
+"""The cost if the job survived the same error several times before."""
 _OUTLIVED: Final = 1.5
-"""The process reported much after it, and then raised another error."""
+"""The cost if the process logged many lines after the event, and then another error."""
 _OUTLIVED_BY_SOMEBODY: Final = 0.3
-"""The log names no processes: another one may have raised the other error."""
+"""The lower cost if the log names no processes: another process may have raised the other error."""
 _IN_A_THREAD: Final = 1.0
-"""The thread ended, and the program went on without it."""
+"""The cost if the exception ended only a thread, and the program continued."""
 _REPORT: Final = 1.5
-"""The job's own words introduce or quote it: it may be about another program."""
+"""The cost if the job's own text introduces or quotes the line: the line may be about another
+program."""
 _BARE_EXCEPTION: Final = 0.4
-"""A line that looks like an exception but ends no traceback may have been logged and handled."""
+"""The cost of an exception line without a traceback: the exception may have been logged and
+handled."""
 _DOUBTED_RULE: Final = 1.0
-"""For a rule that is never right about the reason; in proportion below."""
+"""The cost of a rule that is never correct about the reason; in proportion for other rules."""
 _AFTER_A_DEATH: Final = 3.0
-"""An error of another rank than the one that something killed first came after that death."""
+"""The cost of an error of another rank after the first rank was certainly killed."""
 _AFTER_A_SILENT_END: Final = 1.8
-"""A lost peer, told by another rank than the one that ended first and said nothing."""
+"""The cost of a lost peer that is reported by another rank than the silent one that ended first."""
 _ENDED_FIRST: Final = -0.2
-"""Little: two ranks' exits a few milliseconds apart may be seen in either order."""
+"""A small bonus: two exits a few milliseconds apart may be observed in either order."""
 _OUTSIDE_ANY_RANK: Final = frozenset(
     {
         "gpu_memory",
@@ -77,13 +84,13 @@ _OUTSIDE_ANY_RANK: Final = frozenset(
         "scheduler",
     }
 )
-"""Another rank's death says nothing against these."""
+"""Kinds that another rank's death does not make less likely."""
 _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "scheduler"})
-"""What is said of the end of a process."""
+"""Kinds that report the end of a process."""
 OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
-"""What a process tells of others."""
+"""Kinds in which a process reports its peers."""
 _REPEATED: Final = OF_PEERS | {"exit", "teardown"}
-"""Any number of such events, in any words, is one consequence."""
+"""Kinds of which any number of events, in any words, is one consequence."""
 _OF_A_PROGRAM: Final = frozenset(
     {
         *(reason for reason, category in CATEGORIES.items() if category == "Script"),
@@ -91,13 +98,14 @@ _OF_A_PROGRAM: Final = frozenset(
         *("ModelLoadingError", "DatasetLoadingError"),
     }
 ) - {"OSError", "CalledProcessError"}
-"""Reasons of a program's own: a lost connection raises an error of connections."""
+"""Reasons that originate in a program. A lost connection raises connection errors, not these."""
 _NO_WORD_OF_A_PEER: Final = 1.5
-"""An error that a lost peer brought about, though its words are of something else."""
+"""The cost of an error that a lost peer caused, though the error's text does not mention a peer."""
 _SURVIVED_LEFT: Final = 0.05
-"""For a line that was survived or superseded: the cost of leaving the line out."""
+"""The cost to leave out a line that was survived or superseded."""
 _BROKEN_LOSS: Final = frozenset({"observer-not-finite", "observer-spike"})
-"""The supervisor's rules of a broken loss: all ranks still trained when the supervisor found the loss broken."""
+"""The supervisor's rules for a broken loss: all ranks still trained when the supervisor found the
+loss broken."""
 _OF_A_STOPPED_JOB: Final = OF_PEERS | {
     "worker_lost",
     "exception",
@@ -106,14 +114,15 @@ _OF_A_STOPPED_JOB: Final = OF_PEERS | {
     "exit",
     "suspect",
 }
-"""What processes log when the supervisor kills their job: a consequence of the broken loss, or survived before."""
+"""Kinds that processes log when the supervisor kills their job. Such an event follows from the
+broken loss, or was survived before."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Cluster:
-    """Hold the events of any rank with one rule and, but for numbers, one text.
+    """The events of any ranks with one rule and one text, apart from numbers.
 
-    The texts of consequences may differ.
+    For kinds in `_REPEATED` the texts may differ.
     """
 
     events: list[Event]
@@ -124,47 +133,47 @@ class Cluster:
 
     @property
     def first(self) -> Event:
-        """The event that stands for all."""
+        """Return the event that represents the cluster."""
         return self.events[0]
 
 
 How: TypeAlias = Literal["follows", "unrelated", "by itself"]
-"""A cluster follows from the candidate, has nothing to do with the end, or is a fault of its own."""
+"""A cluster follows from the candidate, is unrelated to the end, or is a fault of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reckoning:
-    """What it costs to take one candidate for the root, in nats; the sum is what candidates are compared by."""
+    """The cost of one candidate as the root, in nats."""
 
     alone: float
-    """That it began by itself."""
+    """The cost that the candidate began by itself."""
     end: float
-    """That it, or something that follows from it, ended the job."""
+    """The cost that the candidate or a consequence ended the job."""
     others: Sequence[tuple[Cluster, How, float]]
-    """Each other cluster, how it stands to the candidate, and what that costs."""
+    """Each other cluster, its relation to the candidate, and the cost of this relation."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Return the sum by which candidates are compared."""
         return self.alone + self.end + sum(cost for _, _, cost in self.others)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A root, and how it compares with the other candidates."""
+    """The root and its rivals."""
 
     ranked: Sequence[Cluster] = ()
-    """Candidates for the root, the likeliest first; empty where nothing was seen."""
+    """Candidates for the root, the likeliest first; empty if there was no event."""
     shares: Sequence[float] = ()
-    """Of each candidate: its part of the likelihood, 0 to 1."""
+    """The share of the likelihood of each candidate, 0 to 1."""
     reckonings: Sequence[Reckoning] = ()
-    """Of each candidate: how its cost comes about."""
+    """The costs of each candidate."""
     caused: frozenset[int] = field(default_factory=frozenset)
     """Ids of the clusters that the root brought about."""
 
     @functools.cached_property
     def by_reason(self) -> Mapping[str, tuple[float, Cluster]]:
-        """Return for each reason the share of its candidates, and the likeliest of them."""
+        """Return for each reason the sum of its candidates' shares, and its likeliest candidate."""
         found: dict[str, tuple[float, Cluster]] = {}
         for cluster, share in zip(self.ranked, self.shares, strict=True):
             before, likeliest = found.get(cluster.first.rule.reason, (0.0, cluster))
@@ -174,23 +183,29 @@ class Explanation:
 
 @dataclass(frozen=True)
 class FirstEnd:
-    """The rank that ended first, as far as someone saw it."""
+    """The rank that ended first, as observed."""
 
     rank: int | None
     certain: bool
-    """Something that no peer can cause ended it."""
+    """True if the cause of the end cannot be a peer."""
     last_said: int = -1
-    """Where in its log stands the last error of its own that it did not survive: a line that tells of peers, or an
-    exception."""
+    """The log line of the rank's last error that was not survived, either an exception or a report
+    of peers."""
     silent: bool = False
-    """Nothing in its own log says why: then what its peers say of a lost connection follows from its end."""
+    """True if the rank's own log has no error. The lost connections that peers report then follow
+    from its end."""
     rule_id: str = ""
     nobody: bool = False
-    """A broken loss ended the job, so no rank ended by itself."""
+    """True if a broken loss ended the job, so that no rank ended by itself."""
 
 
 def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
-    """Find the least-cost explanation of `events`."""
+    """Find the least-cost explanation of `events`.
+
+    Args:
+        events: all events that may be related to the failure.
+        first: the rank that ended first.
+    """
     clusters = _clusters([one for one in events if one.rule.kind != ENDING], first)
     candidates = [index for index, one in enumerate(clusters) if _may_begin(one, first)]
     if not candidates:
@@ -216,7 +231,7 @@ def _reckon(
 ) -> Reckoning:
     """Find the cheapest explanation in which `root` began the failure.
 
-    A line that was survived, or that another line of its traceback supersedes, brings nothing about.
+    A line that was survived or superseded has no consequences.
     """
     inside = {index for index, one in enumerate(clusters) if one.left > _SURVIVED_LEFT}
     reached = _reached(root, inside, edges)
@@ -240,13 +255,13 @@ def _reckon(
 
 
 def _apart(cluster: Cluster) -> tuple[float, How]:
-    """Return what it costs that `cluster` does not follow from the root, and how it came to be then."""
+    """Return the cost if `cluster` does not follow from the root, and its relation then."""
     by_itself = cluster.alone + _DOUBTED_RULE
     return (by_itself, "by itself") if by_itself < cluster.left else (cluster.left, "unrelated")
 
 
 def _reached(root: int, inside: Set[int], edges: Sequence[Mapping[int, float]]) -> set[int]:
-    """Return `root` and all that it can bring about, at whatever cost."""
+    """Return `root` and all its possible consequences, at any cost."""
     reached = {root}
     while more := {
         index for index in inside - reached if not reached.isdisjoint(edges[index].keys())
@@ -258,13 +273,13 @@ def _reached(root: int, inside: Set[int], edges: Sequence[Mapping[int, float]]) 
 def _worth_explaining(
     root: int, parents: Mapping[int, int], costs: Mapping[int, float], apart: Sequence[float]
 ) -> set[int]:
-    """Return what hangs from `root`, without the branches that cost less apart from it."""
+    """Return the consequences of `root`, without branches that are cheaper as unrelated."""
     children: dict[int, list[int]] = {}
     for index, parent in parents.items():
         children.setdefault(parent, []).append(index)
 
     def branch(index: int) -> tuple[float, float, set[int]]:
-        """Return the cost of a branch, its cost apart from the root, and which of its nodes stay."""
+        """Return the cost of a branch, its cost as unrelated, and the nodes that stay."""
         below = [branch(child) for child in children.get(index, ())]
         explained = costs[index] + sum(cost for cost, _, _ in below)
         unrelated = apart[index] + sum(cost for _, cost, _ in below)
@@ -285,26 +300,27 @@ def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
 
 
 def _is_last_word(event: Event, first: FirstEnd) -> bool:
-    """Whether it may be the last that its process said, though steps stand below it.
+    """Return True if the event may be its process's last line, though steps are printed below it.
 
-    A program whose output is buffered prints its traceback first and the last steps on leaving: a few kilobytes.
+    A program with buffered output prints its traceback first, and the last few kilobytes of steps
+    on exit.
     """
     rank = rank_of(event)
     if first.rank is None or rank not in (None, first.rank) or event.lines_below > _BUFFERED_LINES:
         return False
     if event.log_line < first.last_said:
         return False
-    # Others' steps may be printed below it where the output of ranks was put together one after another.
+    # If the ranks' outputs were concatenated, other ranks' steps are printed below.
     return event.whole_traceback or (rank is not None and not event.own_progress)
 
 
 def rank_of(event: Event) -> int | None:
-    """The rank that an event is about: the one its text names, else the one that printed it."""
+    """Return the rank that the event's text names, else the rank that printed the event."""
     return int(event.captures["rank"]) if "rank" in event.captures else event.rank
 
 
 def first_end(events: Iterable[Event]) -> FirstEnd:
-    """The rank that ended first, where a supervisor, launcher or kernel said so."""
+    """Return the rank that ended first according to a supervisor, launcher or kernel."""
     events = [one for one in events if one.rule.kind != ENDING]
     seen = [
         FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
@@ -336,9 +352,8 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
 
 
 def _ended(event: Event) -> int | None:
-    rank = rank_of(
-        event
-    )  # a launcher that names the local rank only has one node, as far as the log goes
+    rank = rank_of(event)
+    # A launcher that names only the local rank has one node, as far as the log shows.
     return (
         int(event.captures["local_rank"])
         if rank is None and "local_rank" in event.captures
@@ -347,7 +362,8 @@ def _ended(event: Event) -> int | None:
 
 
 def _place(event: Event) -> tuple[int, str, int]:
-    # By name and number at last: any order of the files gives the same. Cited lines go before a bare word.
+    # Ties are broken by name and number, so the order of files has no influence. Lines that can be
+    # cited come before observations.
     return (int(event.line == 0), event.file, event.line)
 
 
@@ -387,7 +403,10 @@ def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
 
 
 def _each_wording_first(events: Sequence[Event]) -> list[Event]:
-    """Return `events` with one of each wording before a second of any: three that differ say more."""
+    """Return `events` with one event of each wording first.
+
+    Three lines in different words carry more evidence than three in the same words.
+    """
     of_wording: dict[str, int] = {}
     turns = []
     for event in events:
@@ -427,7 +446,7 @@ def _alone(event: Event, first: FirstEnd) -> float:
 
 
 def is_bare(event: Event) -> bool:
-    """Whether the line looks like an exception, and no traceback led to it."""
+    """Return True if the line looks like an exception but ends no traceback."""
     return (
         not event.whole_traceback
         and event.rule.id != "python-syntax-error"
@@ -436,7 +455,7 @@ def is_bare(event: Event) -> bool:
 
 
 def _edges(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
-    """Return for each cluster the others that can bring it about, with the cost."""
+    """Return for each cluster its possible causes, with the costs."""
     return [_edges_to(effect, clusters) for effect in clusters]
 
 
@@ -459,7 +478,7 @@ def _is_known_cause(cluster: Cluster) -> bool:
 
 
 def edge_cost(cause: Cluster, effect: Cluster) -> float | None:
-    """Return what it costs that `cause` brought `effect` about, in nats; nothing where it cannot."""
+    """Return the cost in nats that `cause` brought `effect` about; None if impossible."""
     edge = kinds()[cause.first.rule.kind].brings.get(effect.first.rule.kind)
     if edge is None:
         return None

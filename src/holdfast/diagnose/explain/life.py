@@ -1,11 +1,11 @@
-"""Tell whether a job lived on after an error: by its steps, by any counter that rises, and by errors that came before.
+"""Decide whether a job survived an error: from steps, rising counters and earlier errors.
 
-| sign of life | when it counts |
+| sign of survival | when it counts |
 |---|---|
-| steps in a trainer's dialect (`Steps`) | the error's own rank reports a larger step, or the job three |
-| a number that only rises, beside the same words (`Counters`) | the log has no steps, and it rose four times |
-| another error of the same process (`Event.outlived`) | much was logged in between, and little after it |
-| the same error again (`Habits`) | the job made progress after it at least three times before |
+| steps in a trainer's dialect (`Steps`) | the error's rank, or the job, reports larger steps |
+| a rising number beside the same words (`Counters`) | no steps in the log; four rises |
+| another error of the same process (`Event.outlived`) | many lines between, few after it |
+| the same error again (`Habits`) | the job made progress after it at least three times |
 """
 
 import functools
@@ -20,15 +20,15 @@ import re2
 from holdfast.diagnose.logs.progress import BARS
 
 STEPS_SURVIVED: Final = 3
-"""Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
-together, but their output may arrive a step or two late."""
+"""The steps of any rank after another rank's error before that error counts as survived. The ranks
+of a job step together, but their output may arrive a step or two late."""
 _RISES_OF_A_COUNTER: Final = 8
-"""A number that rose so often, and hardly ever fell, counts something."""
+"""The least rises of a number, with hardly any fall, for the number to be a counter."""
 _RISES_SURVIVED: Final = 4
 _FALLS: Final = 8
-"""One fall in so many rises is a restart, or lines out of order."""
+"""The rises per tolerated fall. A fall comes from a restart or from lines out of order."""
 _NUMBERS: Final = 6
-"""The first numbers of a line with words beside them; a counter stands among them."""
+"""The numbers of a line that are followed; a counter is among the first."""
 _PLACES: Final = 1024
 _HABITUAL: Final = 3
 _HABITS: Final = 4096
@@ -45,26 +45,26 @@ _NO_WORK = re2.compile(
     rb"|\bleft\b|remain|frame|^\s*#|thread|stack|error|fail|except|warn|signal|sigterm|kill|subprocess|exit|abort|\bclos|shut"
     rb"|terminat|watchdog|cancel|dump|leaked"
 )
-"""Words of lines whose numbers rise while a job waits, is watched, or ends."""
+"""Words of lines whose numbers rise while a job waits, is monitored or ends."""
 
 
 @dataclass
 class _Count:
-    """Hold the steps of one job in one dialect."""
+    """The steps of one job in one dialect."""
 
     last: int
     largest: int
     steps: int = 0
-    """Steps of the job that were reported, each print for at most `STEPS_SURVIVED`."""
+    """The sum of the step increases, of which each counts for at most `STEPS_SURVIVED`."""
     rises: int = 0
-    """Lines that reported a larger step than the line before."""
+    """The number of lines with a larger step than the line before."""
     attempt: int = 0
     steps_before_attempt: int = 0
 
 
 @dataclass
 class OwnSteps:
-    """Hold the steps of one stream, by dialect: the last, and how often it rose."""
+    """The steps of one stream, by dialect: the last step and the number of rises."""
 
     last: dict[int, int] = field(default_factory=dict)
     rises: dict[int, int] = field(default_factory=dict)
@@ -72,34 +72,34 @@ class OwnSteps:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Hold the progress of a job when an error was printed."""
+    """The progress of a job at the time of an error."""
 
     own: Mapping[int, int]
-    """By dialect: how often the steps of the error's own stream had risen."""
+    """By dialect: the rises of the error's own stream."""
     job: Mapping[int, tuple[int, int, int, int]]
     """By dialect: the job's largest step, its steps, its rises and its attempt."""
     rises_seen: int
-    """Lines in which counters had been looked for."""
+    """The number of lines searched for counters."""
 
 
 class Steps:
-    """Count the steps that a log reports, each dialect for itself."""
+    """Count the steps that a log reports, separately for each dialect."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Count] = {}
 
     @property
     def total(self) -> int:
-        """Return the steps of the dialect that reported most."""
+        """Return the steps of the dialect with the most steps."""
         return max((one.steps for one in self._counts.values()), default=0)
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no step was reported."""
+        """Return True if no step was reported."""
         return not self._counts
 
     def note(self, dialect: int, step: int, own: OwnSteps, *, is_rank: bool) -> None:
-        """Take in a step that a stream reports."""
+        """Count a step that a stream reports."""
         before = own.last.get(dialect)
         own.last[dialect] = step
         if before is not None and step > before:
@@ -109,7 +109,8 @@ class Steps:
             self._counts[dialect] = _Count(last=step, largest=step)
             return
         count.largest = max(step, count.largest)
-        # The job was started again within this log; the first rank that goes back tells, the others do so too.
+        # A smaller step: the job was restarted within this log. Only the first rank that goes back
+        # counts as the restart; the other ranks follow.
         if before is not None and step < before <= count.last:
             count.last = step
             if is_rank:
@@ -128,7 +129,7 @@ class Steps:
         }
 
     def went_on(self, before: Before) -> bool:
-        """Return whether the job reported three steps beyond those before an error."""
+        """Return True if the job reported three steps more than before an error."""
         return any(
             self._went_on(dialect, count, before.job.get(dialect))
             for dialect, count in self._counts.items()
@@ -140,7 +141,7 @@ class Steps:
         if before is None:
             return count.steps >= STEPS_SURVIVED
         largest, steps, rises, attempt = before
-        if count.attempt > attempt:  # the job was started again since
+        if count.attempt > attempt:  # the job has been restarted since
             return count.steps - count.steps_before_attempt >= STEPS_SURVIVED
         if count.rises - rises <= _drawn_on_leaving(dialect):
             return False
@@ -148,9 +149,9 @@ class Steps:
 
 
 def own_went_on(own: OwnSteps, before: Before) -> bool:
-    """Return whether a stream's own steps rose after an error.
+    """Return True if a stream's own steps rose after an error.
 
-    The first step that a stream prints is no progress: a bar that was drawn long before may be drawn again.
+    The first step that a stream prints is no progress: a progress bar may be drawn again.
     """
     return any(
         rises - before.own.get(dialect, 0) > _drawn_on_leaving(dialect)
@@ -159,22 +160,22 @@ def own_went_on(own: OwnSteps, before: Before) -> bool:
 
 
 def _drawn_on_leaving(dialect: int) -> int:
-    """Return how many rises after an error may be steps that were made before the error.
+    """Return how many rises after an error may be steps from before the error.
 
-    A bar that was not drawn at every step shows the last steps when the error closes the bar.
+    A bar that is not drawn at every step shows the last steps when the error closes the bar.
     """
     return 1 if dialect in BARS else 0
 
 
 @dataclass
 class _Numbers:
-    """Follow the numbers beside the same words."""
+    """The values of a number beside the same words."""
 
     largest: int
     rises: int = 0
     falls: int = 0
     latest: deque[int] = field(default_factory=lambda: deque(maxlen=_RISES_SURVIVED))
-    """The lines, counted, in which the number rose last."""
+    """The line numbers of the last rises."""
 
     def note(self, number: int, now: int) -> None:
         if number > self.largest:
@@ -202,16 +203,16 @@ class Counters:
 
     def __init__(self) -> None:
         self.now = 0
-        """Lines that were looked at."""
+        """The number of lines searched."""
         self._by_place: dict[_Place, _Numbers | None] = {}
-        """By the words beside a number; None where these are no words of work."""
+        """By the words beside a number; None if the line is no line of work."""
         self._counters: dict[_Place, _Numbers] = {}
-        """Those that count something."""
+        """The numbers that are counters."""
         self._known = (0, 0)
         self._known_at = 0
 
     def note(self, lines: Iterable[bytes]) -> None:
-        """Take in raw lines."""
+        """Search raw lines for counters."""
         for raw in lines:
             self.now += 1
             head = raw[:_LINE_BYTES]
@@ -233,20 +234,20 @@ class Counters:
 
     @property
     def rises(self) -> int:
-        """Return how often the busiest of them rose."""
+        """Return the most rises of any counter."""
         return self._newest()[1]
 
     @property
     def newest_rise(self) -> int:
-        """Return the line in which the last four rises of one of them began, at the latest."""
+        """Return the newest line, over all counters, of a counter's fourth-last rise."""
         return self._newest()[0]
 
     def went_on(self, before: Before) -> bool:
-        """Return whether one of them rose four times after an error."""
+        """Return True if a counter rose four times after an error."""
         return self.newest_rise > before.rises_seen
 
     def _newest(self) -> tuple[int, int]:
-        """Return when the last four rises of one counter began, at the latest, and the most rises of any."""
+        """Return two maxima over all counters: the line of the fourth-last rise, and the rises."""
         if self._known_at != self.now:
             counters = self._counters.values()
             self._known_at = self.now
@@ -259,10 +260,10 @@ class Counters:
 
 @functools.lru_cache(_LINE_SHAPES)
 def _numbers(line: bytes) -> tuple[tuple[_Place, int, int], ...]:
-    """Return the first whole numbers of a line: the words beside each, and where it begins and ends.
+    """Return the first whole numbers of a line: the words beside each, its begin and its end.
 
-    No part of a time, a date, an address or a fraction is one, and none that no word stands beside. The line may have
-    the same digit everywhere.
+    Parts of times, dates, addresses and fractions are left out, and so are numbers without a word
+    beside them. All digits of the line may be replaced by one digit.
     """
     separated = line.translate(_SEPARATORS)
     words = separated.split()[:_WORDS]
@@ -289,7 +290,7 @@ def _numbers(line: bytes) -> tuple[tuple[_Place, int, int], ...]:
 
 
 def _parted(word: bytes) -> tuple[bytes, bytes]:
-    """Return the name and the value of `name:5` and `name/5`, and no name for `5`, `5:` and `5/90`."""
+    """Return name and value of `name:5` and `name/5`; `5`, `5:` and `5/90` have an empty name."""
     for mark in (b":", b"/"):
         name, found, value = word.partition(mark)
         if found and value.isdigit() and name[-1:].isalpha():
@@ -298,19 +299,25 @@ def _parted(word: bytes) -> tuple[bytes, bytes]:
 
 
 class Habits:
-    """Count the errors that a job printed before and survived each time."""
+    """Count how often a job printed the same error before and survived."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}
         self._ends = 0
-        """Lines about an end: no error before such a line was survived."""
+        """Lines about an end so far. No error before such a line was survived."""
 
     def note_end(self) -> None:
-        """Take in the end of a process or of the job."""
+        """Count the end of a process or of the job."""
         self._ends += 1
 
     def survived_before(self, rule_id: str, text: str, progress: int) -> int:
-        """Return how often the job went on after the same error, given its progress (steps or rises) so far."""
+        """Return how often the job survived this error before.
+
+        Args:
+            rule_id: the rule of the error.
+            text: the text of the error.
+            progress: steps or rises of the job so far.
+        """
         key = (rule_id, text)
         times, ends, last = self._seen.pop(key, (0, self._ends, progress))
         if ends != self._ends:
@@ -324,5 +331,5 @@ class Habits:
 
 
 def is_habitual(survived_before: int) -> bool:
-    """Return whether an error that was survived so often is routine, also the last time."""
+    """Return True if an error was survived so often that the last occurrence is routine too."""
     return survived_before >= _HABITUAL

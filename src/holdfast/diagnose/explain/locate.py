@@ -1,4 +1,4 @@
-"""Who is at fault: the ranks, nodes, GPUs and links that the lines of the root name, or leave out."""
+"""Locate the fault: the ranks, nodes, GPUs and links that the root's lines name or leave out."""
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,28 +18,39 @@ _DIGITS: Final = re2.compile(r"\d+")
 _CASELESS: Final = re2.Options()
 _CASELESS.case_sensitive = False
 _ABSENT_SHARE: Final = 0.34
-"""More of the ranks than this without a word say nothing about any of them."""
+"""The greatest share of absent ranks; if more are absent, the absence is no evidence."""
 _BESIDE_LINES: Final = 10
 _OF_HOSTS: Final = frozenset({
     "gpu_memory", "gpu_link", "gpu_lost", "gpu_fault", "cuda_error", "node", "fabric", "disk", "host_memory", "frozen",
     "death", "crash",
 })  # fmt: skip
-"""What a host may be at fault for: the host that printed such a line is named. An exception comes from the program."""
+"""Kinds of event with a host at fault: the host that printed the line is named. Exceptions come
+from the program."""
 _OF_ITS_OWN_STATE: Final = frozenset({"disk", "host_memory"})
-"""What is full on that host, though a restart does not empty it."""
+"""Kinds of full storage on the host that a restart does not free."""
 _ENDS_ON_A_HOST: Final = frozenset({"cuda_error", "host_memory", "frozen", "death", "crash"})
-"""What the end of a process on a host tells of that host."""
+"""Kinds of process end that are evidence against the host."""
 _OF_NO_PROCESS: Final = frozenset({"node", "fabric", "scheduler", "service", "disk"})
-"""What befalls a process from outside: the process that ended of it is not at fault."""
+"""Kinds of fault from outside a process: the process that ended is not at fault."""
 _NOBODY: Final = re2.compile(
     r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)",
     _CASELESS,
 )
-"""Names that name no node: loopback, link-local and container addresses."""
+"""Names of no node: loopback, link-local and container addresses."""
 
 
 def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) -> dict[str, Any]:
-    """`rank`, `local_rank`, `node`, `gpu`, `link` of the fault: each a value, a list, or absent."""
+    """Locate the fault.
+
+    Args:
+        root: the cluster of the root.
+        same: the events with the same cause.
+        everything: all events of the job.
+
+    Returns:
+        `rank`, `local_rank`, `node`, `gpu`, `link` of the fault, each a value or a list; absent if
+            unknown.
+    """
     ranks_by_pid = {
         event.captures["pid"]: int(event.captures["rank"])
         for event in everything
@@ -51,19 +62,19 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     wider = _named(same, ranks_by_pid)
     found = {name: values or wider[name] for name, values in found.items()}
     if found["rank"] and len(alike) == sum(event.rule is rule for event in everything):
-        for event in alike:  # of many that say the same, not all are kept
+        for event in alike:  # the scan keeps only some of many alike
             found["rank"] |= (
                 set() if rule.kind in OF_PEERS else event.log.reporters.get(rule.id, {}).keys()
             )
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
     _leave_out_bystanders(rule, found, everything)
-    is_whole_node = rule.first_death and found["node"]  # other ranks were ended because of that
+    is_whole_node = rule.first_death and found["node"]  # the node's end ended its other ranks
     is_named = found["rank"] or found["local_rank"] or is_whole_node
     if not is_named and rule.kind not in OF_PEERS | _OF_NO_PROCESS:
         of_exit = _of_the_only_exit(everything)
         found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
-        is_sure = rule.action != "exclude_and_restart"  # an exit alone takes no node out
+        is_sure = rule.action != "exclude_and_restart"  # an exit alone must not exclude a node
         if not found["node"] and is_sure and rule.kind in _ENDS_ON_A_HOST and rule.restart_helps:
             found["node"] = of_exit.get("node", set())
     if not found["rank"] and rule.kind in OF_PEERS:
@@ -81,14 +92,17 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
 
 
 def _host_may_be_at_fault(rule: Rule) -> bool:
-    """Whether the host that printed a line of `rule` is a suspect; what a restart elsewhere does not help is not."""
+    """Return True if the host that printed a line of `rule` may be at fault.
+
+    The host is not at fault if a restart elsewhere does not help.
+    """
     return rule.kind in _OF_HOSTS and (rule.restart_helps or rule.kind in _OF_ITS_OWN_STATE)
 
 
 def _leave_out_bystanders(
     rule: Rule, found: dict[str, set[Any]], everything: Iterable[Event]
 ) -> None:
-    """Take out of `found` who stands for nobody in particular: every rank of the job, and peers that all differ."""
+    """Remove from `found` all that identifies no suspect: all ranks of the job, differing peers."""
     logs = {id(event.log): event.log for event in everything}
     known = {rank for log in logs.values() for rank in log.ranks}
     for name, everybody in (("rank", known), ("local_rank", set())):
@@ -96,13 +110,12 @@ def _leave_out_bystanders(
         if len(those) > 1 and those >= everybody and those == set(range(max(those) + 1)):
             found[name] = set()
     if rule.kind in OF_PEERS and len(found["node"]) > 1:
-        found["node"] = (
-            set()
-        )  # each tells of another: their ends followed from one that none of them names
+        # Each rank reports another peer: one fault that no rank names ended them all.
+        found["node"] = set()
 
 
 def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
-    """The one node that lines around the root name: of what Ray and MPI say in several lines."""
+    """Return the node named near the root, if only one is. Ray and MPI report in several lines."""
     beside = (
         event
         for event in everything
@@ -115,22 +128,24 @@ def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
 
 
 def _died_first(everything: Iterable[Event]) -> set[Any]:
-    """Return the one rank that ended before all others: the rank that its peers lost."""
+    """Return the rank that ended before all others, if only one did. Its peers report the loss."""
     dead = (one for one in everything if one.rule.first_death and not one.recovered)
     ranks: set[Any] = _named(dead, {})["rank"]
     return ranks if len(ranks) == 1 else set()
 
 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
-    """The one process, or the one node, that launchers say ended with an error; not sure enough to take a node out."""
+    """Return the only process or node whose end launchers report.
+
+    The evidence is too weak to exclude a node.
+    """
     ends = [
         event
         for event in everything
         if event.rule.kind in ("exit", "death", "crash") and not event.recovered
     ]
-    told = [
-        event for event in ends if "pid" in event.captures
-    ]  # of a process; other lines list all that ended
+    # These report one process; other lines list all that ended.
+    told = [event for event in ends if "pid" in event.captures]
     named = _named(told or ends, {})
     only = {name: values for name, values in named.items() if len(values) == 1}
     if "rank" not in only and "local_rank" in only:
@@ -148,7 +163,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         captures = {**names().told(event.rule.kind, event.text), **event.captures}
         node = "" if event.rule.kind == "exception" else captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
-        # Who tells of a peer or of another host is not the rank at fault.
+        # A rank that reports a peer or another host is not the rank at fault.
         of_others = event.rule.kind in OF_PEERS or bool(
             node and event.rule.kind in ("fabric", "node")
         )
@@ -161,7 +176,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         )
         found["rank"] |= {int(one) for one in _DIGITS.findall(captures.get("ranks", ""))}
         own = None if event.node is None or _NOBODY.search(event.node) else event.node
-        # A local rank alone names no process of a job of several hosts.
+        # A local rank alone identifies no process in a job of several hosts.
         place = _host_may_be_at_fault(event.rule) or (local_rank is not None and rank is None)
         found["node"].add(node or (own if place and not of_others else None))
         found["gpu"].add(captures["gpu"].lower() if "gpu" in captures else None)
@@ -170,9 +185,10 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
 
 
 def absent_ranks(events: Iterable[Event]) -> set[int]:
-    """The few ranks that did not report a timed-out collective that all the others report: these did not come to it.
+    """Return the few ranks that did not report a collective's timeout that the other ranks report.
 
-    Among those that report it, the ones that had enqueued less than the rest were behind.
+    If all ranks report the timeout, return the ranks that had enqueued fewer collectives than the
+    others.
     """
     reports = [
         event for event in events if event.rule.kind == "collective_timeout" and not event.recovered
@@ -183,7 +199,7 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
         by_rank = event.log.reporters.get(event.rule.id, {})
         heard |= by_rank.keys()
         known |= event.log.ranks
-        # Within a rule: two rules count differently, what is enqueued and what timed out.
+        # Compared within a rule: some rules count enqueued collectives, others timed-out ones.
         enqueued = {rank: work for rank, work in by_rank.items() if work is not None}
         if len(set(enqueued.values())) > 1:
             behind = {rank for rank, work in enqueued.items() if work == min(enqueued.values())}
@@ -191,7 +207,8 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
                 return behind
     if len(heard) < 2:
         return set()
-    # Up to the highest that reports it; or, where all these do, of all ranks that ever printed something.
+    # Expected are the ranks up to the highest that reports or, if all of these report, all ranks
+    # that ever printed.
     absent = set(range(max(heard) + 1)) - heard or known - heard
     return absent if _few(absent, heard) else set()
 
@@ -212,7 +229,7 @@ class Names:
                 self._by_kind.setdefault(kind, []).append(pattern)
 
     def told(self, kind: str, text: str) -> dict[str, str]:
-        """What `text`, of an event of `kind`, says: the groups of `names.yaml`; of two, the first pattern's."""
+        """Return the names in `text`, of an event of `kind`, by group; the first match counts."""
         found: dict[str, str] = {}
         for pattern in self._by_kind.get(kind, ()):
             if match := pattern.search(text):
@@ -223,6 +240,6 @@ class Names:
 
 @functools.cache
 def names() -> Names:
-    """The patterns that come with Holdfast."""
+    """Return the packaged patterns."""
     text = (resources.files("holdfast.diagnose.rules") / "names.yaml").read_text("utf-8")
     return Names(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))

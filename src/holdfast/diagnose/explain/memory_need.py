@@ -1,4 +1,4 @@
-"""Compare what a failed allocation on a device asked for with what the device has, from the allocator's own line."""
+"""Explain a failed device allocation by the sizes that the allocator's own line gives."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ _GIB: Final = 1 << 30
 
 
 def memory_advice(text: str) -> str | None:
-    """Say what the sizes in an out-of-memory line mean; None where the line does not give them.
+    """Explain the sizes in an out-of-memory line; return None if the line has no sizes.
 
     Args:
         text: the line of PyTorch's allocator (CUDA, HIP, XPU, NPU) or of XLA.
@@ -58,7 +58,7 @@ def memory_advice(text: str) -> str | None:
 
 
 def _sizes(pattern: "re2._Regexp[str]", text: str) -> tuple[float, ...] | None:
-    """The sizes in bytes that `pattern` captured, without the alternatives that did not match."""
+    """Return the sizes in bytes that `pattern` captured; None if `pattern` does not match."""
     found = pattern.search(text)
     if found is None:
         return None

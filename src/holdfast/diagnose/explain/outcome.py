@@ -1,8 +1,8 @@
-"""Find how a job ended, before the question why: completed, stopped, failed, still running, or unknown.
+"""Decide how a job ended, before any cause: completed, stopped, failed, still running or unknown.
 
-Lines of the kind `ending` state ends. An error before a statement that the work is done, in the same log, was
-survived. An error after the statement is part of the teardown if a process that has no more work can raise it. Exit
-codes from the supervisor decide over the logs.
+Lines of the kind `ending` state ends. An error before a statement that the work is done, in the
+same log, was survived. An error after the statement belongs to the teardown if a process without
+work can raise it. Exit codes from the supervisor take precedence over the logs.
 """
 
 import signal
@@ -37,7 +37,7 @@ _AT_TEARDOWN: Final = frozenset(
 _FAILED_TEARDOWN: Final = frozenset(
     {"collective_timeout", "crash", "death", "exit", "frozen", "scheduler"}
 )
-"""The kinds among them with which a process fails; the other kinds are remarks."""
+"""The kinds among these that mean a failed process; the other kinds are remarks."""
 _OF_TEARDOWN = re2.compile(
     r"(?i)destroy_process_group|\bshut(?:ting)? ?down|\bfinali[sz]|atexit|tear(?:ing)? ?down|__del__|interpreter"
 )
@@ -64,13 +64,13 @@ class End:
 
     outcome: Outcome
     stated_by: Event | None = None
-    """The line that states the end; None if no line states the end."""
+    """The line that states the end, or None."""
     survived: frozenset[int] = frozenset()
     """Ids of the events that cannot be the cause: errors before the work was done."""
 
     @property
     def has_cause(self) -> bool:
-        """Return whether there is a failure or a stop to explain."""
+        """Return True if there is a failure or a stop to explain."""
         return self.outcome in ("completed_teardown_failed", "stopped", "failed")
 
     @property
@@ -85,11 +85,13 @@ class End:
 
 
 def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> End:
-    """Return how the job of `events` ended. A stop counts as a failure here: `stopped_by` tells the two apart.
+    """Decide how the job of `events` ended.
+
+    A stop counts as a failure here; `stopped_by` separates the two.
 
     Args:
         events: all events, with the observations of the supervisor.
-        context: the exits that a supervisor saw. The exits decide over the logs.
+        context: the supervisor's observations. Their exits take precedence over the logs.
     """
     if context is not None and (context.exits or _failed_otherwise(context)):
         return _by_context(events, context)
@@ -101,14 +103,14 @@ def how_it_ended(events: Sequence[Event], context: JobContext | None = None) -> 
 
 
 def stopped_by(root: Event | None) -> bool:
-    """Return whether `root` states that somebody stopped the job."""
+    """Return True if `root` states that a person or the scheduler stopped the job."""
     if root is None:
         return False
     return root.rule.ending == "stopped" or (root.rule.kind == "scheduler" and not root.rule.ending)
 
 
 def _failed_otherwise(context: JobContext) -> bool:
-    """Return whether the supervisor saw a failure that exit codes do not show."""
+    """Return True if the supervisor saw a failure that exit codes do not show."""
     return (
         context.hang is not None
         or context.broken_loss is not None
@@ -123,7 +125,7 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
     if not _failed_otherwise(context) and all(one.exit_code == 0 for one in context.exits):
         return End(outcome="completed", stated_by=_latest(ends))
     by_logs = _by_logs(events)
-    # What SIGKILL ended was perhaps still saving: the kernel kills so for memory.
+    # A process that SIGKILL ended may have been saving: the kernel's OOM killer sends SIGKILL.
     was_killed = any(
         one.signal == signal.SIGKILL and one.rank not in context.stopped_ranks
         for one in context.exits
@@ -142,7 +144,7 @@ def _by_context(events: Sequence[Event], context: JobContext) -> End:
 
 
 def _by_logs(events: Sequence[Event]) -> End | None:
-    """Return the end by the statements and errors in the logs; None if there are none."""
+    """Return the end by the statements and errors in the logs, or None."""
     troubles = [
         one
         for one in events
@@ -152,7 +154,7 @@ def _by_logs(events: Sequence[Event]) -> End | None:
     done = _work_done(events)
     stops = [one for one in troubles if one.rule.kind == "scheduler" and stopped_by(one)]
     if done is None and stops:
-        return End(outcome="failed")  # the root says whether it was stopped
+        return End(outcome="failed")  # `stopped_by(root)` separates a stop later
     job = _latest(_stating(events, "job_succeeded"))
     if job is not None and not any(
         one.rule.ending == "job_failed"
@@ -172,7 +174,7 @@ def _by_logs(events: Sequence[Event]) -> End | None:
 def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Event) -> End:
     later = [one for one in troubles if one.log is not done.log or _is_after(one, done)]
     has_failed_end = any(_fails_teardown(one) for one in later)
-    # A line that no traceback led to, and that ended no process, was logged and handled.
+    # An exception without a traceback that ended no process was logged and handled.
     if any(_is_serious(one) and (one.whole_traceback or has_failed_end) for one in later):
         return End(outcome="failed")
     if not has_failed_end:
@@ -188,7 +190,8 @@ def _after_the_work(events: Sequence[Event], troubles: Sequence[Event], done: Ev
 def _work_done(events: Sequence[Event]) -> Event | None:
     """Return the last statement that the work is done.
 
-    The last step of all is no statement if an error follows: the saving after the last step may have failed.
+    The last step of all is no such statement if an error follows: the save after the last step may
+    have failed.
     """
     return _latest(
         [
@@ -200,7 +203,7 @@ def _work_done(events: Sequence[Event]) -> Event | None:
 
 
 def _is_trouble(event: Event, end: Event) -> bool:
-    """Return whether `event` is an error after `end`, or in another log."""
+    """Return True if `event` is an error after `end`, or in another log."""
     return (
         (event.log is not end.log or _is_after(event, end))
         and not (event.recovered or event.demoted)
@@ -209,7 +212,7 @@ def _is_trouble(event: Event, end: Event) -> bool:
 
 
 def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
-    """Return the lines that state one of `endings`, without those after which training went on."""
+    """Return the lines that state one of `endings` and after which training did not continue."""
     return [
         one
         for one in events
@@ -218,7 +221,7 @@ def _stating(events: Iterable[Event], *endings: Ending) -> list[Event]:
 
 
 def _went_on(event: Event) -> bool:
-    """Return whether the log has later steps than before `event`, or a new start."""
+    """Return True if the log has later steps than before `event`, or a restart."""
     return event.own_progress or event.log.steps.went_on(event.before)
 
 
@@ -233,19 +236,19 @@ def _latest(events: Sequence[Event]) -> Event | None:
 
 
 def _is_after(event: Event, end: Event) -> bool:
-    # The lines of a record (`sacct --json`) have one place: none of them comes before another.
+    # All lines of a record (`sacct --json`) have one place, so none comes before another.
     return event.log is end.log and event is not end and event.log_line >= end.log_line
 
 
 def _is_serious(event: Event) -> bool:
-    """Return whether the event is none of the teardown: a part of the work failed."""
+    """Return True if a part of the work failed, rather than the teardown."""
     if event.caught == "the interpreter" or _OF_TEARDOWN.search(event.text):
         return False
     return event.rule.kind not in _AT_TEARDOWN
 
 
 def _fails_teardown(event: Event) -> bool:
-    """Return whether a process failed with the event. A signal that asks a process to end is no failure."""
+    """Return True if a process failed with the event. A requested end is no failure."""
     if event.rule.kind in _FAILED_TEARDOWN:
         return event.rule.kind != "exit" or not stopped_by(event)
     return event.whole_traceback and event.caught != "the interpreter"

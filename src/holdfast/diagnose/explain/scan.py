@@ -1,4 +1,4 @@
-"""Log files to events: each line that a rule knows, once, with what is needed to weigh it. Bounded memory."""
+"""Convert log files to events, in bounded memory: the lines that a rule matches, with context."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,37 +27,39 @@ from holdfast.diagnose.logs.tracebacks import Caught, Raised, TracebackReader
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Where
 
 KEPT_PER_RULE: Final = 16
-"""So many events of one rule in one log: the first since the last progress, and as many last ones."""
+"""Events of one rule that are kept in one log: so many since the last progress, and so many last.
+"""
 _STREAMS_LIMIT: Final = 4096
 _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
 _PROGRESS_LINES: Final = 16
-"""The last so many lines of progress before an event, or the end of a block: older ones tell no more."""
+"""The lines of progress that are read before an event or a block's end; older ones add nothing."""
 _SHAPES_LIMIT: Final = 65_536
 _OF_PROGRAMS: Final = frozenset({"exception", "suspect"})
-"""Kinds that say something of the program alone: what an exit handler raises of these began nothing."""
+"""Kinds that concern only the program: in an exit handler, such an error is no root."""
 _OF_A_CALL: Final = _OF_PROGRAMS | {"service", "disk", "device_memory"}
-"""Kinds of error that a program can catch, report and go on after."""
+"""Kinds of error that a program can catch and survive."""
 _OUTLIVED_LINES: Final = 20
-"""Lines between two errors of a process from which on the first did not bring the second about at once."""
+"""The least lines between two errors of a process of which the first did not cause the second."""
 _ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
 _TORN_LINES: Final = 5000
-"""Lines of others after which a traceback that does not go on counts as torn."""
+"""Lines of other processes after which an unfinished traceback counts as torn."""
 _BACK_S: Final = 30.0
-"""Lines of several processes may be out of order by so much."""
+"""The greatest disorder of the lines of several processes."""
 _MATCHES_LIMIT: Final = 512
-"""So many lines that look like progress are read for `_PROGRESS_LINES` that are."""
+"""The lines matching the prefilter that are read in search of `_PROGRESS_LINES`."""
 _COUNTER_LINES: Final = 128
-"""The last so many lines before an event in which counters are looked for."""
+"""The last lines before an event that are searched for counters."""
 _FEW_COUNTER_LINES: Final = 16
-"""Where events stand close together."""
+"""The same limit if events are close together."""
 _COUNTER_SHARE: Final = 4
 _ALWAYS_COUNTER_LINES: Final = 4096
-"""Beyond these, one line in so many is looked at, and no more."""
+"""Lines of a log that are always searched; later, one line in `_COUNTER_SHARE` is searched."""
 _ENDS: Final = frozenset({"exit", "death", "crash", "node", "scheduler", "teardown"})
-"""An error before one of these was not survived, though the error may come again in the next attempt."""
+"""Kinds that report an end. Earlier errors were not survived, even if the next attempt repeats one.
+"""
 
 StreamKey: TypeAlias = int | tuple[str | int | None, ...] | None
-"""A rank; where none is known the host with the local rank, or with its process."""
+"""A rank; if unknown, the host with the local rank or the process."""
 
 
 @dataclass
@@ -67,14 +69,14 @@ class Stream:
     steps: OwnSteps = field(default_factory=OwnSteps)
     tracebacks: TracebackReader = field(default_factory=TracebackReader)
     chain: "Event | None" = None
-    """The root so far of the newest chain of tracebacks."""
+    """The event that is the root of the newest chain of tracebacks so far."""
     newest: "Event | None" = None
     """The newest error that ended a traceback."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Event:
-    """A line and the rule that knows it."""
+    """A line and the rule that matches the line."""
 
     rule: Rule
     captures: dict[str, str]
@@ -85,47 +87,47 @@ class Event:
     rank: int | None
     local_rank: int | None
     node: str | None
-    """The host whose line it is, where a prefix says so."""
+    """The host in the line's prefix."""
     stream: Stream
     log: "_Log"
     log_line: int
-    """Lines of its log up to it, over all parts."""
+    """The number of lines of the log up to this line, over all parts."""
     frame_lines: int
-    """Lines of tracebacks among these."""
+    """The number of traceback lines among these."""
     before: Before
-    """How far its job was."""
+    """The progress of the job at this line."""
     script: str = ""
-    """The program whose traceback it ends."""
+    """The program whose traceback the line ends."""
     introduced: bool = False
-    """The traceback begins behind other words of its line."""
+    """True if the traceback begins behind other words of its line."""
     survived_before: int = 0
-    """How often the job went on after the same error."""
+    """How often the job survived the same error before."""
     time_s: float | None = None
-    """The time in its line, or else in the last line before it that has one; seconds since 1970, in the log's zone."""
+    """Seconds since 1970 in the log's zone: the time in the line, or else the last one before."""
     has_own_time: bool = False
     whole_traceback: bool = False
     demoted: bool = False
-    """A better line of the same chain of tracebacks states the root, or Python went on after it."""
+    """A better line of the same chain states the root, or Python continued after this one."""
     caught: Caught = "nobody"
-    """The printer of its traceback."""
+    """The catcher that printed the traceback."""
 
     @property
     def recovered(self) -> bool:
-        """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
+        """Return True if the rank, or the job for long enough, made new steps after the event."""
         if self.log.clock.is_before(self.log.last_step_s, self.time_s):
-            return False  # the steps below it were printed before it: logs were put together
+            return False  # an earlier step of a concatenated log
         if self.own_progress or self.log.steps.went_on(self.before):
             return True
         return self.log.steps.total < STEPS_SURVIVED and self.log.counters.went_on(self.before)
 
     @property
     def of_generated_program(self) -> bool:
-        """Whether it ends the traceback of a program that the job made, ran and outlived many like."""
+        """Return True if the event ends the traceback of one of many generated programs."""
         return bool(self.script) and self.log.programs.is_generated(self.script)
 
     @property
     def is_report(self) -> bool:
-        """Whether the job's own words introduce it, or quote it: it may be about another program."""
+        """Return True if the job's text introduces or quotes a line, maybe of another program."""
         if self.introduced:
             return not self.log.programs.is_own_folder(self.script)
         if self.whole_traceback or "\\n" not in self.text:
@@ -135,12 +137,12 @@ class Event:
 
     @property
     def own_progress(self) -> bool:
-        """Whether its rank, where that is known, made progress after it."""
+        """Return True if the event's rank is known and made progress after the event."""
         return self.rank is not None and own_went_on(self.stream.steps, self.before)
 
     @property
     def outlived(self) -> bool:
-        """Whether its process said much after it, then raised another error, and little after that one."""
+        """Return True if the process logged many lines, another error, and then few lines."""
         last, log = self.stream.newest, self.log
         if last is None or last is self or self.rule.kind not in _OF_A_CALL:
             return False
@@ -154,12 +156,12 @@ class Event:
 
     @property
     def is_of_named_process(self) -> bool:
-        """Whether its line or its file names the process, by rank or otherwise."""
+        """Return True if the line or its file identifies the process, by rank or otherwise."""
         return self.stream is not self.log.streams.get(None)
 
     @property
     def lines_below(self) -> int:
-        """Lines of its log after it, for each rank that the log knows."""
+        """Return the lines of the log after the event, per rank of the log."""
         return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
 
 
@@ -169,11 +171,11 @@ class _Clock:
     def __init__(self) -> None:
         self.last_s: float | None = None
         self.went_back = False
-        """The log was put together out of several."""
+        """True if the log is a concatenation of several logs."""
         self._by_form: dict[str, float] = {}
 
     def note(self, stamp: Stamp | None) -> float | None:
-        """Take in the time of a line; return the last time, which holds for lines without one."""
+        """Record the time of a line; return the last time, which applies to lines without one."""
         if stamp is not None:
             before = self._by_form.get(stamp.form, stamp.seconds)
             self.went_back |= stamp.seconds < before - _BACK_S
@@ -181,7 +183,7 @@ class _Clock:
         return self.last_s
 
     def is_before(self, one_s: float | None, other_s: float | None) -> bool:
-        """Whether `one_s` lies before `other_s`, though it was read later."""
+        """Return True if `one_s` is before `other_s` in a log whose times went back."""
         return self.went_back and one_s is not None and other_s is not None and one_s < other_s - 1
 
 
@@ -191,43 +193,44 @@ class _Log:
     def __init__(self, rules: RuleSet, shapes: set[int], ranks: set[int]) -> None:
         self.rules = rules
         self.shapes = shapes
-        """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
+        """Hashes of lines to skip. One hash covers all digits, unless digits matter to a rule."""
         self.ranks = ranks
-        """Of the job, as far as any of its logs names them."""
+        """The ranks of the job that any of its logs names."""
         self.prefixes = Prefixes()
         self.clock = _Clock()
         self.last_step_s: float | None = None
-        """The latest time at which a step was reported."""
+        """The latest time of a reported step."""
         self.steps = Steps()
         self.counters = Counters()
         self.habits = Habits()
         self.programs = Programs()
         self.lines = 0
         self.frame_lines = 0
-        """Lines of tracebacks among these."""
+        """The number of traceback lines among these."""
         self.streams: dict[StreamKey, Stream] = {}
         self.tracebacks = TracebackReader()
-        """Of all streams together: launchers may prefix the lines of one traceback differently."""
+        """All streams together: launchers may prefix the lines of one traceback differently."""
         self.open: dict[StreamKey, int] = {}
-        """Streams inside a traceback, which want every line, and the line of the log at which each had its last."""
+        """For each stream inside a traceback, which needs all lines: the log line of its last line.
+        """
         self.reporters: dict[str, dict[int, int | None]] = {}
-        """By rule: every rank that said so itself, also where the event was not kept, and what it had enqueued."""
+        """By rule: the ranks that reported such an event, and their last enqueued number."""
         self.block = b""
         self.block_times = BlockTimes(b"")
         self.progress_at = -1
-        """Where in the block the next line of progress lies; -1 until one is looked for."""
+        """The offset in the block of the next line of progress; -1 before a search."""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
-        """Up to here the block's progress is noted; the rest waits until an event needs it."""
+        """The offset up to which progress is recorded; the rest waits until an event needs it."""
         self.newest_at: tuple[int, Line] | None = None
-        """Where in the block its newest line of progress begins, and the line."""
+        """The offset in the block of its newest line of progress, and the line."""
         self.newest: Event | None = None
         """The newest line of progress."""
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
         self.steps_noted = 0
         self.weighed: dict[str, tuple[int, int, bool]] = {}
-        """By rule: the signs of life when its kept events were last weighed; no new ones, none recovered since."""
+        """By rule: the signs of survival at the last check. Without new signs, no check is made."""
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams:
@@ -265,7 +268,7 @@ class _Log:
 
 
 class Scan:
-    """The logs of one job, read piece by piece; memory stays bounded."""
+    """Scan the logs of one job piece by piece, in bounded memory."""
 
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
@@ -274,21 +277,21 @@ class Scan:
         self._ranks: set[int] = set()
 
     def block(self, file: LogFile, block: bytes, number: int) -> None:
-        """Take in whole lines of `file`, the first of which is its line `number`."""
+        """Scan whole lines of `file`; `number` is the line number of the first."""
         self.know(file)
         _scan_block(self._log(file.group), file, plain_text(block), number)
 
     def know(self, file: LogFile) -> None:
-        """There is such a file, and a rank whose output it is, though it may be empty."""
+        """Register a file, which may be empty, and the rank whose output it is."""
         if file.rank is not None:
             self._ranks.add(file.rank)
 
     def line(self, file: LogFile, text: str, number: int) -> None:
-        """Take in one line that stands for a record, or for what a supervisor saw (number 0)."""
+        """Scan one line that represents a record or a supervisor's observation (number 0)."""
         _scan_line(self._log(file.group), file, clean_line(text.encode("utf-8", "replace"), number))
 
     def events(self) -> list[Event]:
-        """What was found so far."""
+        """Return the events so far."""
         return [event for log in self._logs.values() for event in log.events()]
 
     def _log(self, group: str) -> "_Log":
@@ -298,7 +301,7 @@ class Scan:
 
 
 def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = None) -> list[Event]:
-    """The events of all files; the parts of a rotated log are read as one."""
+    """Return the events of all files; the parts of a rotated log are read as one."""
     reading = Reading() if reading is None else reading
     records, logs = record_lines(list(files), reading)
     scan = Scan(rules)
@@ -313,7 +316,7 @@ def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = Non
 
 
 def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
-    """Events of lines that stand in no file: their line number is 0."""
+    """Return the events of lines that stand in no file; their line number is 0."""
     log = _Log(rules, set(), set())
     for text in texts:
         line = clean_line(text.encode(), 0)
@@ -329,7 +332,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     for raw in block.split(b"\n"):
         if raw:
             for part in raw.split(b"\r") if b"\r" in raw else (raw,):
-                # Most lines of a log were met before but for their numbers, and cost no more than this.
+                # Most lines are known apart from their numbers, and cost only this lookup.
                 shape = hash(part.translate(_ONE_DIGIT))
                 if log.open or (shape not in log.shapes and hash(part) not in log.shapes):
                     log.line_start, log.line_end = position, position + len(part) + 1
@@ -342,7 +345,8 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     _note_progress(log, file, len(block), len(block))
     _note_newest(log, file, start, start_line)
     log.clock.note(log.block_times.last(len(block), log.clock.last_s))
-    log.block, log.block_times = b"", BlockTimes(b"")  # one a log would be kept else
+    # Each log would keep a block otherwise.
+    log.block, log.block_times = b"", BlockTimes(b"")
 
 
 def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
@@ -368,7 +372,7 @@ def _line_end(block: bytes, position: int) -> int:
 
 
 def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
-    """Note the last steps reported before `end` and after the last event; older ones there change nothing."""
+    """Record the last steps before `end` and after the last event; older steps change nothing."""
     block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
     if log.steps.total < STEPS_SURVIVED:
@@ -385,13 +389,13 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         for match in reversed(list(PROGRESS.finditer(block, window, end))):
             seen += 1
             low, line = _line_of(log, match, first)
-            if reported(line.text) is not None:  # bars that count something else push no step out
+            if reported(line.text) is not None:  # bars that count something else are left out
                 noted.appendleft((low, line))
             if len(noted) == _PROGRESS_LINES or seen == _MATCHES_LIMIT:
                 break
         end = window
     if log.steps.is_empty and noted and (earliest := PROGRESS.search(block, first, resume)):
-        # else an error before the first step would never be seen to be survived
+        # Without the first step, an error before that step would never count as survived.
         noted.appendleft(_line_of(log, earliest, first))
     for low, line in noted:
         stamp = time_of_line(line.time, line.text, log.clock.last_s)
@@ -401,7 +405,7 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
 
 
 def _has_progress(log: _Log, start: int, end: int) -> bool:
-    """Return whether something in a part of the block looks like progress; the parts follow each other."""
+    """Return True if a part of the block looks like progress. Parts must be in ascending order."""
     if log.progress_at < start:
         found = PROGRESS.search(log.block, start)
         log.progress_at = len(log.block) if found is None else found.start()
@@ -409,7 +413,7 @@ def _has_progress(log: _Log, start: int, end: int) -> bool:
 
 
 def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
-    """Make an event of the block's newest line of progress; the block begins at these lines of file and log."""
+    """Make an event of the block's newest step; the block begins at these lines of file and log."""
     if log.newest_at is None:
         return
     position, line = log.newest_at
@@ -421,20 +425,20 @@ def _note_newest(log: _Log, file: LogFile, number: int, log_line: int) -> None:
 
 
 def _line_of(log: _Log, match: Any, first: int) -> tuple[int, Line]:
-    """Return where in the block the line of a match begins, and the line."""
+    """Return the offset of the line with a match in the block, and the line."""
     low = _line_start(log.block, first, match.start())
     high = min(_line_end(log.block, match.end()), low + LINE_LIMIT_BYTES)
     return low, clean_line(log.block[low:high], 0, log.prefixes)
 
 
 def _last_lines(block: bytes, start: int, end: int, most: int) -> Sequence[bytes]:
-    """Return the last lines of a part of a block; the first may be cut."""
+    """Return the last lines of a part of a block; the first may be incomplete."""
     start = max(start, end - _PROGRESS_WINDOW_BYTES)
     return block[start:end].splitlines()[-most:]
 
 
 def _note_time(log: _Log, stamp: Stamp | None, line_start: int) -> float | None:
-    """Return the time of a line of the log's block: its own stamp, or else the last before it."""
+    """Return the time of a line of the block: its own stamp, or else the last one before."""
     return log.clock.note(stamp or log.block_times.last(line_start, log.clock.last_s))
 
 
@@ -460,7 +464,7 @@ def _key(line: Line, file: LogFile) -> StreamKey:
 
 
 def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
-    """Take one line in; return whether lines of its shape are to be looked at again."""
+    """Scan one line; return True if later lines of its shape must be scanned too."""
     key, stream = log.stream(_key(line, file))
     raised = stream.tracebacks.feed(line)
     mixed = log.tracebacks.feed(line)
@@ -483,7 +487,7 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
     log.open.pop(key, None)
     if stream.tracebacks.is_open:
-        log.open[key] = log.lines  # the last of all: the first is the one that was silent longest
+        log.open[key] = log.lines  # at the end of the order: the first stream was silent longest
     oldest = next(iter(log.open), key)
     if log.lines - log.open.get(oldest, log.lines) > _TORN_LINES:
         log.streams[oldest].tracebacks.is_open = False
@@ -565,10 +569,11 @@ def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> i
 
 
 def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
-    """Let one link of a chain of tracebacks stand for its root.
+    """Choose the link of a chain of tracebacks that represents the root.
 
-    `raise … from cause`: the cause. An error while handling another: the later one, unless it says less. The
-    original that PyTorch repeats inside a message: the original.
+    * `raise … from cause`: the cause
+    * an error while another is handled: the later error, unless the earlier one is more specific
+    * the original traceback that PyTorch repeats inside a message: the original
     """
     if event is None:
         return

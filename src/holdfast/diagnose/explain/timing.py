@@ -1,6 +1,6 @@
-"""Weigh by their times whether one event can have brought about another.
+"""Compare the times of two events to decide whether one can have brought about the other.
 
-Where a time is absent, or two clocks cannot be compared, every cost is 0.
+Without a time, or with two clocks that cannot be compared, each cost is 0.
 """
 
 import math
@@ -13,19 +13,21 @@ from holdfast.diagnose.explain.scan import Event
 from holdfast.diagnose.logs.times import waited_s
 
 _SLACK_S: Final = 60.0
-"""Output is kept back, and clocks of nodes differ: a cause may be printed so long after its effect."""
+"""The greatest delay of a cause behind its effect in print: output is buffered, and the clocks of
+nodes differ."""
 _AFTER_ITS_EFFECT: Final = 4.0
 NOT_WHEN_THE_WAIT_BEGAN: Final = 1.5
-"""For a cause that happened at another time than the wait began, where another cause happened then."""
+"""The cost of a cause that did not happen when the wait began, if another cause did."""
 _LATE_SHARE: Final = 0.1
-"""A wait may begin before its cause by so much of its length: the collective is entered, then a peer dies."""
+"""The share of a wait by which the wait may begin before its cause: the collective is entered, then
+a peer dies."""
 _EARLY_S: Final = 300.0
 _SOON_S: Final = 900.0
 _LONG_AFTER_ITS_CAUSE: Final = 1.5
-"""For what does not wait and yet comes later than that."""
+"""The cost of an effect without a wait that comes more than `_SOON_S` after its cause."""
 _SAME_END_S: Final = 900.0
 _INCOMPARABLE_S: Final = 30 * 86_400.0
-"""Two times further apart lack a year or a day."""
+"""Two times further apart than this lack a year or a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +35,18 @@ class Span:
     """The time in which equal events were printed."""
 
     first_s: float
-    """The first of them was not printed before."""
+    """The earliest time of the events; the first was not printed before."""
     printed_s: float | None
     """The time of the first event with a time in its own line."""
     last_s: float
     clock: int
-    """Spans of one number can be compared."""
+    """The number of the clock; spans of one clock can be compared."""
     waited_s: float | None = None
     """For a timeout: the seconds of the wait before the line was printed."""
 
 
 def follows_cost(cause: Span | None, effect: Span | None) -> float:
-    """Return the nats that time adds to the cost that `cause` brought about `effect`."""
+    """Return the nats that time adds to the cost of `cause` bringing about `effect`."""
     if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
         return 0.0
     late_s = cause.first_s - effect.printed_s
@@ -57,7 +59,7 @@ def follows_cost(cause: Span | None, effect: Span | None) -> float:
 
 
 def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
-    """Return whether `cause` happened at the beginning of the wait of `effect`; None without comparable times."""
+    """Return True if `cause` happened when the wait of `effect` began; None if not comparable."""
     if cause is None or effect is None or effect.printed_s is None or cause.clock != effect.clock:
         return None
     if effect.waited_s is None or cause.waited_s is not None:
@@ -69,7 +71,7 @@ def began_wait(cause: Span | None, effect: Span | None) -> bool | None:
 
 
 def clocks_of(events: Iterable[Event]) -> dict[int, int]:
-    """Return the number of the clock of each log by the log's `id`: logs whose clocks agree end together."""
+    """Return the clock number of each log by the log's `id`. Logs with one clock end together."""
     ends_s = {id(one.log): one.log.clock.last_s for one in events}
     clocks: dict[int, int] = {}
     clock, before_s = -1, -math.inf
@@ -80,7 +82,7 @@ def clocks_of(events: Iterable[Event]) -> dict[int, int]:
 
 
 def span_of(events: Iterable[Event], clocks: Mapping[int, int]) -> Span | None:
-    """Return the span of `events` by the clock that most of them share; None where no event has a time."""
+    """Return the span of `events` on the clock of most of them; None without any time."""
     timed = [(one.time_s, one) for one in events if one.time_s is not None]
     if not timed:
         return None

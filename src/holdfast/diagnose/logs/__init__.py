@@ -1,1 +1,1 @@
-"""Read the log files of one job as blocks of lines, and parse one line: prefix, step, traceback, filter."""
+"""Read the log files of one job as blocks of lines, and parse single lines."""

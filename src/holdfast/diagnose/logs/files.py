@@ -1,7 +1,7 @@
-"""Files, folders, patterns and standard input to blocks of whole lines, in bounded memory.
+"""Find log files and read these, or standard input, as blocks of whole lines, in bounded memory.
 
-What cannot be used is named in `Found.notes` or noted while it is read, never raised: a log on a broken disk, a
-compressed file that is cut short, a binary file. Only where nothing at all is there does `find_files` raise.
+Unusable files are listed in `Found.notes` or `Reading.notes` instead of raised: logs on a broken
+disk, incomplete compressed files, binary files. `find_files` raises only if no path exists.
 """
 
 import glob
@@ -19,7 +19,7 @@ from typing import Any, Final
 from holdfast.core.errors import NotFound
 
 LINE_LIMIT_BYTES: Final = 16 * 1024
-"""What is kept of one line; the rest of a longer one is skipped."""
+"""The bytes that are kept of one line; the rest of a longer line is skipped."""
 BLOCK_BYTES: Final = 1 << 20
 STDIN: Final = "-"
 _FILES_LIMIT: Final = 100_000
@@ -27,10 +27,11 @@ _DEPTH_LIMIT: Final = 8
 _SNIFFED_BYTES: Final = 4096
 _END_BYTES: Final = 64
 _PACKED_BYTES: Final = 1024
-"""So much of a compressed file is unpacked at once: it may stand for a thousand times as much, or 32 MiB with zstd."""
+"""The bytes of a compressed file that are decompressed at once. The text may be a thousand times as
+long, or 32 MiB with zstd."""
 _WINDOW_BYTES: Final = 1 << 27
 _BINARY_SHARE: Final = 0.1
-"""Share of control characters and of bytes that are no UTF-8, from which on a file is binary."""
+"""The share of control characters and invalid UTF-8 bytes from which a file counts as binary."""
 _OTHER_COMPRESSION: Final = {
     b"\xfd7zXZ\x00": "xz",
     b"BZh": "bzip2",
@@ -46,27 +47,28 @@ _LOG_NAME = re.compile(
     r"(?i)(?:\.(?:log|out|err|txt|stdout|stderr|json|jsonl)(?:[.-][\w.-]+)?$|^(?:stdout|stderr|dmesg|syslog|messages|kern|journal|sacct|slurm-)"
     r"|(?:nccl|hccl|comm_lib)_trace|(?:^|_)trace_(?:rank_)?\d+$|\.o[0-9]+$|\.e[0-9]+$)"
 )
-"""What an output folder holds of logs; other files there (weights, sources, data) are not opened."""
+"""Names of logs in an output folder. Other files (weights, sources, data) are not opened."""
 _JSON_NAME = re.compile(r"(?i)\.jsonl?(?:\.gz|\.zst)?$")
 _TEXT = bytes({7, 8, 9, 10, 12, 13, 27} | set(range(0x20, 0x100)) - {0x7F})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogFile:
-    """One log file, or one part of a rotated one."""
+    """One log file, or one part of a rotated log."""
 
     path: Path
     group: str
-    """The path without the number of its rotated part: the parts of one group are one log."""
+    """The path without the number of the rotated part. The parts of one group are one log."""
     part: int
-    """0 the newest, larger is older."""
+    """0 for the newest part; larger numbers are older."""
     rank: int | None
-    """The rank whose output it is: by its name (`rank-N.log`), or by torchrun's folders (`attempt_0/N/stderr.log`)."""
+    """The rank that wrote the log, from its name (`rank-N.log`) or torchrun's folders
+    (`attempt_0/N/stderr.log`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The files of a job, older parts of a rotated log before newer ones, and what of it could not be used."""
+    """The files of a job, older parts of a rotated log first, and notes on unusable files."""
 
     files: tuple[LogFile, ...] = ()
     notes: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ class Found:
 
 @dataclass(kw_only=True)
 class Reading:
-    """What happened while files were read."""
+    """The progress and the problems of reading files."""
 
     bytes_in: int = 0
     """Bytes of text, after decompression."""
@@ -82,7 +84,10 @@ class Reading:
 
 
 def find_files(paths: Iterable[str | os.PathLike[str]]) -> Found:
-    """The log files behind `paths`: files, folders (with theirs), glob patterns, and `-` for standard input.
+    """Find the log files at `paths`.
+
+    Args:
+        paths: files, folders (searched for logs), glob patterns, or `-` for standard input.
 
     Raises:
         NotFound: none of the paths exists.
@@ -123,7 +128,8 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> Found:
 def _expanded(name: str) -> list[Path]:
     if name == STDIN or os.path.lexists(name) or not glob.has_magic(name):
         return [Path(name)]
-    return [Path(one) for one in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207  (absolute patterns too)
+    # glob.glob also accepts absolute patterns
+    return [Path(one) for one in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207
 
 
 def _walk(folder: Path, notes: list[str]) -> Iterator[Path]:
@@ -142,13 +148,13 @@ _SILENT: Final = " "
 
 
 def _unusable(file: Path, *, named: bool) -> str:
-    """Why a file is not read, in a sentence; empty where it is."""
+    """Return why a file is not read, in a sentence; empty if the file is read."""
     if file == Path(STDIN):
         return ""
     try:
         if not file.exists():
             return f"{file}: there is no such file; passed over."
-        if not file.is_file():  # a pipe: what is in it can be read once only
+        if not file.is_file():  # a pipe can be read only once
             return "" if named else _SILENT
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -169,7 +175,8 @@ def _unusable(file: Path, *, named: bool) -> str:
         (name for magic, name in _OTHER_COMPRESSION.items() if start.startswith(magic)), None
     ):
         return f"{file}: compressed with {other}. Unpack it first; passed over."
-    # A log may begin with NULs (what a crash or a rotation leaves), so its middle and end are looked at too.
+    # A log may begin with NULs after a crash or a rotation, so the middle and the end are sampled
+    # too.
     if all(map(_strange, (start, *others))):
         return f"{file}: a binary file, not a log; passed over."
     return ""
@@ -181,20 +188,23 @@ def _strange(sample: bytes) -> bool:
 
 
 def is_record(start: bytes) -> bool:
-    """Whether JSON text begins like `sacct --json`, torch elastic's error file, a journal export or container logs."""
+    """Return True if text begins like a JSON record.
+
+    Records are `sacct --json`, torch elastic's error file, journal exports and container logs.
+    """
     keys = (b'"jobs"', b'"message"', b'"MESSAGE"', b'"log"')
     return start.lstrip()[:1] in (b"{", b"[") and any(key in start for key in keys)
 
 
 def is_flight_record(file: Path, start: bytes) -> bool:
-    """Whether a file is PyTorch's Flight Recorder dump: a pickle (protocol 2 or later) by its usual name."""
+    """Return True if a file is a Flight Recorder dump: a pickle with the usual name."""
     return start[:1] == b"\x80" and (
         "trace" in file.name or "nccl" in file.name or file.suffix in (".pkl", ".pickle")
     )
 
 
 def rank_by_name(name: str) -> int | None:
-    """The rank whose output a file named `name` holds: `rank-3.log`, and its rotated parts."""
+    """Return the rank in a file's name: `rank-3.log` or a rotated part."""
     rank = _RANK_FILE.search(name)
     return int(rank[1]) if rank else None
 
@@ -214,10 +224,10 @@ def _log_file(path: Path) -> LogFile:
 
 
 def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[bytes, int]]:
-    r"""Yield blocks of whole lines with the number of their first line, up to the size the file has now.
+    r"""Yield blocks of whole lines with the number of their first line, up to the present size.
 
-    A carriage return also ends a line (progress bars redraw theirs with it), but only `\n` is counted, as
-    editors do. A file that cannot be read any further ends there, and `reading` notes it.
+    A carriage return also ends a line (progress bars redraw with it), but only `\n` is counted, as
+    in editors. If the file becomes unreadable, the blocks end there and `reading` has a note.
     """
     reading = Reading() if reading is None else reading
     try:
@@ -232,7 +242,7 @@ def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[by
                 lambda count: os.read(file.fileno(), count), status.st_size if regular else None
             )
             yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
-    except OSError as error:  # a log on a broken disk: what was read so far is used
+    except OSError as error:  # a log on a broken disk: the part before is used
         reading.notes.append(
             f"{path}: not readable to its end ({error.strerror}); used up to there."
         )
@@ -278,10 +288,13 @@ def _unzstd() -> Callable[[], Any]:
 
 
 def _unpacked(raw: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
-    """The text of one compressed member after another, as log rotation appends them.
+    """Decompress one member after another, as log rotation appends members.
+
+    The text before an error is yielded.
 
     Raises:
-        EOFError: the last one is cut short. What could be unpacked was yielded; so with every error.
+        EOFError: the last member is incomplete.
+        ValueError: the data are damaged.
     """
     stream, within = begin(), False
     text = bytearray()

@@ -1,7 +1,8 @@
-"""Which lines are routine: filter rules that are data, packaged or learned from good runs.
+"""Recognise routine lines by filter rules, which are packaged or learned from good runs.
 
-A filter file (`filters.yaml`) is a list of `{id, pattern, source, match}`; a line, without its prefixes, that one of
-them matches is dropped by `compress`. The live path does not need them: it looks only at lines with a rule's hot words.
+A filter file (`filters.yaml`) is a list of `{id, pattern, source, match}`. `compress` drops lines
+that a filter matches, without their prefixes. The scan needs no filters, since it reads only lines
+with a rule's hot words.
 """
 
 import functools
@@ -25,14 +26,14 @@ class Filter:
 
     id: str
     pattern: str
-    """RE2, searched in the line without its prefixes."""
+    """The RE2 pattern, searched in the line without its prefixes."""
     source: str
     match: tuple[str, ...]
-    """Lines it drops."""
+    """Example lines that the filter drops."""
 
 
 class Filters:
-    """Says of a line whether it is routine."""
+    """A set of filters that are matched together."""
 
     def __init__(self, filters: Iterable[Filter]) -> None:
         self.filters = tuple(filters)
@@ -42,22 +43,22 @@ class Filters:
         self._set.Compile()
 
     def routine(self, text: str) -> bool:
-        """Whether one of the filters knows `text`."""
+        """Return True if one of the filters matches `text`."""
         return bool(self.filters) and bool(self._set.Match(text))
 
 
 @functools.cache
 def packaged_filters() -> tuple[Filter, ...]:
-    """The filters that come with Holdfast."""
+    """Return the packaged filters."""
     text = (resources.files("holdfast.diagnose.logs") / "filters.yaml").read_text("utf-8")
     return parse_filters("filters.yaml", text)
 
 
 def parse_filters(name: str, text: str) -> tuple[Filter, ...]:
-    """The filters in a file.
+    """Return the filters in a file.
 
     Raises:
-        BadUse: the file is not as the module says; the message names file and filter.
+        BadUse: the file is malformed; the message names the file and the filter.
     """
     try:
         given = yaml.load(text, Loader=_LOADER) or []

@@ -1,7 +1,8 @@
-"""PyTorch's Flight Recorder dumps: which ranks did not come to the collective that the others wait in.
+"""Read PyTorch's Flight Recorder dumps: which ranks did not join the collective that others await.
 
-A dump is a pickle of lists, dicts, strings and numbers. It is not unpickled: its opcodes are read, and the few that
-stand for plain values build them. Whatever else a pickle can do is refused, so nothing in a dump can run.
+A dump is a pickle of lists, dicts, strings and numbers. The pickle is not loaded: its opcodes are
+read, and only those for plain values are carried out. All other opcodes are refused, so a dump
+cannot run code.
 """
 
 import pickletools
@@ -30,11 +31,11 @@ _IGNORED: Final = frozenset({"PROTO", "FRAME", "STOP"})
 
 
 def read_dump(path: Path) -> dict[str, Any]:
-    """The dump in `path`.
+    """Return the dump in `path`.
 
     Raises:
-        ValueError: it is too large, damaged, no dump, or holds more than plain values.
-        OSError: it cannot be read.
+        ValueError: the file is too large, damaged, no dump, or has more than plain values.
+        OSError: the file cannot be read.
     """
     if path.stat().st_size > _SIZE_LIMIT_BYTES:
         raise ValueError(f"larger than {_SIZE_LIMIT_BYTES >> 20} MiB")
@@ -68,19 +69,17 @@ def _plain_value(data: bytes) -> Any:
         elif name.endswith(("PUT", "MEMOIZE")):
             memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
         elif name.endswith("GET"):
-            stack.append(
-                memo[argument]
-            )  # a container may hold itself: nothing here walks through one
+            stack.append(memo[argument])  # may make a container cyclic; no code here recurses
         elif name not in _IGNORED:
             _gather(name, stack)
     return stack[-1]
 
 
 def _gather(name: str, stack: list[Any]) -> None:
-    """Do what an opcode does that puts values together.
+    """Carry out an opcode that collects values.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the opcode does not collect values.
     """
     if name in {"APPEND", "SETITEM"}:
         _into(stack, 1 if name == "APPEND" else 2)
@@ -99,7 +98,7 @@ def _mark_of(stack: list[Any]) -> int:
 
 
 def _into(stack: list[Any], count: int, *, marked: bool = False) -> None:
-    """Put the last `count` values into the list or dict before them."""
+    """Move the last `count` values into the list or dict before them."""
     values = stack[len(stack) - count :]
     del stack[len(stack) - count - int(marked) :]
     if isinstance(stack[-1], list):
@@ -114,7 +113,11 @@ def _into(stack: list[Any], count: int, *, marked: bool = False) -> None:
 def flight_lines(
     paths: Sequence[Path], reading: Reading
 ) -> dict[Path, list[tuple[int | None, str]]]:
-    """What the dumps of one job say together: by the dump that it is said of, a rank and a line."""
+    """Compare the dumps of one job.
+
+    Returns:
+        By dump: each rank and a line about that rank.
+    """
     last: dict[str, dict[int, tuple[int, str, bool]]] = defaultdict(dict)
     members: dict[str, set[int]] = defaultdict(set)
     path_of: dict[int, Path] = {}
@@ -156,9 +159,8 @@ def _behind(
     sequence, name, _ = max(waiting.values())
     late = sorted(rank for rank in members if last.get(rank, (0,))[0] < sequence)
     silent = [rank for rank in late if rank not in path_of]
-    if silent and 3 * len(silent) <= len(
-        members
-    ):  # dead, most likely; where most are silent, theirs were not given
+    # Few silent ranks are probably dead; if most are silent, their dumps were not given.
+    if silent and 3 * len(silent) <= len(members):
         for rank in silent:
             text = (
                 f"flight recorder: rank {rank} left no dump, and {len(waiting)} ranks of group {group} wait "

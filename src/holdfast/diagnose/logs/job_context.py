@@ -1,4 +1,4 @@
-"""What a supervisor saw of the ranks, for those who have one; `diagnose` also works without."""
+"""Define the supervisor's observations of the ranks, an optional input of `diagnose`."""
 
 import math
 import signal as signals
@@ -11,20 +11,20 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dev
 
 @dataclass(frozen=True, kw_only=True)
 class RankExit:
-    """How one rank's process ended."""
+    """The end of one rank's process."""
 
     rank: int
     pid: int
     at_monotonic_s: float
-    """When it was seen to have ended; the smallest of a job died first."""
+    """The time of the observation; the rank with the least time died first."""
     exit_code: int | None = None
     """The exit code of the process; None if a signal ended the process."""
     signal: int | None = None
-    """The signal that ended it."""
+    """The signal that ended the process."""
     last_step: int | None = None
 
     def __post_init__(self) -> None:
-        """Demand exactly one of code and signal.
+        """Require exactly one of exit code and signal.
 
         Raises:
             ValueError: both or neither are given.
@@ -38,58 +38,58 @@ class Hang:
     """A job that made no step for longer than its limit."""
 
     ranks: tuple[int, ...] = ()
-    """The frozen ranks, as far as they could be told apart from those that wait for them."""
+    """The frozen ranks, if distinguishable from those that wait for them."""
     pids: tuple[int, ...] = ()
-    """Their processes, in the order of `ranks`."""
+    """The processes of `ranks`, in the same order."""
     process_state: str | None = None
-    """The one letter of /proc/PID/stat (T stopped, D uninterruptible); None where it tells nothing."""
+    """The state letter of /proc/PID/stat (T stopped, D uninterruptible); None if uninformative."""
     last_step: int | None = None
     """The newest step of the job."""
     frozen_step: int | None = None
-    """The newest step of the frozen ranks, where it is behind."""
+    """The newest step of the frozen ranks, if behind."""
     waited_s: float = 0.0
     limit_s: float | None = None
     only_silence: bool = False
-    """No state was seen that cannot be work."""
+    """True if no process was in a state that rules out work."""
     option: str | None = None
-    """The option of `holdfast run` that sets the limit of silence at that place."""
+    """The option of `holdfast run` that sets the limit of silence at this place."""
     why: str | None = None
-    """What else tells the frozen ranks apart, or what all ranks do."""
+    """Another difference of the frozen ranks, or the common activity of all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BrokenLoss:
-    """A loss that shows that the state of the training is broken."""
+    """A loss that shows broken training."""
 
     value: float
     step: int
-    """The step of that loss."""
+    """The step of the loss."""
     first_step: int
-    """The first of the steps in a row whose loss was broken."""
+    """The first of the consecutive steps with a broken loss."""
     usual: float | None = None
-    """The median of the losses before; None where too few are known."""
+    """The median of the losses before; None if too few are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobContext:
-    """The facts that the supervisor of one attempt has besides the logs."""
+    """The observations of one attempt's supervisor, in addition to the logs."""
 
     exits: tuple[RankExit, ...] = ()
     hang: Hang | None = None
     broken_loss: BrokenLoss | None = None
     last_step: int | None = None
     stopped_ranks: tuple[int, ...] = ()
-    """Ranks that the supervisor or the launcher ended itself: their deaths are teardown."""
+    """Ranks that the supervisor or the launcher ended; their deaths are teardown."""
     left_rank: int | None = None
     """The rank that ended with code 0 while the others went on."""
     launcher_ended_first: bool = False
-    """The launcher died, and its ranks with it."""
+    """True if the launcher died, and its ranks with it."""
     lost_node: str | None = None
-    """The name of the node that was lost, and its ranks with it."""
+    """The name of the node that was lost with its ranks."""
 
 
 def observed_lines(context: JobContext) -> tuple[str, ...]:
-    """`context` in the words of `observer.log`, so that the same rules read both; time stamps left out."""
+    """Return `context` as lines of `observer.log` without time stamps, for the same rules."""
     lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
     if context.broken_loss is not None:
         lines += _loss_lines(context.broken_loss)
@@ -129,7 +129,10 @@ def observed_lines(context: JobContext) -> tuple[str, ...]:
 
 
 def _may_have_left(in_order: Sequence[RankExit]) -> Sequence[RankExit]:
-    """The ranks that ended well before the first that failed; none where most did, since these have completed."""
+    """Return the ranks that ended well before the first failure, unless most ranks did.
+
+    If most ranks ended well, they completed the job.
+    """
     first = next((place for place, one in enumerate(in_order) if one.exit_code != 0), 0)
     return in_order[:first] if 2 * first <= len(in_order) else ()
 
@@ -155,7 +158,7 @@ def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
 
 
 def _loss_lines(loss: BrokenLoss) -> list[str]:
-    """The first line alone is the root: what comes back has the same words, whatever its values are."""
+    """Return the lines about a loss. Only the first is the root, and its words do not vary."""
     what = "has jumped" if math.isfinite(loss.value) else "is not finite"
     usual = "" if loss.usual is None else f"; usual was {loss.usual:.4g}"
     return [

@@ -1,4 +1,4 @@
-"""One raw line to clean text, and what its prefixes tell of it."""
+"""Convert a raw line to clean text and the fields of its prefixes."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from holdfast.diagnose.logs.prefixes import Prefixes
 from holdfast.diagnose.shapes import Shapes, shape_of, with_own_digits
 
 TEXT_LIMIT: Final = 4096
-"""Characters of a line that rules meet."""
+"""The characters of a line that rules are matched with."""
 CITED_LIMIT: Final = 400
-"""Characters of a line that a diagnosis shows."""
+"""The characters of a line that a diagnosis shows."""
 _PREFIXES_LIMIT: Final = 6
 
 _ANSI = re2.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _CONTROL = re2.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{2028}-\x{202e}\x{2066}-\x{2069}]")
-"""What a terminal would act upon: control characters, and those that turn the direction of text."""
+"""Characters with an effect on terminals: control characters and marks of text direction."""
 _BOX = re2.compile(r"^[│|] (.*?)[ ]*[│|]$")
 """A line within the box that rich draws around a traceback."""
 
@@ -31,22 +31,22 @@ class Line:
 
     number: int
     text: str
-    """Without prefixes; its indentation is kept."""
+    """The line without prefixes, with its indentation."""
     cited: str
-    """As a person would read it in the file, shortened."""
+    """The line as a person reads it in the file, shortened."""
     rank: int | None
     local_rank: int | None
     host: str | None = None
     time: str | None = None
-    """As printed; of two times, the outer: one clock gives it to all lines."""
+    """The time as printed. Of two times, the outer, since one clock then stamps all lines."""
     stream: str | None = None
-    """`stdout` or `stderr`, where a prefix says so."""
+    """`stdout` or `stderr`, if a prefix names the stream."""
     process: str | None = None
-    """What else distinguishes the process that printed it, in a prefix that was learnt."""
+    """A learned prefix's further fields, which distinguish the process that printed the line."""
 
 
 class Dialects:
-    """The prefixes of `dialects.yaml`: which one a line begins with, and what it tells."""
+    """The packaged prefixes of `dialects.yaml`."""
 
     def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
         self.examples = [(one["id"], *one["example"]) for one in given]
@@ -58,7 +58,10 @@ class Dialects:
         self._known: Shapes[_Parted] = Shapes()
 
     def part(self, text: str) -> tuple[str, dict[str, str]]:
-        """`text` without its prefixes, and what they tell; of two ranks the later, of two times the first."""
+        """Return `text` without its prefixes, and their fields.
+
+        Of two ranks the later is returned, of two times the first.
+        """
         shape = shape_of(text)
         found = self._known.get(shape)
         if found is None:
@@ -69,7 +72,11 @@ class Dialects:
         return text[end:], {name: text[begin:end] for name, begin, end in places}
 
     def _find(self, text: str) -> tuple["_Parted", bool]:
-        """Return where the prefixes of `text` and their fields lie, and whether so for all texts of its shape."""
+        """Return the places of the prefixes and fields of `text`.
+
+        Returns:
+            The places, and True if they are the same in all texts of this shape.
+        """
         at, places, is_of_shape = 0, dict[str, tuple[int, int]](), True
         for _ in range(_PREFIXES_LIMIT):
             rest = text[at:]
@@ -88,7 +95,7 @@ class Dialects:
 
 
 _Parted: TypeAlias = tuple[int, tuple[tuple[str, int, int], ...]]
-"""Where the prefixes of a text end, and where each field begins and ends."""
+"""The end of a text's prefixes, and name, begin and end of each field."""
 
 
 def _begins(patterns: Iterable[str]) -> Any:
@@ -101,15 +108,19 @@ def _begins(patterns: Iterable[str]) -> Any:
 
 @functools.cache
 def dialects() -> Dialects:
-    """The prefixes that come with Holdfast."""
+    """Return the packaged prefixes."""
     text = (resources.files("holdfast.diagnose.logs") / "dialects.yaml").read_text("utf-8")
     return Dialects(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
-    """Decode `raw` (invalid UTF-8 replaced), drop ANSI codes, and part its prefixes from its text.
+    """Decode a line, remove ANSI codes and separate the prefixes from the text.
 
-    `learnt` holds the prefixes of the line's own log; the packaged dialects are tried before and behind them.
+    Args:
+        raw: the bytes of the line. Invalid UTF-8 is replaced.
+        number: the line's number in its file.
+        learnt: the prefixes of the line's own log. The packaged dialects are tried before and after
+            these.
     """
     whole = _printable(raw)
     text, told = _parted(whole, learnt)
@@ -134,7 +145,7 @@ def clean_line(raw: bytes, number: int, learnt: Prefixes | None = None) -> Line:
 
 def _printable(raw: bytes) -> str:
     whole = raw.decode("utf-8", "replace")
-    if not whole.isprintable():  # tabs too, but most lines are spared the work
+    if not whole.isprintable():  # true for most lines, but not with tabs
         whole = _CONTROL.sub(" ", _ANSI.sub("", whole))
     return whole.rstrip()
 
@@ -143,7 +154,7 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
     text, told = dialects().part(whole)
     if not learnt or (text[:1] in "│|" and _BOX.search(text)):
         return text, told
-    # A dialect may have taken a part of the log's own prefix, or the whole of another.
+    # A dialect may have matched a part of the log's own prefix, or all of another prefix.
     for start, known in ((text, told), (whole, {})):
         if (found := learnt.part(start)) is not None:
             behind, more = dialects().part(found[0])
@@ -154,7 +165,7 @@ def _parted(whole: str, learnt: Prefixes | None) -> tuple[str, dict[str, str]]:
 
 
 def learn_prefixes(learnt: Prefixes, block: bytes) -> None:
-    """Learn the prefixes of a log from the next block of its lines."""
+    """Learn the prefixes of a log from its next block."""
     rests = []
     for raw in learnt.sample(block):
         whole = _printable(raw.partition(b"\r")[0])

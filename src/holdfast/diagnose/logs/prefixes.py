@@ -1,8 +1,9 @@
 """Learn the prefix that a launcher puts before most lines of one log, from the log itself.
 
-The prefixes of `dialects.yaml` are parted first. What they leave of a sample of lines is cut into tokens, in which a
-time and a word with digits stand for any other. A prefix is a run of tokens that begins almost every line of any
-kind. Lines that differ in their numbers alone count once, so that ten thousand lines of progress make no prefix.
+First, the prefixes of `dialects.yaml` are cut off. The rest of a sample of lines is split into
+tokens, where times, and words with digits, are equal to each other. A prefix is a run of tokens at
+the start of almost all lines of any kind. Lines that differ only in their numbers count once, so
+that ten thousand lines of progress make no prefix.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,23 +16,23 @@ import re2
 from holdfast.diagnose.logs.times import TIME_PATTERN
 
 SAMPLE_LINES: Final = 384
-"""Lines of a block from which prefixes are learnt."""
+"""The lines of a block from which prefixes are learned."""
 _SMALL_BLOCK_BYTES: Final = 64 << 10
 _LEAST_SHAPES: Final = 8
-"""Fewer lines of different shape show no prefix."""
+"""The least lines of different shape from which a prefix is learned."""
 _ALONE_SHARE: Final = 0.6
 """The share of all shapes that one prefix must begin."""
 _TOGETHER_SHARE: Final = 0.9
-"""The share that several prefixes must begin together, where no one of them begins enough."""
+"""The share that several prefixes must begin together, if no single one begins enough."""
 _BRANCH_SHARE: Final = 0.05
 _STAY_SHARE: Final = 0.95
-"""A prefix grows by a token only if almost all its lines have that token."""
+"""A prefix grows by a token only if this share of its lines has the token."""
 _TOKENS_LIMIT: Final = 32
 _RAW_BYTES: Final = 1600
 _HEAD_CHARACTERS: Final = 160
 _TEMPLATES_LIMIT: Final = 16
 _VARIETY_LEAST: Final = 4
-"""Different tokens that must follow a prefix."""
+"""The least different tokens behind a prefix."""
 _FOLLOWING_TOKENS: Final = 8
 _RANK_SLACK: Final = 8
 
@@ -40,7 +41,7 @@ _EPOCH: Final = re2.compile(r"^1[5-9]\d{8}\.\d+$")
 _TIME, _ID, _SPACE = "<time>", "<id>", " "
 _FIELD_PATTERNS: Final = {_TIME: TIME_PATTERN, _ID: r"\w+(?:[.-]+\w+)*"}
 _VARYING: Final = b"0123456789.,:%"
-"""Characters of numbers. Progress bars are drawn with characters beyond ASCII."""
+"""Characters of numbers. Progress bars consist of characters beyond ASCII."""
 _SEVERITY = re2.compile(r"(?i)^(?:error|err|warn|warning|info|debug|fatal|critical|notice|trace)$")
 _SOURCE = re2.compile(r"\.(?:py|cpp|cc|cu|cuh|c|h|hpp|go|rs)$")
 _NAME = re2.compile(r"^[A-Z][A-Za-z]*[a-z]|\.")
@@ -67,7 +68,7 @@ class _Sampled:
 
 
 class Prefix:
-    """One learnt prefix: its pattern and the meaning of its fields."""
+    """A learned prefix: its pattern and the meaning of its fields."""
 
     def __init__(
         self, tokens: Sequence[str], lines: Sequence[_Sampled], *, one_of_several: bool
@@ -90,16 +91,17 @@ class Prefix:
                 parts.append(re2.escape(token))
         self.pattern = "".join(parts)
         self.quote = tokens[-1] if tokens[-1] in _QUOTES else ""
-        """The mark that opens the line's own text, where the prefix ends with one."""
+        """The quotation mark that opens the line's own text, if the prefix ends with one."""
         self.order = -len(tokens)
         self._name = " ".join(one for one in tokens if one.isalnum()) if one_of_several else ""
         self._compiled = re2.compile(self.pattern)
         self._groups = sorted(self._compiled.groupindex.items())
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """Return `text` behind the prefix and the fields of the prefix; None where `text` has another beginning.
+        """Return `text` behind the prefix, and the prefix's fields; None without the prefix.
 
-        `process` distinguishes the processes that share the log, by the fields that mean nothing else.
+        `process` distinguishes the processes that share the log, by the fields without another
+        meaning.
         """
         found = self._compiled.match(text)
         if found is None:
@@ -122,7 +124,7 @@ class Prefix:
 
 
 class Prefixes:
-    """The prefixes learnt from one log so far."""
+    """The prefixes learned from one log so far."""
 
     def __init__(self) -> None:
         self._learnt: tuple[Prefix, ...] = ()
@@ -135,13 +137,14 @@ class Prefixes:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Return the pattern of each learnt prefix, in RE2."""
+        """Return the pattern of each learned prefix, in RE2."""
         return tuple(one.pattern for one in self._learnt)
 
     def sample(self, block: bytes) -> list[bytes]:
-        """Count the lines of a block; return lines to learn from, each time that the log has doubled, else nothing.
+        """Count the lines of a block; return lines to learn from when the log has doubled.
 
-        The lines of small blocks are kept for later ones: the log of a job that runs is read a few lines at a time.
+        Otherwise the result is empty. The lines of small blocks are kept for later, since the log
+        of a running job arrives a few lines at a time.
         """
         self._lines += block.count(b"\n") + 1
         is_due = self._lines >= self._next
@@ -153,18 +156,18 @@ class Prefixes:
         return self._kept
 
     def learn(self, rests: Iterable[tuple[str, bool]]) -> None:
-        """Learn from lines as the dialects leave them, each with whether a dialect had parted the line."""
+        """Learn from lines without their dialects' prefixes; the flag is True if there was one."""
         for group in (False, True):
             lines = [text for text, parted in rests if parted is group]
-            # A launcher may speak without its prefix before it starts the job.
+            # A launcher may log without its prefix before it starts the job.
             for prefix in learnt(lines) or learnt(lines[len(lines) // 2 :]):
                 if prefix.pattern not in self.patterns:
                     self._learnt = (*self._learnt, prefix)[-_TEMPLATES_LIMIT:]
-        # The longest first: one prefix may begin another.
+        # The longest comes first: one prefix may begin with another.
         self._learnt = tuple(sorted(self._learnt, key=lambda one: one.order))
 
     def part(self, text: str) -> tuple[str, dict[str, str]] | None:
-        """Return `text` behind the first prefix that fits, and the fields of that prefix; None where no prefix fits."""
+        """Return `text` behind the first prefix that fits, and the prefix's fields; else None."""
         for prefix in self._learnt:
             if (parted := prefix.part(text)) is not None:
                 return parted
@@ -172,7 +175,7 @@ class Prefixes:
 
 
 def _spread(block: bytes) -> list[bytes]:
-    """Return up to `SAMPLE_LINES` lines of a block, spread over the block evenly."""
+    """Return up to `SAMPLE_LINES` lines of a block, spread evenly."""
     lines = [line[:_RAW_BYTES] for line in block.split(b"\n") if line.strip()]
     if len(lines) <= SAMPLE_LINES:
         return lines
@@ -191,7 +194,8 @@ def learnt(lines: Iterable[str]) -> list[Prefix]:
         return []
     has_fields = any(token in _FIELD_PATTERNS for tokens in found for token in tokens)
     if not has_fields and not any(_is_indented(one, tokens) for one in shapes for tokens in found):
-        return []  # a program's name before its own messages; a launcher's stands before indented lines too
+        # Only a launcher's prefix stands before indented lines; a program's name does not.
+        return []
     sampled = [_tokens(line) for line in lines]
     return [
         Prefix(
@@ -232,7 +236,7 @@ def _grown(
             by_token.setdefault(one.tokens[at], []).append(one)
     alone = _ALONE_SHARE if at_root else _STAY_SHARE
     together = _TOGETHER_SHARE if at_root else _STAY_SHARE
-    # A line that ends here (a blank line behind its prefix) speaks for no token.
+    # A line that ends here (a blank line behind its prefix) supports no token.
     count = sum(map(len, by_token.values()))
     token = max(by_token, key=lambda one: len(by_token[one]), default=None)
     if token is not None and len(by_token[token]) >= alone * count:
@@ -258,7 +262,7 @@ def _grown(
 
 
 def _may_end(prefix: tuple[str, ...], members: Sequence[_Sampled]) -> bool:
-    """Return whether a launcher may put `prefix` there: a prefix ends at a mark or a blank."""
+    """Return True if `prefix` can be a launcher's prefix, which ends at a mark or a blank."""
     if (
         not prefix
         or len(members) < _VARIETY_LEAST
@@ -293,13 +297,13 @@ def _is_indented(line: _Sampled, prefix: tuple[str, ...]) -> bool:
 
 
 def _following(prefix: tuple[str, ...], members: Iterable[_Sampled]) -> set[tuple[str, ...]]:
-    """Return the tokens behind `prefix`: room for a severity or the prefix of another program, and a word."""
+    """Return the tokens behind `prefix`: room for a severity, a program's prefix and a word."""
     at = len(prefix)
     return {one.tokens[at : at + _FOLLOWING_TOKENS] for one in members if one.tokens[:at] == prefix}
 
 
 def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
-    """Return the fields whose values come back. The values of line counters and times do not."""
+    """Return the fields with recurring values, unlike line counters and times."""
     return [
         at
         for at, token in enumerate(tokens)
@@ -308,7 +312,7 @@ def _recurring(tokens: Sequence[str], lines: Sequence[_Sampled]) -> list[int]:
 
 
 def _roles(tokens: Sequence[str], lines: Sequence[_Sampled]) -> dict[int, str]:
-    """Return the meaning of each field by its place: from the word before the field, or from the values."""
+    """Return the meaning of each field by its place, from the word before or from the values."""
     roles = {at: "time" for at, token in enumerate(tokens) if token == _TIME}
     guesses: dict[int, str] = {}
     for at in _recurring(tokens, lines):
@@ -319,7 +323,7 @@ def _roles(tokens: Sequence[str], lines: Sequence[_Sampled]) -> dict[int, str]:
         elif (guess := _role_of(values)) is not None:
             guesses[at] = guess
     addressed = (at for at in guesses if all(_ADDRESS.search(one.values[at]) for one in lines))
-    for at in (*addressed, *guesses):  # an address is no guess
+    for at in (*addressed, *guesses):  # addresses are certain
         if guesses[at] not in roles.values():
             roles[at] = guesses[at]
     roles = {at: role for role, at in {role: at for at, role in reversed(roles.items())}.items()}
@@ -353,7 +357,7 @@ def _role_of(values: set[str]) -> str | None:
 
 
 def _unquoted(text: str, quote: str) -> str:
-    """Return `text` up to the closing mark, with the escapes undone."""
+    """Return `text` up to the closing quotation mark, with its escapes replaced."""
     end = len(text)
     at = 0
     while at < len(text):

@@ -1,9 +1,9 @@
 """Distinguish the job's own program from programs that the job runs, quotes or judges.
 
-A job that rewards code runs programs which a model wrote, and prints their tracebacks. Each such program has a path of
-its own, differs from the one before in a number or a random name, and the job goes on. A traceback that begins within
-a line, behind the job's own words, and never leaves one folder is a report about something. Text in quotes that has
-escaped line ends is another log, printed by its reader.
+Reinforcement learning on code runs programs that a model wrote, and prints their tracebacks. Each
+such program has its own path, which differs from the last in a number or a random name, and the job
+goes on. A traceback is a report if it begins within a line, behind the job's own words, and never
+leaves one folder. Text in quotes with escaped line ends is another log that the job prints.
 """
 
 from typing import Final
@@ -11,29 +11,34 @@ from typing import Final
 import re2
 
 _GENERATED_LEAST: Final = 3
-"""So many different paths of one shape, with progress of the job between, are of generated programs."""
+"""The different paths of one shape, with progress of the job between, that show generated programs.
+"""
 _SHAPES_LIMIT: Final = 256
 _FOLDERS_LIMIT: Final = 256
 _RANDOM = re2.compile(r"\btmp\w{4,}|\b[0-9a-f]{6,}\b|[0-9]+")
 
 
 class Programs:
-    """The programs whose tracebacks one log shows."""
+    """The programs in the tracebacks of one log."""
 
     def __init__(self) -> None:
         self._by_shape: dict[str, tuple[int, int, int, str]] = {}
-        """By shape of path: the programs with progress between, the progress and the ends then, and the last path."""
+        """By shape of path: the number of programs with progress between, the progress and the ends
+        at the last one, and its path."""
         self._folders: set[str] = set()
         self._ends = 0
 
     def note_end(self) -> None:
-        """Take in that a process ended: programs after that are not counted with those before."""
+        """Record that a process ended. Programs after the end are counted anew."""
         self._ends += 1
 
     def note(self, path: str, *, introduced: bool, progress: int) -> None:
-        """Take in the script of a traceback.
+        """Record the script of a traceback.
 
-        `introduced`: the traceback begins behind other words of its line. `progress`: the job's, in steps or rises.
+        Args:
+            path: the script.
+            introduced: the traceback begins behind other words of its line.
+            progress: the steps or rises of the job so far.
         """
         if not introduced and len(self._folders) < _FOLDERS_LIMIT:
             self._folders.add(folder_of(path))
@@ -50,21 +55,21 @@ class Programs:
         self._by_shape[shape] = (count, max(progress, before), self._ends, path)
 
     def is_generated(self, path: str) -> bool:
-        """Return whether programs like the one at `path` came and went while the job lived."""
+        """Return True if several programs like the one at `path` ended while the job went on."""
         return self._by_shape.get(str(_RANDOM.sub("#", path)), (0,))[0] >= _GENERATED_LEAST
 
     def is_own_folder(self, path: str) -> bool:
-        """Return whether a traceback that begins its line has a script in the folder of `path`."""
+        """Return True if a traceback that begins its line had a script in the folder of `path`."""
         return folder_of(path) in self._folders
 
 
 def folder_of(path: str) -> str:
-    """Return the folder of `path`, empty where `path` names no folder."""
+    """Return the folder of `path`; empty if `path` has none."""
     return path.rpartition("/")[0]
 
 
 def is_in_quotes(text: str, at: int) -> bool:
-    r"""Return whether `at` lies within quotes that hold line ends written as `\n`."""
+    r"""Return True if `at` lies within quotes that contain line ends written as `\n`."""
     opened, begin, position = "", 0, 0
     while position < at:
         mark = text[position]

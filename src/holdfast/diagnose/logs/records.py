@@ -1,7 +1,7 @@
-"""Files that are not lines of text (Slurm's and torch elastic's JSON, Flight Recorder dumps) to lines with a place.
+"""Convert structured files (JSON of Slurm and torch elastic, Flight Recorder dumps) to lines.
 
-A line that is made here says in plain words what the record says, so that the same rules read it; its number is that
-of the line of the file that holds it, and 0 where the file has none.
+A generated line states a record's content in plain words, so that the same rules apply. The line
+number is the number of the record's line in the file, or 0 if there is none.
 """
 
 import json
@@ -13,7 +13,7 @@ from holdfast.diagnose.logs.files import LogFile, Reading, is_flight_record, is_
 from holdfast.diagnose.logs.flight_recorder import flight_lines
 
 _RECORD_LIMIT_BYTES: Final = 8 << 20
-"""A larger JSON file is read as text."""
+"""The largest JSON file that is parsed; larger files are read as text."""
 _TEXT_KEYS: Final = (
     "MESSAGE",
     "log",
@@ -24,18 +24,18 @@ _TEXT_KEYS: Final = (
     "stack_trace",
     "stack",
 )
-"""Where JSON loggers put what was said, and the traceback that belongs to it."""
+"""The keys under which JSON loggers put the message and its traceback."""
 _TEXT_KEYS_AS_JSON: Final = tuple(f'"{key}"'.encode() for key in _TEXT_KEYS)
 _JSON_BEGINNINGS: Final = (b"\n{", b' {"', b']{"', b':{"')
 _PREFIX_BYTES: Final = 160
-"""So far into a line its JSON may begin."""
+"""The greatest offset in a line at which its JSON may begin."""
 _LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(
     ("fatal", "critical", "panic", "emerg", "emergency"), "FATAL"
 )
 
 
 class RecordLine(NamedTuple):
-    """A line and where it stands."""
+    """A line, its number in the file, and its rank."""
 
     number: int
     text: str
@@ -45,7 +45,7 @@ class RecordLine(NamedTuple):
 def record_lines(
     files: Iterable[LogFile], reading: Reading
 ) -> tuple[dict[Path, list[RecordLine]], list[LogFile]]:
-    """What the records among `files` say, by file, and the files that are plain logs."""
+    """Return the lines of the records among `files`, by file, and the files that are plain logs."""
     records: dict[Path, list[RecordLine]] = {}
     dumps: list[Path] = []
     logs: list[LogFile] = []
@@ -73,7 +73,7 @@ def _start_of(path: Path) -> bytes:
 
 
 def _json_lines(file: LogFile) -> list[RecordLine] | None:
-    """What a file that is one JSON value says; None where it is no such record, and to be read as text."""
+    """Return the lines of a file that is one JSON record; None if the file is plain text."""
     try:
         if file.path.stat().st_size > _RECORD_LIMIT_BYTES:
             return None
@@ -96,9 +96,10 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def plain_text(block: bytes) -> bytes:
-    r"""A block of a log as text: what its lines of JSON say (containers, journal exports, JSON loggers).
+    r"""Convert a block with lines of JSON (containers, journals, JSON loggers) to plain text.
 
-    The lines of one message stand in one line of the log: here `\\r` parts them, which ends a line and counts none.
+    A message of several lines becomes one line with `\\r` between its parts, so that line numbers
+    stay the same.
     """
     if not block.startswith(b"{") and not any(begin in block for begin in _JSON_BEGINNINGS):
         return block
@@ -106,7 +107,7 @@ def plain_text(block: bytes) -> bytes:
 
 
 def _as_text(line: bytes) -> bytes:
-    """What a line of JSON says, behind the prefix that stands before the JSON; else the line."""
+    """Return the message of a line of JSON, behind the line's prefix; other lines unchanged."""
     start = line.find(b'{"', 0, _PREFIX_BYTES)
     if start < 0 or not line.endswith((b"}", b"}\r")):
         return line
@@ -125,7 +126,7 @@ def _said(line: bytes) -> bytes | None:
     found: list[str] = []
     for key in _TEXT_KEYS:
         message = entry.get(key)
-        if isinstance(message, list):  # journald's form of what is not text
+        if isinstance(message, list):  # journald's form of binary data
             octets = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256)
             message = octets.decode("utf-8", "replace")
         if isinstance(message, str):
@@ -133,12 +134,10 @@ def _said(line: bytes) -> bytes | None:
     if not found:
         return None
     if level := _LEVELS.get(str(entry.get("level", entry.get("severity", ""))).lower()):
-        found.append(
-            f"{level}: {found[0]}"
-        )  # a line of its own: rules know the words of the message as they are
-    if (
-        isinstance(host := entry.get("_HOSTNAME"), str) and host
-    ):  # as syslog has it: the dialects know its prefix
+        # In a separate line: rules match the words of the message unchanged.
+        found.append(f"{level}: {found[0]}")
+    # In syslog's form, whose prefix is in the dialects.
+    if isinstance(host := entry.get("_HOSTNAME"), str) and host:
         by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
         found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]
     rank = entry.get("rank")
@@ -148,7 +147,7 @@ def _said(line: bytes) -> bytes | None:
 
 
 def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
-    """`sacct --json`: how a job and its steps ended. Fields differ between Slurm 20.11 and 24.05; all are known."""
+    """Return the ends of jobs and their steps in `sacct --json`, of Slurm 20.11 to 24.05."""
     at = 0
     for job in jobs:
         parts = [job, *(job.get("steps") or [])] if isinstance(job, dict) else []
@@ -196,7 +195,7 @@ def _number(given: Any) -> Any:
 
 
 def _elastic_lines(message: dict[str, Any], rank: int | None) -> Iterator[RecordLine]:
-    """Torch elastic's error file: the exception of the rank that wrote it, with its call stack."""
+    """Return the exception and the call stack in torch elastic's error file."""
     stack = _of(message.get("extraInfo"), "py_callstack")
     said = stack if isinstance(stack, str) else message.get("message", "")
     for line in str(said).split("\n"):

@@ -1,7 +1,7 @@
 """Convert the time stamps of log lines to seconds.
 
-A stamp without a year, or without a date, takes the missing part from the stamp before in the log. Seconds since
-boot are no wall clock's time and stay unread.
+A stamp without a year or a date takes the missing part from the stamp before. Seconds since boot
+are no wall-clock time and are ignored.
 """
 
 import calendar
@@ -24,7 +24,7 @@ _DATED: Final = (
 TIME_PATTERN: Final = rf"{_DATED}|{_CLOCK}|1[5-9]\d{{8}}\.\d{{1,9}}"
 """The forms of a time before a line, in RE2."""
 _HEAD_CHARACTERS: Final = 64
-"""So far into a line its stamp may begin."""
+"""The greatest offset in a line at which its stamp may begin."""
 _WINDOW_BYTES: Final = 4096
 _STAMP_IN_BYTES: Final = re2.compile(
     rf"(?m)^[^\n]{{0,{_HEAD_CHARACTERS}}}?(?:\b({_DATED})|\[?[IWEF](\d{{3,4}} {_CLOCK}))".encode()
@@ -33,7 +33,7 @@ _GLOG: Final = re2.compile(rf"^\[?[IWEF](\d{{3,4}} {_CLOCK})")
 _DAY_S: Final = 86_400.0
 _YEAR_S: Final = 365.2425 * _DAY_S
 _NO_YEAR: Final = 1972
-"""For a stamp without a year, before any other: a leap year, so that each date exists."""
+"""The year of a first stamp without a year: a leap year, so that each date exists."""
 _MONTHS: Final = (
     "Jan",
     "Feb",
@@ -48,7 +48,8 @@ _MONTHS: Final = (
     "Nov",
     "Dec",
 )
-# Groups have no names in these: the binding of RE2 looks a name up anew in each match, for longer than it matches.
+# No group has a name: the binding of RE2 looks up a name in each match, which takes longer than the
+# match.
 _ISO = re2.compile(r"^(\d{4})[-/](\d{2})[-/](\d{2})[T _-]([\d:.,]+)(?: ?(Z|UTC|[+-]\d{2}:?\d{2}))?")
 _US = re2.compile(r"^(\d{2})/(\d{2})(?:/(\d{4}|\d{2}))?[ T]([\d:.,]+)")
 _NAMED = re2.compile(r"^(?:[A-Z][a-z]{2} )?([A-Z][a-z]{2}) ([ \d]\d) ([\d:.,]+)(?: (\d{4}))?")
@@ -70,16 +71,18 @@ class Stamp:
     """A time as a line states it."""
 
     seconds: float
-    """Since 1970 in UTC, or in the unnamed zone of the log."""
+    """Seconds since 1970 in UTC, or in the log's time zone if unnamed."""
     form: str
-    """Stamps of one form in one log come from one clock."""
+    """The form of the stamp. Stamps of one form in one log come from one clock."""
 
 
 @functools.lru_cache(256)
 def parse_time(text: str, before: float | None = None) -> Stamp | None:
-    """Return the time that `text` states; None where `text` is no time of a wall clock.
+    """Return the time in `text`; None if `text` is no wall-clock time.
 
-    `before`, in seconds, is the time of a line before: year and day come from there where `text` names none.
+    Args:
+        text: the stamp.
+        before: the time of an earlier line in seconds, which completes a missing year or day.
     """
     form = _form_of(shape_of(text))
     if form is None or (found := _FORMS[form].search(text)) is None:
@@ -92,13 +95,19 @@ def parse_time(text: str, before: float | None = None) -> Stamp | None:
 
 @functools.lru_cache(256)
 def _form_of(shape: str) -> str | None:
-    """Return the only form that times of a shape can have; None where these are no times."""
+    """Return the only form that times of a shape can have; None if these are no times."""
     patterns = {**_FORMS, "epoch": _LIKE_EPOCH}
     return next((form for form, pattern in patterns.items() if pattern.search(shape)), None)
 
 
 def time_of_line(stated: str | None, text: str, before: float | None = None) -> Stamp | None:
-    """Return the time of a line: from the prefix (`stated`), or from the stamp of a C++ library before `text`."""
+    """Return the time of a line.
+
+    Args:
+        stated: the time in the line's prefix, if any.
+        text: the line's text, which may begin with the stamp of a C++ library.
+        before: the time of an earlier line in seconds.
+    """
     if stated is not None and (found := parse_time(stated, before)) is not None:
         return found
     glog = _GLOG.search(text)
@@ -106,18 +115,21 @@ def time_of_line(stated: str | None, text: str, before: float | None = None) -> 
 
 
 class BlockTimes:
-    """Find the last stamp before a place in a block of lines; no byte is searched twice while the places go on."""
+    """Find the last stamp before an offset in a block of lines.
+
+    With ascending offsets, no byte is searched twice.
+    """
 
     def __init__(self, block: bytes) -> None:
         self._block = block
         self._end = 0
         self._searched = 0
-        """All lines that begin before this place were searched."""
+        """All lines that begin before this offset were searched."""
         self._last: tuple[int, str] | None = None
-        """Where in these lines the last stamp with a date begins its line, and the stamp."""
+        """The offset of the line with the last dated stamp, and the stamp."""
 
     def last(self, end: int, before: float | None = None) -> Stamp | None:
-        """Return the last stamp with a date at the beginning of a line, up to 4 KiB before `end`."""
+        """Return the last dated stamp at the beginning of a line, up to 4 KiB before `end`."""
         low = max(0, end - _WINDOW_BYTES)
         if end < self._end:
             self._searched, self._last = low, None
@@ -133,7 +145,7 @@ class BlockTimes:
 
 
 def waited_s(text: str) -> float | None:
-    """Return for how many seconds a timeout had waited, as its line states; None where the line states no wait."""
+    """Return the seconds that a timeout had waited, from its line; None if the line has none."""
     found = _WAITED.search(text)
     if found is None:
         return None

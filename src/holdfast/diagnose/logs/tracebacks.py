@@ -1,7 +1,8 @@
-"""Python tracebacks, put together line by line within one rank's output, and who caught each.
+"""Assemble Python tracebacks line by line within one rank's output, and find their catchers.
 
-A traceback is judged by the line that introduces it and by its frames, not by its exception: what a finalizer, an exit
-handler, a logging handler or a resource tracker raises is printed, and the program goes on or was ending anyway.
+A traceback is judged by the line that introduces it and by its frames, not by its exception. The
+exception of a finalizer, an exit handler, a logging handler or a resource tracker is printed, and
+the program goes on or was ending anyway.
 """
 
 import functools
@@ -14,22 +15,25 @@ from holdfast.diagnose.logs.lines import Line
 from holdfast.diagnose.shapes import shape_of
 
 Link = Literal["none", "cause", "context", "inner"]
-"""How a traceback follows the one before it: `raise … from`, an error while handling one, or the original
-traceback that PyTorch repeats inside the message of the one it raises in the parent process."""
+"""The relation of a traceback to the one before: `raise … from`, an error while another was
+handled, or the original traceback that PyTorch repeats inside the message of the parent process's
+exception."""
 
 Caught = Literal["nobody", "a thread", "the interpreter"]
-"""The printer of a traceback. `a thread`: a thread or a task of an event loop ended, and the program went on.
-`the interpreter`: a finalizer, an exit handler or a logging handler failed, and Python went on."""
+"""The printer of a traceback. `a thread`: a thread or a task of an event loop ended, and the
+program continued. `the interpreter`: a finalizer, an exit handler or a logging handler failed, and
+Python continued."""
 
 HEADER: Final = "Traceback (most recent call last)"
 _HEADER = re2.compile(r"Traceback \(most recent call last\):?(?: \(RANK (?P<rank>\d{1,6})\))?$")
-"""`(RANK 3)`: torch's distributed checkpoint, which gathers the tracebacks of all ranks."""
+"""`(RANK 3)` comes from torch's distributed checkpoint, which gathers the tracebacks of all ranks.
+"""
 _SENTENCES: Final[dict[str, Link]] = {
     "The above exception was the direct cause of the following exception:": "cause",
     "During handling of the above exception, another exception occurred:": "context",
 }
 _ANOTHER_PROCESS = re2.compile(r"^-- Process \d+ terminated with the following error:$")
-"""torch.multiprocessing repeats the original traceback below."""
+"""The original traceback is repeated below this line of torch.multiprocessing."""
 _INTRODUCTION = re2.compile(
     r"^(?:"
     r"(?P<interpreter>Exception ignored\b|Error in atexit\b|Error in sys\.\w+:$|-+ Logging error -+$|Call stack:$"
@@ -42,9 +46,10 @@ _INTRODUCTION = re2.compile(
 _BARE_INTRODUCTION = re2.compile(
     r"(?i)^(?:\W|\d|original|error|critical|fatal|exception)*$|^[a-z_][\w.]*\s{3,}$"
 )
-"""Before a header: nothing, a severity, or the name of the exception as notebooks print it."""
+"""Text before a header without a catcher: none, a severity, or the exception's name as notebooks
+print it."""
 _FRAME = re2.compile(r'^\s+File "(?P<path>[^"]*)", line [0-9]+(?:, in (?P<function>\S+)|,|\s*$)')
-"""A frame of a traceback; those of faulthandler's dumps have no comma."""
+"""A frame of a traceback. Frames in faulthandler's dumps have no comma."""
 _BY_THE_INTERPRETER = re2.compile(
     r"/multiprocessing/resource_tracker\.py \w+$|/multiprocessing/util\.py (?:_run_finalizers|_exit_function)$"
     r"|/logging/(?:__init__|handlers)\.py (?:emit|flush|handleError|shutdown|doRollover)$"
@@ -57,39 +62,41 @@ _EXCEPTION = re2.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?::\s|:$|$)")
 _LIBRARY = re2.compile(r"/site-packages/|/dist-packages/|/lib(?:64)?/python[0-9.]+/|^<frozen ")
 _NOTEBOOK_HEADER = re2.compile(r"^[A-Za-z_][\w.]*\s+Traceback \(most recent call last\):?$")
 _BOX_END = re2.compile(r"^(?:\+-{20,}\+|╰─{20,}╯)$")
-"""The lower edge of rich's boxed traceback: the exception follows."""
+"""The lower edge of rich's boxed traceback; the exception follows."""
 _FRAME_INDENT: Final = 2
 _FOREIGN_LIMIT: Final = 8
-"""Lines of others that may stand inside a traceback before it counts as torn."""
+"""The most lines of other processes inside a traceback; beyond these, the traceback counts as torn.
+"""
 _LENGTH_LIMIT: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The line that ends a traceback, and how it came to be."""
+    """The line that ends a traceback, and the traceback's origin."""
 
     line: Line
     in_user_code: bool
-    """Whether the deepest frame lies beside the job's script, or else outside the standard library and the
-    installed packages."""
+    """True if the deepest frame lies beside the job's script, or else outside the standard library
+    and the installed packages."""
     link: Link
     caught: Caught
     """The printer of the traceback, by the line before its header and by its outermost frame."""
     deepest: str
-    """The file of its deepest frame."""
+    """The file of the deepest frame."""
     script: str
-    """The file of the program that ran; the deepest frame's where none says so."""
+    """The file of the program that ran; if unknown, the deepest frame's file."""
     introduced: bool
-    """It begins behind other words of its line, and no frame lies in a library: a report about a program."""
+    """True if the traceback begins behind other words of its line, and no frame lies in a library:
+    a report about a program."""
 
 
 class TracebackReader:
-    """Feed it a rank's lines from a header on; while `is_open` it wants every line of that rank."""
+    """Assemble the tracebacks of one rank. While `is_open`, every line of the rank must be fed."""
 
     def __init__(self) -> None:
         self.is_open = False
         self._indent = 0
-        """Of the header; the line that ends the traceback has no more."""
+        """The indentation of the header. The line that ends the traceback has no more."""
         self._rank: int | None = None
         self._link: Link = "none"
         self._next_link: Link = "none"
@@ -104,11 +111,11 @@ class TracebackReader:
 
     @property
     def expects(self) -> bool:
-        """Whether what was said last makes a difference to the next traceback."""
+        """Return True if the last line affects the next traceback."""
         return self.is_open or self._next_link != "none" or self._next_caught != "nobody"
 
     def feed(self, line: Line) -> Raised | None:
-        """Take one line; return the exception when this line ends a traceback."""
+        """Read one line; return the exception if the line ends a traceback."""
         text = line.text
         if not self.is_open and not _may_begin(shape_of(text)):
             return None
@@ -122,9 +129,8 @@ class TracebackReader:
             return None
         if not self.is_open:
             self._look_for_link(text)
-            if frame := _FRAME.search(
-                text
-            ):  # the header is missing: cut away, or lost among other ranks' lines
+            # The header is missing: cut off, or lost among other ranks' lines.
+            if frame := _FRAME.search(text):
                 self._begin(self._next_link, max(indent - _FRAME_INDENT, 0))
                 self._take_frame(frame)
             elif _BOX_END.search(text):
@@ -156,7 +162,8 @@ class TracebackReader:
         return None
 
     def _in_user_code(self) -> bool:
-        # A user's package may be installed like any library; what lies beside the script that runs is still his.
+        # A user's package may be installed like a library. Files beside the running script are the
+        # user's.
         beside_script = self._script_folder and self._deepest.startswith(self._script_folder + "/")
         return bool(beside_script) or _LIBRARY.search(self._deepest) is None
 
@@ -186,7 +193,7 @@ class TracebackReader:
         self._deepest = path
 
     def _look_for_link(self, text: str) -> bool:
-        """Return whether `text` introduces the next traceback: it may stand within one that was never finished."""
+        """Return True if `text` introduces the next traceback, perhaps inside an unfinished one."""
         stripped = text.strip()
         if stripped in _SENTENCES:
             self._next_link = _SENTENCES[stripped]
@@ -201,7 +208,7 @@ class TracebackReader:
 
 @functools.lru_cache(1024)
 def _may_begin(text: str) -> bool:
-    """Return whether `text` can introduce or begin a traceback, whatever its numbers."""
+    """Return True if `text` can introduce or begin a traceback, with any numbers."""
     stripped = text.strip()
     return (
         HEADER in text
@@ -212,7 +219,7 @@ def _may_begin(text: str) -> bool:
 
 
 def is_exception(text: str) -> bool:
-    """Whether `text` reads `Class: message` or `Class`; log levels and metrics (`loss: 2.1`) do not."""
+    """Return True for `Class: message` and `Class`, but not for levels or metrics (`loss: 2.1`)."""
     match = _EXCEPTION.search(text)
     if match is None:
         return False

@@ -1,16 +1,17 @@
-"""Past incidents: remembered, found again, and learned from.
+"""Remember past incidents, find similar ones, and learn rules from them.
 
-In: diagnoses with their compressed logs, a person's word on them, logs of runs that ended well. Out: `Known`, which a
-diagnosis takes: learned rules and filters, and the past incidents that are like this one.
+The input is diagnoses with their compressed logs, a person's judgements of diagnoses, and logs of
+runs that ended well. The output is `Known`, an argument of `diagnose`: learned rules and filters,
+and the past incidents.
 
 | stage | module | from → to |
 |---|---|---|
-| remember | `store` | a diagnosis → a row of the ledger; a person's word → a judged incident, and what it teaches |
-| find | `words`, `recall`, `embeddings` | a line → its words, and the lines most like it |
-| | `recall` | a root → past incidents, why they are like it, and whether one decides |
-| learn | `case`, `candidates`, `profile` | a judged incident → patterns, from general to special |
-| | `gate`, `learn`, `topics` | patterns → rules that leave every incident, good run and example right, in their place |
-| | `good` | good runs → what is routine |
+| remember | `store` | diagnosis → row of the ledger; judgement → judged incident, learned rules |
+| find | `words`, `recall`, `embeddings` | a line → its words, and the most similar lines |
+| | `recall` | a root → past incidents, the common words, and whether one decides |
+| learn | `case`, `candidates`, `profile` | a judged incident → patterns, from general to specific |
+| | `gate`, `learn`, `topics` | patterns → rules that spoil no incident, good run or example |
+| | `good` | good runs → filters of routine lines |
 | use | `own_rules`, `known` | the user's folder, the ledger → `Known` |
 """
 

@@ -1,16 +1,19 @@
-"""A root line to the patterns that might know its like, from the most general to the line itself.
+"""Propose patterns that match lines like a root line, from the most general to the line itself.
 
-| breadth | what the pattern knows | of `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) …` |
+The examples are patterns for `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) …`.
+
+| breadth | the pattern matches | example |
 |---|---|---|
-| 0 | every class whose name ends as the reason's | (for KeyError: `KeyError`, `BatchKeyError`) |
-| 1 | the reason's own class, and Python's classes below it | (for ImportError: `ModuleNotFoundError` too) |
-| 2 | every exception of its package | `botocore.*` |
-| 3 | its class, whatever package | `NoSuchKey` |
-| 4 to 7 | one to four telling words of the message in a row | `NoSuchKey`, with a word of trouble on the line |
+| 0 | each class whose name ends like the reason's | (for KeyError: `KeyError`, `BatchKeyError`) |
+| 1 | the reason's own class and its built-in subclasses | (`ModuleNotFoundError`) |
+| 2 | each exception of its package | `botocore.*` |
+| 3 | the class in any package | `NoSuchKey` |
+| 4 to 7 | one to four informative consecutive words | `NoSuchKey`, with a word for a problem |
 | 5 to 7 | the class and the first words of the message | `NoSuchKey: An error occurred` |
-| 9 | the line but for what varies | |
+| 9 | the line, except for varying parts | |
 
-A class that Python itself has says only its own reason: a DataLoader's RuntimeError is known by its message.
+A built-in class identifies only its own reason: a DataLoader's RuntimeError is identified by its
+message.
 """
 
 import builtins
@@ -30,26 +33,27 @@ FAMILY, OWN, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 4, 9
 _PHRASE_WORDS: Final = 4
 _PLAIN_LETTERS: Final = 5
 _MESSAGE_CHARACTERS: Final = 300
-"""Of a long message: the cause stands at its beginning, advice at its end."""
+"""The characters of a message that are used: the cause is at the beginning, advice at the end."""
 _TEMPLATE_CHARACTERS: Final = 400
 _TEMPLATE_LETTERS: Final = 12
-"""A template with fewer letters would know lines that have nothing in common."""
+"""The least letters of a template; with fewer, unrelated lines would match."""
 _HEAD: Final = re2.compile(r"^\s*(?P<package>(?:[A-Za-z_]\w*\.)*)(?P<name>[A-Za-z_]\w*)(?::\s|:?$)")
 _BEFORE_CLASS: Final = r"^\s*(?:[\w.]+(?:\(|: ))*(?:\w+\.)*"
-"""What may stand before a class: a logger's name, a wrapper that repeats it, its packages (as in rules/script.yaml)."""
+"""Text that may precede a class: a logger's name, a wrapper that repeats the class, its packages
+(as in rules/topics/script.yaml)."""
 _AFTER_CLASS: Final = r"(?:\)|:|$)"
 _MANY_USES: Final = """
 urllib3 requests http httpx aiohttp httpcore torch numpy jax jaxlib tensorflow ray builtins multiprocess pandas
 deepspeed lightning pytorch_lightning transformers accelerate megatron vllm __main__
 """
 _GENERAL_PACKAGES: Final = frozenset(_MANY_USES.split()) | frozenset(sys.stdlib_module_names)
-"""Packages of so many uses that an exception of theirs says nothing of the reason."""
+"""Packages with so many uses that their exceptions do not indicate a reason."""
 _JOINT: Final = re2.compile(r"^[\s:,;()\[\]'\"=/-]{1,4}$")
-"""What may stand between two words of a phrase."""
+"""Text that may separate two words of a phrase."""
 _STEMS: Final = {"OutOfMemoryError": ("OutOfMemoryError", "MemoryError")}
-"""Where a class may say a reason in other words than its name."""
+"""Endings of class names that mean a reason, if the reason's name is not the only one."""
 _ARGPARSE: Final = r"^\s*[\w./-]+\.py: error: "
-"""How Python's argparse begins what it says of wrong arguments."""
+"""The beginning of argparse's messages about wrong arguments."""
 _BUILTIN: Final = {
     name: one
     for name, one in vars(builtins).items()
@@ -59,27 +63,28 @@ _BUILTIN: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class RuleCandidate:
-    """A pattern that might become a rule."""
+    """A pattern that may become a rule."""
 
     pattern: str
     breadth: int
-    """0 the most general, 9 the line itself."""
+    """From 0, the most general, to 9, the line itself."""
     hot: tuple[str, ...]
-    """Words in lower case of which every line that the pattern matches has one."""
+    """Words in lower case of which each line that the pattern matches has one."""
     named: bool = False
-    """It holds a word, or a class, of what the reason is about."""
+    """True if the pattern has a word or a class of the reason's subject."""
     only_shared: bool = False
-    """A plain word: it tells something only where the root lines of several incidents have it."""
+    """True for a plain word, which is informative only if the root lines of several incidents have
+    the word."""
     part: int = 0
-    """Where in the line its words stand: phrases of different parts may both be learned."""
+    """The part of the line with the words: phrases of different parts may both be learned."""
     worth: float = 0.0
-    """Among candidates of one breadth: how much its words tell of the reason."""
+    """The information of the words about the reason, to compare candidates of one breadth."""
     what: str
-    """What it knows, for people."""
+    """A description of the matched lines, for people."""
 
 
 def candidates(root: str, reason: str) -> list[RuleCandidate]:
-    """Patterns for lines like `root`, the most general first; each matches `root` itself."""
+    """Return patterns for lines like `root`, the most general first; each matches `root` itself."""
     found: dict[str, RuleCandidate] = {}
     for one in _all(root, reason):
         if one.pattern not in found and re2.search(one.pattern, root):
@@ -117,7 +122,7 @@ def _all(root: str, reason: str) -> Iterator[RuleCandidate]:
 
 
 def _names_a_class(name: str) -> bool:
-    # `train.py: error: …` reads like `module.Class: message`.
+    # `train.py: error: …` has the form of `module.Class: message`.
     return name[0].isupper() or name.endswith(("error", "exception"))
 
 
@@ -152,13 +157,13 @@ def _classes(package: str, name: str, reason: str) -> Iterator[RuleCandidate]:
 
 
 def is_bare(root: str) -> bool:
-    """Whether `root` is an exception of Python's own, which says nothing but its own reason."""
+    """Return True if `root` is a built-in exception, which identifies only its own reason."""
     head = _HEAD.search(root.strip())
     return head is not None and head["name"] in _BUILTIN
 
 
 def _family(reason: str) -> frozenset[str]:
-    """The names of Python's own classes that say `reason` and no reason more precise."""
+    """Return the names of the built-in classes that mean `reason` and no more precise reason."""
     found = set()
     for name, one in _BUILTIN.items():
         nearest = next((base.__name__ for base in one.__mro__ if base.__name__ in CATEGORIES), "")
@@ -180,7 +185,7 @@ def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[RuleCan
 def _beginnings(
     text: str, name: str, parts: Sequence[Token], reason: str
 ) -> Iterator[RuleCandidate]:
-    """The class with the first words of its message."""
+    """Yield the class with the first words of its message."""
     named = NAMED.get(reason, frozenset())
     run = next(_runs(text, parts), [])
     if not run or not re2.search(r"^\W*$", text[text.index(name) + len(name) : run[0].start]):
@@ -204,7 +209,7 @@ def _beginnings(
 
 
 def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:
-    """Words in a row, with nothing that varies between them."""
+    """Yield the runs of consecutive words with nothing that varies between them."""
     run: list[Token] = []
     for one in parts:
         joined = (
@@ -228,7 +233,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
         one not in telling and not _is_part_of_trouble(text, words, one)
         for one in (words[0], words[-1])
     ):
-        return None  # it gains nothing by a common word at its ends
+        return None  # common words at the ends add nothing
     plain = len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical
     if plain and (words[0] not in telling or len(said) < _PLAIN_LETTERS):
         return None
@@ -254,7 +259,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
     hot = _hot(words)
     if not hot:
         return None
-    # A plain word by itself names many things: a closed `remote` end is not a lost NCCL peer.
+    # A single plain word is ambiguous: a closed `remote` end is not a lost NCCL peer.
     about = any(_is_named(one, named) for one in words) and not plain
     worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
     worth -= words[0].start / 100
@@ -271,7 +276,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> RuleCan
 
 
 def _is_part_of_trouble(text: str, words: Sequence[Token], one: Token) -> bool:
-    """`refused`, and `out` in `out of memory`."""
+    """Return True for `refused`, and for `out` in `out of memory`."""
     return is_trouble(one.text) or (
         one is words[0] and len(words) > 1 and is_trouble(text[one.start : words[1].end])
     )
@@ -283,7 +288,7 @@ def _is_named(word: Token, named: frozenset[str]) -> bool:
 
 
 def _literally(text: str, words: Sequence[Token]) -> str:
-    """The words as they stand there, any blanks between them."""
+    """Return a pattern for the words in their order, with any blanks between them."""
     said, at = [], words[0].start
     for one in words:
         between = text[at : one.start]
@@ -309,7 +314,7 @@ def _blanks(text: str) -> str:
 
 
 def _hot(words: Sequence[Token]) -> tuple[str, ...]:
-    """The longest plain word: what the prefilter looks for."""
+    """Return the longest plain word, for the prefilter."""
     parts = [part for one in words for part in one.text.lower().split(".") if part.isascii()]
     best = max(parts, key=len, default="")
     return (best,) if len(best) > 1 else ()

@@ -1,4 +1,4 @@
-"""An incident as learning sees it: the right reason, the lines that state the root, and the lines that were kept."""
+"""Define an incident for learning: the correct reason, the root lines and the kept lines."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,25 +19,25 @@ ROOTS_LIMIT: Final = 8
 ROOT_CHARACTERS: Final = 1000
 _BEFORE: Final = 40
 _AFTER: Final = 3
-"""Lines about a root that are kept: most tracebacks are shorter."""
+"""The lines before and after a root that are kept; most tracebacks are shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """An incident that a person confirmed or corrected. Plain data: no ledger, no files."""
+    """An incident that a person confirmed or corrected. Plain data, without ledger and files."""
 
     key: str
-    """How people name it: `7`, an incident of a run; `m3`, one without a run."""
+    """The incident's name for people: `7` for an incident of a run, `m3` for one without a run."""
     reason: str
-    """The right one."""
+    """The correct reason."""
     roots: tuple[str, ...]
-    """Lines that state the root, without their prefixes; the first is the one that is sure."""
+    """Lines that state the root, without prefixes; only the first is certain."""
     lines: tuple[Kept, ...] = ()
     """The compressed log, in the order of the files."""
     action: str = ""
-    """What helped, where a person said so."""
+    """The action that helped, if a person named it."""
     texts: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The kept lines without their prefixes: what rules meet."""
+    """The kept lines without their prefixes, as rules see them."""
 
     def __post_init__(self) -> None:
         """Clean the kept lines once."""
@@ -57,9 +57,16 @@ class Case:
         key: str = "1",
         action: str = "",
     ) -> Self:
-        """The case of the one job behind `path`; without `root_lines`, what the rules hold for its root.
+        """Return the case of one job.
 
-        `root_lines` are numbers of lines, 1-based, of the only file at `path`.
+        Args:
+            path: the log or the folder of the job.
+            reason: the correct reason.
+            rules: the rules to scan the log with.
+            root_lines: the 1-based numbers of the root's lines in the only file at `path`. Without
+                them, the root is found by the rules.
+            key: the incident's name.
+            action: the action that helped.
 
         Raises:
             NotFound: there is nothing at `path`.
@@ -78,12 +85,12 @@ class Case:
         return cls(key=key, reason=reason, roots=roots, lines=kept, action=action)
 
     def replay(self, rules: RuleSet) -> Diagnosis:
-        """What `rules` say of the kept lines."""
+        """Return the diagnosis that `rules` make of the kept lines."""
         return conclude(events_of(self.lines, rules))
 
 
 def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
-    """The events of kept lines, read as the logs that they are of; their numbers are those among the kept lines."""
+    """Return the events of kept lines; line numbers count the kept lines of a file."""
     by_file: dict[str, list[Kept]] = {}
     for one in lines:
         by_file.setdefault(one.file, []).append(one)
@@ -96,16 +103,16 @@ def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
 
 
 def distinct(roots: Iterable[str]) -> tuple[str, ...]:
-    """The first `ROOTS_LIMIT` different lines, shortened."""
+    """Return the first `ROOTS_LIMIT` different lines, shortened."""
     return tuple(dict.fromkeys(root[:ROOT_CHARACTERS] for root in roots if root.strip()))[
         :ROOTS_LIMIT
     ]
 
 
 def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...]:
-    """`kept` and, while `MEMORY_LIMIT_BYTES` last, the lines about each root: a traceback is read as one only whole.
+    """Return `kept` and the lines about each root, up to `MEMORY_LIMIT_BYTES`.
 
-    Files that cannot be read again add nothing.
+    A traceback must be complete to be recognised. Files that cannot be read again add nothing.
     """
     found: dict[tuple[str, int], Kept] = {}
     left = MEMORY_LIMIT_BYTES
@@ -124,7 +131,7 @@ def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...
 
 
 def line_at(path: Path, number: int) -> str | None:
-    """The line of a file, 1-based; None where there is none, or no such file."""
+    """Return a line of a file by its 1-based number; None if there is no such line."""
     found = _lines_at(path, [number]) if path.is_file() else []
     return found[0][1] if found else None
 

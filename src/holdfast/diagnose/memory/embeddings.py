@@ -1,9 +1,10 @@
-"""Vectors from an embeddings endpoint, where the environment names one (OpenAI-compatible, `/v1/embeddings`).
+"""Compute vectors with an OpenAI-compatible embeddings endpoint (`/v1/embeddings`), if configured.
 
-`HOLDFAST_EMBEDDINGS_URL` (up to and with its version: `https://host/v1`), `HOLDFAST_EMBEDDINGS_MODEL`, and
-`HOLDFAST_EMBEDDINGS_KEY` where the server wants one. What is sent are the lines of roots, without secrets and without
-what varies (paths, numbers, quoted names, hosts). Redirects are not followed, an answer has a largest size and a latest
-moment, and one that is not as it should be is an error, never a vector.
+The environment variables are `HOLDFAST_EMBEDDINGS_URL` (up to the version: `https://host/v1`),
+`HOLDFAST_EMBEDDINGS_MODEL` and, if the server requires a key, `HOLDFAST_EMBEDDINGS_KEY`. Only root
+lines are sent, without secrets and without varying parts (paths, numbers, quoted names, hosts).
+Redirects are not followed, and the size and the time of an answer are limited. A malformed answer
+is an error.
 """
 
 import array
@@ -28,25 +29,26 @@ _ANSWER_LIMIT_BYTES: Final = 32 << 20
 
 
 class EmbeddingsFailed(HoldfastError):
-    """The endpoint gave no vectors; words can be compared instead."""
+    """The endpoint returned no vectors; words can be compared instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Embedder(Api):
-    """A model that turns lines to vectors."""
+    """A model that converts lines to vectors."""
 
     ENV: ClassVar[str] = "HOLDFAST_EMBEDDINGS"
     PATH: ClassVar[str] = "/embeddings"
 
     timeout_s: float = 20.0
-    """Of one request, to the last byte of its answer."""
+    """Seconds for one request, to the last byte of its answer."""
     clock: Clock = field(default_factory=SystemClock, repr=False)
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """A vector of length 1 for each of `texts`, in their order.
+        """Return a vector of length 1 for each of `texts`, in their order.
 
         Raises:
-            EmbeddingsFailed: none came, or something that is no vectors; the message names the next step.
+            EmbeddingsFailed: there was no answer or no valid vectors; the message names the next
+                step.
         """
         try:
             import httpx
@@ -82,7 +84,7 @@ class Embedder(Api):
             for piece in answer.iter_bytes():
                 body += piece
                 if len(body) > _ANSWER_LIMIT_BYTES or self.clock.monotonic_s() > latest_s:
-                    raise self._failed("sent more, or more slowly, than is waited for")
+                    raise self._failed("sent too much data, or sent the data too slowly")
         try:
             given = json.loads(body)["data"]
             ordered = sorted(given, key=lambda one: one["index"])
@@ -115,7 +117,7 @@ class Embedder(Api):
 
 
 def packed(vector: Sequence[float]) -> bytes:
-    """The vector as float32, little-endian."""
+    """Return the vector as float32, little-endian."""
     made = array.array("f", vector)
     if sys.byteorder != "little":
         made.byteswap()
@@ -123,7 +125,7 @@ def packed(vector: Sequence[float]) -> bytes:
 
 
 def unpacked(data: bytes) -> list[float]:
-    """What `packed` wrote."""
+    """Return the vector that `packed` wrote."""
     made = array.array("f")
     made.frombytes(data[: len(data) // 4 * 4])
     if sys.byteorder != "little":
@@ -132,5 +134,5 @@ def unpacked(data: bytes) -> list[float]:
 
 
 def cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """The cosine of two vectors of length 1; 0 where their sizes differ."""
+    """Return the cosine of two vectors of length 1; 0 if their sizes differ."""
     return sum(map(operator.mul, one, other)) if len(one) == len(other) else 0.0

@@ -1,4 +1,4 @@
-"""What a rule must not spoil to be accepted: stored incidents, good runs, and the examples of the other rules."""
+"""Check that a new rule spoils no stored incident, good run or example of another rule."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ from holdfast.diagnose.memory.topics import Layered, Learned, LearnedTopic, shie
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet
 
 FOREIGN_LIMIT: Final = 2
-"""So many examples of rules for other reasons, all of which earlier rules decide, may a pattern match that says nothing
-of what its reason is about."""
+"""The most examples of rules for other reasons, all decided by earlier rules, that a pattern
+without a word of its reason's subject may match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +22,11 @@ class _Example:
     text: str
     rule: Rule
     order: int
-    """Of the topic that decides it."""
+    """The order of the topic that decides the example."""
 
 
 class Gate:
-    """Says of a rule whether what was right before is right with it."""
+    """Check whether all correct answers remain correct with a new rule."""
 
     def __init__(
         self,
@@ -35,7 +35,14 @@ class Gate:
         good: Iterable[str] = (),
         learned: Iterable[Learned] = (),
     ) -> None:
-        """`good`: lines of runs that ended well, without their prefixes; `learned`: what is in force beside `rules`."""
+        """Prepare the checks of new rules.
+
+        Args:
+            rules: the packaged rules and the user's own.
+            cases: the judged incidents.
+            good: lines of runs that ended well, without their prefixes.
+            learned: the learned rules in force, in addition to `rules`.
+        """
         plain = [topic for topic in rules.topics if not isinstance(topic, LearnedTopic)]
         self._below = rules if len(plain) == len(rules.topics) else RuleSet(plain)
         self._accepted = tuple(learned)
@@ -46,22 +53,22 @@ class Gate:
         self._right: dict[str, bool] = {}
 
     def accept(self, learned: Learned) -> None:
-        """From now on `learned` is in force."""
+        """Put `learned` in force."""
         self._accepted = (*self._accepted, learned)
         self._rules = Layered(self._below, self._accepted)
         self._right.clear()
 
     def has(self, rule_id: str) -> bool:
-        """Whether a learned rule of this id is in force."""
+        """Return True if a learned rule with this id is in force."""
         return any(one.rule.id == rule_id for one in self._accepted)
 
     @property
     def rules(self) -> RuleSet:
-        """What is in force now."""
+        """Return the rules in force."""
         return self._rules
 
     def is_right(self, case: Case) -> bool:
-        """Whether the rules in force answer `case` rightly."""
+        """Return True if the rules in force answer `case` correctly."""
         if case.key not in self._right:
             self._right[case.key] = (
                 bool(case.lines) and case.replay(self._rules).reason == case.reason
@@ -69,9 +76,12 @@ class Gate:
         return self._right[case.key]
 
     def refusal(self, learned: Learned, source: Case | None = None, *, named: bool = False) -> str:
-        """Why `learned` is not accepted, in words; empty where it is.
+        """Return why `learned` is refused, in words; empty if accepted.
 
-        `source` is the incident it comes from; `named`: its pattern holds a word of what the reason is about.
+        Args:
+            learned: the new rule.
+            source: the incident that the rule comes from.
+            named: the pattern has a word of the reason's subject.
         """
         pattern = re2.compile(learned.rule.pattern)
         if spoiled := self._spoiled_example(learned, pattern, named):
@@ -100,7 +110,7 @@ class Gate:
         return ""
 
     def foreign(self, learned: Learned) -> int:
-        """How many examples of rules for other reasons its pattern matches."""
+        """Return the number of examples of rules for other reasons that the pattern matches."""
         return len(self._foreign(learned, re2.compile(learned.rule.pattern)))
 
     def _spoiled_example(self, learned: Learned, pattern: Any, named: bool) -> str:
@@ -124,7 +134,7 @@ class Gate:
 
 @functools.lru_cache(maxsize=4)
 def _examples(rules: RuleSet) -> Sequence[_Example]:
-    """What rules give as examples, with the rule that decides them now."""
+    """Return the examples of all rules, each with the rule that decides it."""
     place = {rule.id: topic.order for topic in rules.topics for rule in topic.rules}
     found = []
     for rule in rules.rules:

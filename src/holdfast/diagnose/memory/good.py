@@ -1,8 +1,9 @@
-"""Runs that ended well: what they print is routine, and no failure's root.
+"""Learn routine lines from runs that ended well.
 
-A good run is kept as a line of each shape. Of all good runs' lines templates are made (by Drain3 where it is installed:
-He et al. 2017; else by leaving out what varies); those seen often enough become filters, which `compress` uses.
-A template that would drop a line which states a root, of any incident or of a rule's examples, becomes none.
+One line of each shape is kept of a good run. Templates are made from the lines of all good runs, by
+Drain3 if installed (He et al. 2017), else by masking what varies. Frequent templates become
+filters, which `compress` uses. A template becomes no filter if it matches a line that states a root
+of an incident, or a rule's example.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ _KEPT_LINES: Final = 3000
 _KEPT_BYTES: Final = 512 << 10
 _LINE_CHARACTERS: Final = 400
 _OFTEN: Final = 5
-"""Lines of one run from which on a template is routine; fewer do in two runs."""
+"""The least lines of one run for a routine template; any number suffices in two runs."""
 _LEAST_LETTERS: Final = 8
 _EXAMPLES: Final = 3
 _WILD: Final = "<*>"
@@ -43,22 +44,22 @@ _DIGITS: Final = b"0123456789"
 
 @dataclass(frozen=True, kw_only=True)
 class Good:
-    """What came of a good run."""
+    """The results of adding a good run."""
 
     good_id: int
     lines: int
     filters: tuple[Filter, ...] = ()
-    """Learned now."""
+    """The newly learned filters."""
     withdrawn: tuple[str, ...] = ()
-    """Ids of learned rules that take a line of it for a root; no longer in force."""
+    """Ids of learned rules that matched a line of the run; no longer in force."""
 
 
 def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = None) -> Good:
-    """Record that the run behind `paths` ended well, and learn what is routine.
+    """Record that the run with the logs `paths` ended well, and learn its routine lines.
 
     Raises:
         NotFound: none of the paths exists.
-        BadUse: there is no text in them, or the packaged rules find a failure there.
+        BadUse: the logs have no text, or the packaged rules find a failure in the logs.
         LedgerError: the ledger cannot be read or written.
     """
     now_s = (SystemClock() if clock is None else clock).now_s()
@@ -110,7 +111,10 @@ def keep_filters(
     now_s: float,
     author: str = "learned",
 ) -> tuple[Filter, ...]:
-    """Put `filters`, learned from a good run, in force; returns those that are new and were not withdrawn before.
+    """Put filters that were learned from a good run in force.
+
+    Returns:
+        The filters that are new and were not withdrawn before.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
@@ -138,7 +142,7 @@ def keep_filters(
 
 
 def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:
-    """A line of each shape in the logs behind `paths`, without prefixes, and how often the shape came; bounded.
+    """Return a line of each shape in the logs, without prefixes, and the shape's count; bounded.
 
     Raises:
         NotFound: none of the paths exists.
@@ -168,7 +172,7 @@ def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str]) -> list[Filter]:
-    """Filters for what good runs print often, none of which drops one of `roots` or what a rule knows."""
+    """Return filters for frequent lines of good runs; none drops a root or a rule's example."""
     seen: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     examples: dict[str, list[str]] = defaultdict(list)
     every = list(runs)
@@ -201,7 +205,7 @@ def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str
 
 
 def _templates(texts: Sequence[str]) -> dict[str, str]:
-    """The template of each text: words, with `<*>` for what varies."""
+    """Return the template of each text: its words, with `<*>` for varying parts."""
     masked = {text: mask(text) for text in texts}
     miner = _drain()
     if miner is None:
@@ -212,7 +216,7 @@ def _templates(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _drain() -> Any:
-    """Drain3's miner; None where it is not installed."""
+    """Return Drain3's miner; None if not installed."""
     try:
         from drain3 import TemplateMiner
         from drain3.template_miner_config import TemplateMinerConfig
@@ -225,7 +229,7 @@ def _drain() -> Any:
 
 
 def _pattern(template: str) -> str | None:
-    """RE2 for the whole of a line of this template; None where it says too little to know a line by."""
+    """Return an RE2 pattern for whole lines of this template; None with too few letters."""
     literal = [one for one in tokens(template.replace(_WILD, " ")) if one.sort == "word"]
     if sum(len(one.text) for one in literal) < _LEAST_LETTERS:
         return None

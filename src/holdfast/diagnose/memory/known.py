@@ -1,4 +1,4 @@
-"""All that was learned, in one thing that a diagnosis takes: rules, filters and past incidents."""
+"""Combine all learned knowledge for a diagnosis: rules, filters and past incidents."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -29,26 +29,27 @@ _EFFECTS = (
     "store_lost",
     "collective_timeout",
 )
-"""Kinds of what mostly follows from something else: likeness of such lines tells nothing of the cause."""
+"""Kinds that mostly follow from other events. The similarity of such lines is no evidence of the
+cause."""
 PAST_LIMIT = 5000
-"""So many past incidents are compared with, the newest, besides all that a person judged."""
+"""The number of newest past incidents that are compared, in addition to all judged ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What a diagnosis knows beyond the packaged rules."""
+    """The knowledge of a diagnosis beyond the packaged rules."""
 
     topics: tuple[Topic, ...] = ()
-    """A user's own, and the learned ones."""
+    """The user's own topics, and the learned ones."""
     filters: tuple[Filter, ...] = ()
-    """Learned from good runs, for `compress`."""
+    """Filters that were learned from good runs, for `compress`."""
     memory: Recall = field(default_factory=Recall)
     base: tuple[Topic, ...] | None = None
-    """What stands in for the packaged topics; None: those."""
+    """Topics instead of the packaged ones; None for the packaged topics."""
 
     @functools.cached_property
     def rules(self) -> RuleSet:
-        """All rules together.
+        """Return all rules together.
 
         Raises:
             BadUse: two rules have one id.
@@ -57,20 +58,23 @@ class Known:
 
     @classmethod
     def load(cls, ledger_url: str, home: Path | None = None) -> Self:
-        """What the ledger at `ledger_url` and the rules folder of `home` hold.
+        """Load the ledger at `ledger_url` and the rules folder of `home`.
 
-        Incidents of runs that are new are taken into the memory; the ledger is opened again for each search.
+        New incidents of runs are added to the memory. The ledger is opened again for each search.
 
         Raises:
             LedgerError: the ledger cannot be opened, read or written.
-            BadUse: a file of the user's rules is broken, or the environment names an endpoint that cannot be used.
+            BadUse: a rule file of the user is broken, or the configured endpoint cannot be used.
         """
         with Ledger.open(ledger_url) as ledger:
             return cls.of_ledger(ledger, home, ledger_url=ledger_url)
 
     @classmethod
     def of_ledger(cls, ledger: Ledger, home: Path | None = None, *, ledger_url: str = "") -> Self:
-        """The same of an open ledger; without `ledger_url` it must stay open as long as the answer is used."""
+        """Load an open ledger.
+
+        Without `ledger_url` the ledger must stay open while the result is used.
+        """
         embedder = Embedder.from_environment()
         adopt_incidents(ledger)
         judged = ledger.memories(judged=True)
@@ -104,7 +108,7 @@ class Known:
         *,
         base: Sequence[Topic] | None = None,
     ) -> Self:
-        """What was learned, and the confirmed incidents to remember, without a ledger."""
+        """Combine learned rules with confirmed incidents, without a ledger."""
         past = tuple(
             Past(
                 key=case.key,
@@ -122,15 +126,15 @@ class Known:
         )
 
     def without_memory(self) -> Self:
-        """The same rules and filters; past incidents neither shown nor asked."""
+        """Return the same rules and filters without past incidents."""
         return replace(self, memory=Recall())
 
     def similar(self, text: str, reason: str = "", limit: int = 3) -> list[dict[str, Any]]:
-        """The past incidents most like one whose root says `text`: see `Recall.similar`."""
+        """Return the past incidents most similar to the root `text`; see `Recall.similar`."""
         return self.memory.similar(text, reason, limit)
 
     def recall(self, diagnosis: Diagnosis, kept: Callable[[], Iterable[Kept]] = tuple) -> Diagnosis:
-        """`diagnosis` with `similar`, and decided by a past incident where rules left it open: see `Recall.decide`."""
+        """Add similar incidents to `diagnosis`; one may decide an open case (`Recall.decide`)."""
         return self.memory.decide(diagnosis, kept, self._follows)
 
     def _follows(self, text: str) -> bool:

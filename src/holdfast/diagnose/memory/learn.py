@@ -1,9 +1,9 @@
-"""Confirmed incidents to rules: the most general pattern that leaves right what was right.
+"""Learn rules from confirmed incidents: the most general pattern that spoils no correct answer.
 
-For each reason the root lines of its incidents give candidates (`candidates`). Those are tried first that know the
-most of the root lines, then the most general; the first that passes the `gate` is accepted, and the lines that it knows
-are done. So one incident gives a rule as wide as everything else that is known allows, and several give what they have
-in common.
+For each reason, the root lines of its incidents give candidates (`candidates`). The candidates that
+match the most root lines are tried first, then the most general ones. The first that passes the
+`gate` is accepted, and the lines that it matches are done. So one incident gives a rule as general
+as all other knowledge allows, and several incidents give a rule for their common part.
 """
 
 import hashlib
@@ -31,14 +31,16 @@ from holdfast.diagnose.rules.causes import kinds
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet
 
 _TRIES_LIMIT: Final = 10
-"""Candidates of one facet that are tried for a root line: the more special ones would teach little."""
+"""The candidates of one facet that are tried for a root line; more specific ones would teach
+little."""
 _EXAMPLES_LIMIT: Final = 5
 _SURE_ALONE: Final = 0.3
-"""Cost of being the root, for a line that a person named and that lost to another."""
+"""The cost of being the root, for a line that a person named though another line won."""
 _BARE: Final = 0.2
-"""So much more a class by itself costs, and so much less what knows words: that is the likelier root."""
+"""The added cost of a class by itself, and the subtracted cost of a pattern with words, which is
+the likelier root."""
 _LAST_RESORT: Final = 2.0
-"""What is added to a class that would be taken for the root of incidents that have another."""
+"""The added cost of a class that would otherwise be the root of incidents with another root."""
 _NO_MATCH: Final = "step 100/1000 loss 2.31"
 AUTHOR: Final = "learned"
 
@@ -51,10 +53,16 @@ def learn(
     learned: Iterable[Learned] = (),
     withdrawn: Iterable[str] = (),
 ) -> list[Learned]:
-    """The rules that `cases` teach beside `rules`, each checked against all cases, good runs and the rules' examples.
+    """Return the rules that `cases` teach.
 
-    `good`: lines of runs that ended well; `learned`: rules that were learned before and are in force; `withdrawn`: ids
-    of learned rules that a person took back, which are not proposed again.
+    Each rule is checked against all cases, good runs and the examples of the rules.
+
+    Args:
+        cases: the judged incidents.
+        rules: the packaged rules and the user's own.
+        good: lines of runs that ended well.
+        learned: earlier learned rules, which are in force.
+        withdrawn: ids of learned rules that a person withdrew; these are not proposed again.
     """
     every = list(cases)
     gate = Gate(rules, every, good, learned)
@@ -66,7 +74,8 @@ def learn(
         if case.reason != "Unknown" and not (_is_told(case, gate.rules) and gate.is_right(case))
     ]
     reasons = sorted({case.reason for case in wrong})
-    # The bare classes last: words that mean something else must be known before a class takes all that has none.
+    # Bare classes come last: a class matches all its lines, so more specific words must be learned
+    # before.
     for facets in (_FACETS[:-1], _FACETS[-1:]):
         for reason in reasons:
             found += _learn_reason(
@@ -80,11 +89,11 @@ class _Line:
     case: Case
     text: str
     first: bool
-    """The case's surest root."""
+    """True for the case's most certain root."""
 
 
 def _is_told(case: Case, rules: RuleSet) -> bool:
-    """Whether a rule says the reason of the surest root line."""
+    """Return True if a rule gives the reason for the most certain root line."""
     return bool(case.roots) and _says(_Line(case, case.roots[0], first=True), rules)
 
 
@@ -141,8 +150,9 @@ def _learn_reason(
     return accepted
 
 
-# A line may teach its class, the words that name its reason, or any words of its own: others of its kind may have one
-# without another. Lines beside the surest root teach only what names the reason, unless their class says another one.
+# A line may teach its class, the words that name its reason, or any of its words: similar lines may
+# have one without another. Less certain root lines teach only the words that name the reason,
+# unless their class means another reason.
 
 
 def _class(one: RuleCandidate, line: _Line) -> bool:
@@ -183,18 +193,19 @@ def _tried(
     if not gate.refusal(made, source, named=one.named):
         return made
     if source is not None:
-        # Its line may be known and yet lose to another that weighs less: a person says that this is the root.
+        # A rule may match the line, but another line with a lower cost may win: a person decided
+        # that this line is the root.
         sure = replace(made, rule=replace(made.rule, alone=_SURE_ALONE))
         if not gate.refusal(sure, source, named=one.named):
             return sure
     if not one.named:
         return None
-    # The incident itself may stay wrong, as a rule more precise takes its line or the log says that it was survived;
-    # what its reason is called by is worth knowing all the same.
+    # The incident itself may stay wrong, because a more precise rule matches its line or the log
+    # shows that the job survived it. The words that name the reason are still worth learning.
     late = replace(made, order=max(made.order, BARE_ORDER))
     if one.breadth > OWN:
         return late if not gate.refusal(late, named=True) else None
-    # A class is worth knowing where nothing else is seen.
+    # A class is worth learning for logs with no other evidence.
     last = replace(late, rule=replace(late.rule, alone=(late.rule.alone or 0.0) + _LAST_RESORT))
     return next((each for each in (late, last) if not gate.refusal(each, named=True)), None)
 
@@ -237,5 +248,5 @@ def _rule(one: RuleCandidate, lines: Sequence[_Line], rules: RuleSet) -> Learned
 
 
 def rule_id(reason: str, pattern: str) -> str:
-    """The id of a learned rule: the same for the same pattern and reason."""
+    """Return the id of a learned rule, which depends on pattern and reason only."""
     return f"learned-{reason.lower()}-{hashlib.sha256(pattern.encode()).hexdigest()[:8]}"

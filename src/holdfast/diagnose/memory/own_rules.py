@@ -1,4 +1,4 @@
-"""A user's own rules: topic files in `$HOLDFAST_HOME/rules`, of the same form as the packaged ones."""
+"""Read a user's own rules: topic files in `$HOLDFAST_HOME/rules`, in the packaged format."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,10 +14,10 @@ _SIZE_LIMIT_BYTES: Final = 4 << 20
 
 
 def own_topics(home: Path | None) -> tuple[Topic, ...]:
-    """The topics in `home/rules/*.yaml`; none where there is no such folder.
+    """Return the topics in `home/rules/*.yaml`; empty without the folder.
 
     Raises:
-        BadUse: a file there is broken; the message names file and rule.
+        BadUse: a file is broken; the message names the file and the rule.
     """
     folder = None if home is None else home / FOLDER
     if folder is None or not folder.is_dir():
@@ -26,15 +26,16 @@ def own_topics(home: Path | None) -> tuple[Topic, ...]:
 
 
 def read_topic(path: Path) -> Topic:
-    """The topic in a file.
+    """Return the topic in a file.
 
     Raises:
-        BadUse: it cannot be read, or is not as `rules.py` says.
+        BadUse: the file cannot be read, or has not the form that `rules.py` describes.
     """
     try:
         if path.stat().st_size > _SIZE_LIMIT_BYTES:
             raise BadUse(
-                f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB: that is no file of rules. Name another."
+                f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB: that is no file of rules."
+                " Name another."
             )
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -45,10 +46,10 @@ def read_topic(path: Path) -> Topic:
 
 
 def faults_of(topic: Topic, beside: Sequence[Topic] = ()) -> Iterator[str]:
-    """What is wrong with the examples of a topic's rules, asked together with the packaged rules and `beside`.
+    """Yield the faults of a topic's examples, tried with the packaged rules and `beside`.
 
     Raises:
-        BadUse: one of its ids is a packaged rule's.
+        BadUse: a rule's id is the id of a packaged rule.
     """
     rules = RuleSet((*packaged_topics(), *(one for one in beside if one.name != topic.name), topic))
     for rule in topic.rules:

@@ -1,4 +1,4 @@
-"""What a reason usually is among causes and effects, and what is done about it: for rules that nobody wrote."""
+"""Complete learned rules: the usual kind, action and category of a reason."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from holdfast.diagnose.rules.rules import ENDING, ROUTINE, Rule
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category
 
 _WEAK: Final = frozenset({ROUTINE, ENDING, "suspect", "exit", "teardown"})
-"""Kinds that say nothing of what began a failure."""
+"""Kinds that are no evidence of how a failure began."""
 _HOST: Final = re2.compile(
     r"(?i)oom[_-]?kill|out of memory: kill|cgroup|slurmstepd|\btask \d+: out of memory|signal(?:led)?: ?9"
     r"|exit(?:ed)?(?: code)? 137"
@@ -21,7 +21,7 @@ _FROM_OUTSIDE: Final = re2.compile(r"(?i)sig(?:kill|term)|signal \d|killed|exitc
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a rule says beside its pattern and reason."""
+    """The fields of a rule beside pattern and reason."""
 
     kind: str
     action: Action
@@ -46,7 +46,8 @@ _USUAL: Final[dict[str, tuple[str, str]]] = {
     "Others": ("scheduler", "restart"),
     "Unknown": ("suspect", "restart"),
 }
-"""Of the reasons that are no mistake of the script: the kind and the action. The rest are `_SCRIPT`."""
+"""The kind and the action of each reason that is no mistake of the script; other reasons have
+`_SCRIPT`."""
 
 NAMED: Final[dict[str, frozenset[str]]] = {
     reason: frozenset(words.split())
@@ -72,20 +73,27 @@ NAMED: Final[dict[str, frozenset[str]]] = {
         "SyntaxError": "syntax",
     }.items()
 }
-"""What a reason is about, in the words of logs: of two phrases, the one with such a word is about it."""
+"""The subject of each reason, in the words of logs."""
 NAMES: Final = frozenset(
     {"nvlink", "nvswitch", "cuda", "cublas", "cudnn", "ecc", "s3", "dataloader", "oom"}
 )
-"""Those of them that are names: one by itself, with a word of trouble, tells enough."""
+"""The words among these that are names: one name with a word of trouble is informative."""
 
 
 def profile_of(
     reason: str, roots: Iterable[str], before: Rule | None, rules: Iterable[Rule], action: str = ""
 ) -> Profile:
-    """What a rule for `reason` would say, learned from lines `roots` of which a rule `before` says something else.
+    """Return the remaining fields of a rule that is learned for `reason`.
 
-    The kind is that of the event that was there, unless it told nothing; else what other rules for this reason say
-    most often of it; else what is usual. `action` is a person's word.
+    The kind is the kind of the rule that matched before, unless uninformative; else the most
+    frequent kind of other rules for this reason; else the usual kind.
+
+    Args:
+        reason: the reason of the new rule.
+        roots: the lines that the rule is learned from.
+        before: the rule that matched these lines.
+        rules: the rules in force.
+        action: a person's choice, if any.
     """
     same = [rule for rule in rules if rule.reason == reason and rule.kind not in _WEAK]
     kind, usual = _USUAL.get(reason, _SCRIPT)

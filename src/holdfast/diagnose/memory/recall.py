@@ -1,8 +1,8 @@
-"""Past incidents: which are like this one, why, and whether one of them may decide.
+"""Find the past incidents that resemble a new one, and decide an open case by one of them.
 
-Two rankings are fused, by full-text search and by vectors, each place counting 1 / (60 + place) (reciprocal rank
-fusion: Cormack, Clarke and Büttcher 2009). The likeness that is shown is the vectors' cosine; with it
-stand the words that both share, the longest first.
+Two rankings are fused, by full-text search and by vectors: each place counts 1 / (60 + place)
+(reciprocal rank fusion: Cormack, Clarke and Büttcher 2009). The similarity is the cosine of the
+vectors. It is returned with the common words, the longest first.
 """
 
 import functools
@@ -25,17 +25,18 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES, Category
 
 _GRAM: Final = 4
 _GRAM_WEIGHT: Final = 0.5
-"""Letter groups let `timeout` meet `timed out` and `NodeNotReady` meet `not ready`; whole words tell more."""
+"""The weight of letter groups against whole words, which are more informative. Letter groups match
+`timeout` with `timed out` and `NodeNotReady` with `not ready`."""
 _BUCKETS: Final = 1 << 20
 
 Vector = dict[int, float]
 
 
 class Vectors:
-    """The vectors of some texts; asked for the nearest to another."""
+    """The vectors of some texts, to find the nearest."""
 
     def __init__(self, texts: Sequence[str], background: Iterable[str] = ()) -> None:
-        """`background`: lines by which a word is known to be common, which are not looked for."""
+        """Index `texts`; the words of `background` lines count as common."""
         self._documents = 0
         self._seen_in: Counter[int] = Counter()
         counted = [_features(text) for text in texts]
@@ -48,7 +49,10 @@ class Vectors:
                 self._postings[feature].append((index, weight))
 
     def nearest(self, text: str, limit: int) -> list[tuple[int, float]]:
-        """The texts most like `text`: index and cosine, the nearest first; those that share nothing are left out."""
+        """Return the index and the cosine of the most similar texts, the nearest first.
+
+        Texts that share nothing with `text` are left out.
+        """
         sums: dict[int, float] = defaultdict(float)
         for feature, weight in self._weighted(_features(text)).items():
             for index, other in self._postings.get(feature, ()):
@@ -78,21 +82,21 @@ def _features(text: str) -> Counter[int]:
 
 
 def _bucket(feature: str) -> int:
-    """An even number: the next odd one is for letter groups."""
+    """Return an even number; the odd number after it is for letter groups."""
     return (zlib.crc32(feature.encode()) % _BUCKETS) << 1
 
 
 NEAR: Final = 0.5
-"""From this likeness on a confirmed incident may decide: half of what tells something in the two root lines is the
-same, weighed by how seldom it is. A judgement, not a fit."""
+"""The least similarity for a confirmed incident to decide: half of the information in the two root
+lines is equal, weighted by rarity. Chosen, not fitted."""
 VERY_NEAR: Final = 0.75
-"""From this likeness on it may decide against rules that are hardly sure."""
+"""The least similarity to decide against rules with little confidence."""
 SHOWN: Final = 0.2
-"""From this likeness on a past incident is shown."""
+"""The least similarity for a past incident to be shown."""
 OPEN_BELOW: Final = 0.4
-"""Rules that are less sure than this leave the case open."""
+"""The confidence of the rules below which a case is open."""
 _SURE_MOST: Final = 0.6
-"""A memory's confidence stays below that of a rule."""
+"""The upper limit of a past incident's confidence, below a rule's."""
 _FUSION: Final = 60
 _NEIGHBOURS: Final = 50
 _SHARED_WORDS: Final = 8
@@ -101,16 +105,16 @@ _LINES_LIMIT: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """A past incident, as far as likeness goes."""
+    """A past incident, with the fields for comparisons."""
 
     key: str
     reason: str
-    """What a person said, else the diagnosis."""
+    """The reason that a person gave, else the diagnosis's reason."""
     roots: tuple[str, ...]
     confirmed: bool
-    """A person confirmed or corrected it."""
+    """True if a person confirmed or corrected the incident."""
     done: str = ""
-    """What was done about it."""
+    """The action that was taken."""
     action: str = ""
     when_s: float | None = None
     category: Category = "Unknown"
@@ -120,17 +124,25 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """What is remembered."""
+    """The past incidents and their search."""
 
     past: tuple[Past, ...] = ()
     search: Callable[[Sequence[str], int], Sequence[str]] | None = field(default=None, repr=False)
-    """Full-text search: words to keys, the best first."""
+    """Full-text search from words to keys, the best first."""
     embedder: Embedder | None = field(default=None, repr=False)
 
     def similar(self, text: str, reason: str = "", limit: int = 3) -> list[dict[str, Any]]:
-        """The past incidents most like one whose root says `text`, the nearest first; of equals those of `reason`.
+        """Return the past incidents most similar to the root `text`, the nearest first.
 
-        Each: `id`, `reason`, `similarity` (0 to 1), `done`, `confirmed`, `when_s`, `root`, `shared` (words).
+        Args:
+            text: the root's text.
+            reason: the reason that is preferred between equally similar incidents.
+            limit: the most incidents.
+
+        Returns:
+            Mappings with `id`, `reason`, `similarity` (0 to 1), `done`, `confirmed`, `when_s`,
+                `root` and
+            `shared` (words).
         """
         likeness = self._likeness(text)
         points: dict[str, float] = defaultdict(float)
@@ -152,10 +164,13 @@ class Recall:
         kept: Callable[[], Iterable[Kept]] = tuple,
         follows: Callable[[str], bool] = lambda _: False,
     ) -> Diagnosis:
-        """`diagnosis` with what is like it; where rules left it open, decided by a confirmed incident that is near.
+        """Add similar incidents to `diagnosis`; a similar confirmed one decides an open case.
 
-        `kept` gives the compressed log; it is called only where the case is open. `follows` says of a line whether it
-        tells only what followed from a failure: such lines are alike in all failures.
+        Args:
+            diagnosis: the rules' answer.
+            kept: returns the compressed log; called only if the case is open.
+            follows: returns True for a line that only follows from failures. Such lines are similar
+                in all failures.
         """
         if not self.past or diagnosis.ended_well:
             return diagnosis
@@ -188,7 +203,7 @@ class Recall:
         return replace(decided, similar=similar, notes=notes)
 
     def _likeness(self, text: str, *, only_confirmed: bool = False) -> dict[str, float]:
-        """By key: the cosine of the nearest of its root lines."""
+        """Return by key the cosine of the incident's nearest root line."""
         if self.embedder is not None and not only_confirmed:
             asked = self.embedder.embed([text])[0]
             return {one.key: cosine(asked, one.embedding) for one in self.past if one.embedding}
@@ -221,7 +236,7 @@ class Recall:
 
 
 def is_open(diagnosis: Diagnosis) -> bool:
-    """Whether rules left the case open: no reason, or hardly more than a guess."""
+    """Return True if the rules found no reason, or hardly more than a guess."""
     return diagnosis.reason == "Unknown" or diagnosis.confidence < OPEN_BELOW
 
 
@@ -264,7 +279,7 @@ def _asked(text: str) -> list[str]:
 
 
 def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
-    """The kept lines that may state a root: those with a word of trouble, the last ones first."""
+    """Return the kept lines that report a problem, and so may state a root, the last ones first."""
     found = []
     for one in kept:
         text = clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip()
@@ -275,5 +290,5 @@ def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
 
 @functools.cache
 def _background() -> tuple[str, ...]:
-    """Lines by which it is known which words are common: an example of each packaged rule."""
+    """Return an example of each packaged rule, to measure which words are common."""
     return tuple(rule.match[0] for topic in packaged_topics() for rule in topic.rules if rule.match)

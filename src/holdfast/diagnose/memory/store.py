@@ -1,4 +1,4 @@
-"""The memory in the ledger: what is kept of an incident, a person's word on it, and what follows from that word."""
+"""Store incidents in the ledger, apply people's judgements, and learn from them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -39,25 +39,25 @@ _HEADING: Final = "== "
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What came of a person's word on an incident."""
+    """The results of a judgement."""
 
     memory: Memory
     learned: tuple[Learned, ...] = ()
-    """The rules that it taught, now in force."""
+    """The learned rules, now in force."""
     notes: tuple[str, ...] = ()
 
 
 def key_of(memory: Memory) -> str:
-    """How people name it: `7`, an incident of a run; `m3`, one that was diagnosed without a run."""
+    """Return the incident's name for people: `7`, or `m3` if diagnosed without a run."""
     return f"m{memory.memory_id}" if memory.incident_id is None else str(memory.incident_id)
 
 
 def memory_of(ledger: Ledger, key: str) -> Memory:
-    """What is remembered under `key`; a run's incident is taken into the memory where it was not yet.
+    """Return the memory of incident `key`. A run's incident is added to the memory if absent.
 
     Raises:
         NotFound: there is no such incident.
-        BadUse: `key` is no incident's name.
+        BadUse: `key` is not an incident's name.
     """
     match = _KEY.search(key)
     if match is None:
@@ -82,9 +82,17 @@ def remember(
     suggested: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
 ) -> Diagnosis:
-    """Record a diagnosis that belongs to no run; returns it with what is like it, decided anew where that knows better.
+    """Record a diagnosis that belongs to no run.
 
-    `text`: the compressed log, as `compress` made it; `suggested`: the fields of a rule that a model suggested.
+    Args:
+        ledger: the ledger.
+        diagnosis: the rules' or the model's answer.
+        text: the compressed log, as `compress` made it.
+        suggested: the fields of a rule that a model suggested.
+        clock: for tests.
+
+    Returns:
+        The diagnosis with similar incidents, decided by one of them if the case was open.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
@@ -104,7 +112,7 @@ def remember(
 
 
 def remember_incident(ledger: Ledger, incident_id: int, kept: Iterable[Kept]) -> None:
-    """Take a run's incident into the memory together with its compressed log.
+    """Add a run's incident with its compressed log to the memory.
 
     Raises:
         NotFound: there is no such incident.
@@ -114,7 +122,7 @@ def remember_incident(ledger: Ledger, incident_id: int, kept: Iterable[Kept]) ->
 
 
 def adopt_incidents(ledger: Ledger) -> int:
-    """Take the incidents of runs that are not yet in the memory into it; returns how many these were."""
+    """Add the runs' incidents that are not in the memory yet; return their number."""
     new = ledger.incidents_not_remembered()
     for incident in new:
         _add(ledger, _of_incident(incident))
@@ -133,14 +141,22 @@ def judge(
     clock: Clock | None = None,
     by: str = "",
 ) -> Judged:
-    """Take a person's word on an incident, and learn from it.
+    """Record a person's judgement of an incident, and learn from it.
 
-    Without `reason` the diagnosis is confirmed. `roots`: lines that state the root, where the diagnosis named others;
-    `kept`: the compressed log, where it can be read again.
+    Args:
+        ledger: the ledger.
+        key: the incident's name.
+        reason: the correct reason; without one the diagnosis is confirmed.
+        roots: lines that state the root, if the diagnosis named others.
+        action: the action that helped.
+        kept: the compressed log, if it can be read again.
+        home: the folder with the user's own rules.
+        clock: for tests.
+        by: the person; by default the current user.
 
     Raises:
         NotFound: there is no such incident.
-        BadUse: the reason is none, or a diagnosis without one is to be confirmed.
+        BadUse: the reason is unknown, or there is no reason to confirm.
         LedgerError: the ledger cannot be read or written.
     """
     memory = memory_of(ledger, key)
@@ -185,7 +201,7 @@ def judge(
 
 
 def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float) -> list[Learned]:
-    """Learn what the judged incidents teach beyond the rules in force, and put that in force."""
+    """Learn rules from the judged incidents beyond the rules in force, and put these in force."""
     cases = [case_of(one) for one in ledger.memories(judged=True) if one.roots]
     in_force = [learned_of(one) for one in ledger.learned_rules("rule")]
     rules, good = RuleSet((*packaged_topics(), *own_topics(home))), good_lines(ledger)
@@ -210,7 +226,7 @@ def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float)
 
 
 def kept_of(paths: Sequence[str]) -> tuple[Kept, ...]:
-    """The compressed log of the job behind `paths`, with the lines about its root.
+    """Return the compressed log of the job at `paths`, with the lines about its root.
 
     Raises:
         NotFound: none of the paths exists.
@@ -221,12 +237,12 @@ def kept_of(paths: Sequence[str]) -> tuple[Kept, ...]:
 
 
 def good_lines(ledger: Ledger) -> list[str]:
-    """What good runs printed, a line of each shape."""
+    """Return the lines of good runs, one of each shape."""
     return list(dict.fromkeys(str(line[0]) for run in ledger.good_runs() for line in run.lines))
 
 
 def case_of(memory: Memory) -> Case:
-    """A judged memory as learning sees it."""
+    """Return a judged memory as a case for learning."""
     return Case(
         key=key_of(memory),
         reason=memory.true_reason,
@@ -237,7 +253,7 @@ def case_of(memory: Memory) -> Case:
 
 
 def past_of(memory: Memory, model: str = "") -> Past:
-    """A memory as likeness sees it; its embedding where it is `model`'s."""
+    """Return a memory for comparisons, with its embedding if `model` made the embedding."""
     category: Category = next(
         (one for one in set(CATEGORIES.values()) if one == memory.category), "Unknown"
     )
@@ -258,12 +274,12 @@ def past_of(memory: Memory, model: str = "") -> Past:
 
 
 def learned_of(record: LearnedRule) -> Learned:
-    """A rule of the ledger."""
+    """Return a rule of the ledger."""
     return Learned.from_json(record.body, record.sources)
 
 
 def filter_of(record: LearnedRule) -> Filter:
-    """A filter of the ledger."""
+    """Return a filter of the ledger."""
     body = record.body
     return Filter(
         id=record.rule_id,
@@ -274,7 +290,7 @@ def filter_of(record: LearnedRule) -> Filter:
 
 
 def lines_of(text: str) -> tuple[Kept, ...]:
-    """The lines of a compressed log's text."""
+    """Return the lines of a compressed log's text."""
     found, file = [], ""
     for line in text.splitlines():
         if line.startswith(_HEADING):
@@ -293,7 +309,7 @@ def _add(ledger: Ledger, memory: Memory) -> tuple[int, tuple[str, ...]]:
         try:
             vector = embedder.embed([memory.roots[0]])[0]
             memory = replace(memory, embedding=packed(vector), embedding_model=embedder.model)
-        except EmbeddingsFailed as error:  # remembered all the same: it is found by its words
+        except EmbeddingsFailed as error:  # stored without: full-text search still finds it
             notes = (str(error),)
     return ledger.add_memory(memory), notes
 
@@ -331,7 +347,7 @@ def _of_diagnosis(found: dict[str, Any], kept: Iterable[Kept], at_s: float) -> M
 
 
 def _bounded(kept: Iterable[Kept]) -> list[list[Any]]:
-    """As many lines as `MEMORY_LIMIT_BYTES` hold, in the order of the log."""
+    """Return as many lines as fit `MEMORY_LIMIT_BYTES`, in the order of the log."""
     left, found = MEMORY_LIMIT_BYTES, []
     for one in dict.fromkeys(kept):
         left -= len(one.text.encode("utf-8", "replace"))
@@ -342,7 +358,7 @@ def _bounded(kept: Iterable[Kept]) -> list[list[Any]]:
 
 
 def _with_roots(roots: Sequence[str], kept: Iterable[Kept]) -> list[Kept]:
-    """The named roots that are not among the kept lines, as lines without a place."""
+    """Return the named roots that are not among the kept lines, as lines without a place."""
     texts = {clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip() for one in kept}
     return [Kept(file="", line=0, text=root) for root in roots if root not in texts]
 
@@ -373,7 +389,10 @@ def keep_suggestion(ledger: Ledger, key: str, rule: Mapping[str, Any], *, now_s:
 def accepted_suggestions(
     suggested: Iterable[LearnedRule], cases: Iterable[Case], gate: Gate
 ) -> list[Learned]:
-    """Those whose incident a person found to have their reason and that `gate` lets pass, and from then on has."""
+    """Return the suggestions that pass `gate`, and put them in force there.
+
+    A suggestion is tried only if a person confirmed its reason for its incident.
+    """
     by_key = {case.key: case for case in cases}
     found = []
     for record in suggested:
@@ -403,7 +422,7 @@ def _learned(record: LearnedRule) -> Learned | None:
 
 
 def _hot(rule: Rule) -> str | None:
-    """The longest word without which the pattern would not find its own example; None where there is none."""
+    """Return the longest word that the pattern needs to match its own example, or None."""
     pattern, example = re2.compile(rule.pattern), rule.match[0]
     words = {
         one.text for one in tokens(example) if one.sort == "word" and len(one.text) >= _HOT_LETTERS

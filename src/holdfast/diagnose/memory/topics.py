@@ -1,10 +1,10 @@
-"""Learned rules among the others: where they stand, and what they are not asked about.
+"""Place learned rules among the others, and protect routine lines from them.
 
-A learned rule stands as late as it can and still decide the line that it was learned from: just before the topic that
-decided it otherwise, so that no precise rule is asked after it. One that knows words stands before Python's bare
-classes at the latest: elsewhere the same words may follow one of these. Within a topic the most special rule is asked
-first. What merely sounds bad (the first rules of `suspect.yaml`) no learned rule is asked about, unless it was learned
-from such a line.
+A learned rule comes just before the topic that decided its line otherwise, so that more precise
+rules are tried first. A rule with words comes at the latest before Python's bare classes, since the
+same words may follow a class elsewhere. Within a topic the most specific rule comes first. Lines
+that only resemble errors (the first rules of `suspect.yaml`) are hidden from learned rules, unless
+a rule was learned from such a line.
 """
 
 import functools
@@ -18,9 +18,10 @@ from holdfast.diagnose.rules.packaged import packaged_topics
 from holdfast.diagnose.rules.rules import ROUTINE, Rule, RuleSet, Topic, Where
 
 BARE_ORDER: Final = 90
-"""Of `python.yaml`, Python's bare classes; a learned topic of the same order is asked before it, by its name."""
+"""The order of `python.yaml`, Python's bare classes. A learned topic of this order comes before it,
+by its name."""
 LAST_ORDER: Final = 1000
-"""Of `suspect.yaml`, the last topic."""
+"""The order of `suspect.yaml`, the last topic."""
 SUSPECT: Final = "suspect.yaml"
 _NAME: Final = "+learned"
 """Sorts before the name of any file."""
@@ -28,23 +29,24 @@ _NAME: Final = "+learned"
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """A rule that was learned, and its place."""
+    """A learned rule and its place."""
 
     rule: Rule
     order: int
-    """It stands before the topics of this order."""
+    """The rule comes before the topics of this order."""
     breadth: int
-    """0 the most general, 9 a line itself."""
+    """From 0, the most general, to 9, a line itself."""
     hot: tuple[str, ...]
     sources: tuple[str, ...]
-    """Keys of the incidents that it was learned from."""
+    """Keys of the incidents that the rule was learned from."""
     foreign: int = 0
-    """How many examples of rules for other reasons it would match, were it asked first."""
+    """The number of examples of rules for other reasons that the rule would match if tried first.
+    """
     what: str = ""
-    """What it knows, for people."""
+    """A description of the matched lines, for people."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the ledger."""
+        """Return plain values, for the ledger."""
         return {
             **asdict(self.rule),
             "match": list(self.rule.match),
@@ -58,7 +60,7 @@ class Learned:
 
     @classmethod
     def from_json(cls, body: dict[str, Any], sources: Iterable[str]) -> Self:
-        """The rule that `to_json` wrote."""
+        """Return the rule that `to_json` wrote."""
         values = {name: body[name] for name in _RULE_FIELDS if name in body}
         values |= {"match": tuple(body["match"]), "no_match": tuple(body["no_match"])}
         return cls(
@@ -76,22 +78,22 @@ _RULE_FIELDS: Final = tuple(field.name for field in fields(Rule))
 
 
 class LearnedTopic(Topic):
-    """A topic that passes by what merely sounds bad."""
+    """A topic that skips lines that only resemble errors."""
 
     def find(self, text: str, where: Where) -> Rule | None:
-        """As `Topic.find`."""
+        """Return the first rule that matches, as `Topic.find`."""
         found = super().find(text, where)
         return None if found is None or (where == "line" and shielded(found, text)) else found
 
 
 def shielded(rule: Rule, text: str) -> bool:
-    """Whether a learned `rule` is not asked about `text`, which merely sounds bad."""
+    """Return True if a learned `rule` skips `text`, which only resembles an error."""
     return sounds_bad(text) and not any(sounds_bad(example) for example in rule.match)
 
 
 @functools.lru_cache(maxsize=4096)
 def sounds_bad(text: str) -> bool:
-    """Whether `text` only sounds like an error: a counter, a setting, a line of a program."""
+    """Return True if `text` only resembles an error: a counter, a setting, a line of a program."""
     return bool(_shield().Match(text))
 
 
@@ -108,7 +110,7 @@ def _shield() -> Any:
 
 
 def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
-    """The topics of learned rules, one an order."""
+    """Return the topics of learned rules, one per order."""
     by_order: dict[int, list[Learned]] = {}
     for one in learned:
         by_order.setdefault(one.order, []).append(one)
@@ -128,7 +130,7 @@ def _special_first(one: Learned) -> tuple[int, int, str]:
 
 
 class Layered(RuleSet):
-    """Rules and learned ones above them, made in a moment: for trying one that may be refused."""
+    """Learned rules above other rules. Cheap to build, so that a rule can be tried."""
 
     def __init__(self, below: RuleSet, learned: Iterable[Learned]) -> None:
         above = learned_topics(learned)
@@ -143,7 +145,7 @@ class Layered(RuleSet):
         self._order = {rule.id: topic.order for topic in below.topics for rule in topic.rules}
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
-        """As `RuleSet.find`."""
+        """Return the first rule that matches with its captures, as `RuleSet.find`."""
         found = self._below.find(text, where)
         order = LAST_ORDER if found is None else self._order[found[0].id]
         for topic in self._above:
@@ -152,7 +154,7 @@ class Layered(RuleSet):
         return found
 
     def digits_matter(self, text: str) -> bool:
-        """As `RuleSet.digits_matter`."""
+        """Return True if another number could change the meaning, as `RuleSet.digits_matter`."""
         return self._below.digits_matter(text) or any(
             topic.digits_matter(text) for topic in self._above
         )

@@ -1,4 +1,4 @@
-"""A line of a log to its words: what varies from run to run left out, and how much a word tells."""
+"""Split a log line into words and varying parts, and rate how informative a word is."""
 
 import functools
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ _TOKEN: Final = re2.compile(
     r"|(?P<number>[-+]?\d[\w.,:%+-]*)"
     r"|(?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:'[a-z]{1,2}\b)?)"
 )
-"""In this order: a path may hold words, a word never holds a path."""
+"""The order matters: a path may contain words, but a word never contains a path."""
 _SENTENCE_BLANKS: Final = 2
 _DIGIT: Final = re2.compile(r"\d")
 _CAMEL: Final = re2.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]|_[A-Za-z]|[A-Za-z]_")
@@ -39,7 +39,7 @@ exit exited code status state number size time times last first current thread m
 version details
 """
 COMMON: Final = frozenset(_COMMON.split())
-"""Words that logs of every kind are full of: alone they tell nothing."""
+"""Words that are frequent in all logs, and uninformative alone."""
 TROUBLE: Final = (
     r"(?:\w*(?:Error|Exception|Failure|Fault|Warning)\b|(?i:\b(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|abort\w*"
     r"|panic\w*|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|loses"
@@ -48,15 +48,15 @@ TROUBLE: Final = (
     r"|reset|closed|bad|broken|cancel\w*|preempt\w*|unsuccessful|non-zero|interrupted|disconnect\w*|expired|forbidden"
     r"|no space|read-only|too many|violat\w*|overflow|throttl\w*|slow ?down|hung|stuck|stopped|oom)\b))"
 )
-"""RE2 for a word that says that something went wrong."""
+"""An RE2 pattern for words that report a problem, such as `failed`."""
 _TROUBLE: Final = re2.compile(TROUBLE)
 WORDS_LIMIT: Final = 1500
-"""Words of one memory that full-text search looks at."""
+"""The words of one memory that full-text search indexes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A part of a line, and where it stands."""
+    """A part of a line, and its place."""
 
     sort: Sort
     text: str
@@ -65,20 +65,21 @@ class Token:
 
     @property
     def is_common(self) -> bool:
-        """Whether it tells nothing by itself."""
+        """Return True if the word alone is uninformative."""
         return self.text.lower() in COMMON or len(self.text) < 2
 
     @property
     def is_technical(self) -> bool:
-        """Whether only a program writes it so: inner capitals, underscores, dots, or all capitals."""
+        """Return True for words in a program's style: inner or all capitals, underscores, dots."""
         loud = _LOUD.search(self.text) is not None and self.text.lower() not in COMMON
         return loud or "." in self.text or _CAMEL.search(self.text) is not None
 
 
 def tokens(text: str) -> list[Token]:
-    """The words of `text` and what varies between them: numbers, paths, quoted names, hosts, addresses.
+    """Return the words and the varying parts of `text`: numbers, paths, names, hosts, addresses.
 
-    A word with a digit in it (`node017`, `mlx5_0`) counts as varying; what is quoted does, unless it is a sentence.
+    A word with a digit (`node017`, `mlx5_0`) counts as varying. Quoted text counts as varying,
+    unless the text is a sentence.
     """
     found: list[Token] = []
     for match in _TOKEN.finditer(text):
@@ -99,7 +100,7 @@ def tokens(text: str) -> list[Token]:
 
 @functools.lru_cache(maxsize=65_536)
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of `text` in lower case, in their order; of dotted and joined ones also the parts."""
+    """Return the words of `text` in lower case, in order, with the parts of joined words."""
     found: list[str] = []
     for token in tokens(text):
         if token.sort != "word":
@@ -114,7 +115,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def search_words(lines: Iterable[str]) -> str:
-    """What full-text search looks at: the words of `lines`, each as often as it comes, at most `WORDS_LIMIT`."""
+    """Return up to `WORDS_LIMIT` words of `lines` for full-text search, with repetitions."""
     found: list[str] = []
     for line in lines:
         found += (word for word in words_of(line) if word not in COMMON)
@@ -124,7 +125,7 @@ def search_words(lines: Iterable[str]) -> str:
 
 
 def mask(text: str) -> str:
-    """`text` with what varies replaced by `<*>`: equal for the same message in another run."""
+    """Return `text` with `<*>` for varying parts; equal for the same message in another run."""
     said, at = [], 0
     for token in tokens(text):
         if token.sort != "word":
@@ -134,5 +135,5 @@ def mask(text: str) -> str:
 
 
 def is_trouble(text: str) -> bool:
-    """Whether a word of `text` says that something went wrong."""
+    """Return True if a word of `text` reports a problem."""
     return _TROUBLE.search(text) is not None

@@ -1,1 +1,1 @@
-"""Say which event one line means, and which events can cause which: `topics/*.yaml`, `tables/*.tsv`, `causes.yaml`."""
+"""Match lines with events (`topics/`, `tables/`), and causes with effects (`causes.yaml`)."""

@@ -1,4 +1,4 @@
-"""What can bring about what: the kinds of event and the edges between them, read from `causes.yaml`."""
+"""Read the kinds of event, and the edges from cause to effect, from `causes.yaml`."""
 
 import functools
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ class Kind:
 
     name: str
     alone: float
-    """That it begins a failure by itself."""
+    """The cost that such an event begins a failure by itself."""
     left: float
-    """That it was there and had nothing to do with the failure."""
+    """The cost that such an event is unrelated to the failure."""
     ends: float
-    """That it ends the job without anything between."""
+    """The cost that such an event ends the job directly."""
     brings: Mapping[str, tuple[Where, float]]
-    """The kinds it can bring about: where, and at what cost."""
+    """The kinds that the event can bring about: the relation of their ranks, and the cost."""
 
 
 @functools.cache
 def kinds() -> Mapping[str, Kind]:
-    """Every kind by its name."""
+    """Return all kinds by name."""
     text = (resources.files("holdfast.diagnose.rules") / "causes.yaml").read_text("utf-8")
     given: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     brings = given.pop("brings")

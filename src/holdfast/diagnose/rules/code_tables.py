@@ -1,7 +1,8 @@
-"""Codes to rules: what NVIDIA's driver (Xid) and the CUDA runtime number, kept as tables in `tables/`.
+"""Make rules from tables of error codes: NVIDIA's driver (Xid) and the CUDA runtime.
 
-`xid.tsv` has a row for each Xid; `xid_nvlink5.tsv` one for each error word of a Blackwell NVLink unit (Xid 144 to
-150); `cuda.tsv` one for each CUDA error that decides something. Rows that say the same become one rule.
+`tables/xid.tsv` has a row for each Xid, `xid_nvlink5.tsv` a row for each error word of a Blackwell
+NVLink unit (Xid 144 to 150), `cuda.tsv` a row for each CUDA error that matters. Rows with equal
+meanings become one rule.
 """
 
 import csv
@@ -16,12 +17,14 @@ from holdfast.diagnose.rules.rules import ROUTINE, Rule
 from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action
 
 ORDER: Final = 25
-"""Where the tables stand among the topics: before the general rules on GPUs, after what quotes other lines."""
+"""The order of the tables among the topics: before the general GPU rules, after rules for quoted
+lines."""
 HOT: Final = frozenset({
     "xid", "cuda error", "cuda failure", "cuda runtime", "cuda driver", "[cuda]", "cudaerror", "cuda_error",
     "cudasuccess", "hiperror", "hip error", "error_ecc", "returned error", "(code #", "error=",
 })  # fmt: skip
-"""Every line that a rule of a table matches has one of these; the texts of `cuda.tsv` are added."""
+"""Words of which each line that a table's rule matches has one; the texts of `cuda.tsv` are added.
+"""
 
 _ADVICE: Final[dict[str, str]] = {
     "restart": "Restart; if the same GPU fails again take its node out, if every GPU does at the same step look for "
@@ -42,50 +45,50 @@ _HELPLESS: Final = frozenset({"change_config", "user_must_fix"})
 
 
 class Meaning(NamedTuple):
-    """What a row says its code means."""
+    """The meaning of a code, from its row."""
 
     what: str
     kind: str
     reason: str
     action: str
     alone: str
-    """The cost of its beginning a failure by itself; empty: as its kind."""
+    """The cost of beginning a failure by itself; empty for the kind's cost."""
 
 
 def table_rules() -> tuple[Rule, ...]:
-    """The rules of all tables, special before general.
+    """Return the rules of all tables, specific rules before general ones.
 
     Raises:
-        BadUse: a row names an unknown kind, reason or action; the message names it and what is allowed.
+        BadUse: a row names an unknown kind, reason or action; the message gives the allowed values.
     """
     return (*_nvlink5_rules(), *_xid_rules(), *_cuda_rules())
 
 
 def table_hot_words() -> frozenset[str]:
-    """Words of which each line that these rules match has one, in lower case."""
+    """Return words, in lower case, of which each line that these rules match has one."""
     texts = (text for row in read_table("cuda") for text in _texts(row))
     return HOT | {text.lower() for text in texts if not text.startswith(_AFTER_CUDA)}
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """The rows of `tables/<name>.tsv`."""
+    """Return the rows of `tables/<name>.tsv`."""
     text = (resources.files("holdfast.diagnose.rules") / "tables" / f"{name}.tsv").read_text(
         "utf-8"
     )
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
-# --- Xid ---------------------------------------------------------------------------------------------------------
+# --- Xid -----------------------------------------------------------------------------------------
 
 _XID: Final = r"Xid \((?:PCI:)?(?P<gpu>[0-9A-Fa-f:.]+)[^)]*\): "
 _PID: Final = r"(?:, pid='?(?P<pid>\d+))?"
 _LINK: Final = r"(?:.*?\b[Ll]ink (?P<link>\d+))?"
 _OTHER_SPELLING: Final = r"(?i:\bxid(?:criticalerror| error| code| event)?[ :=#]{1,3})"
-"""Of the monitors that repeat an Xid: DCGM, gpud, the device plugin of Kubernetes."""
+"""The spelling of monitors that repeat an Xid: DCGM, gpud, the Kubernetes device plugin."""
 
 
 def _xid_rules() -> Iterator[Rule]:
-    # Causes before what follows from them: `45, … caused by previous Xid 149` is a line of 149, whatever 45 says.
+    # Causes come before their consequences: `45, … caused by previous Xid 149` counts as 149.
     for meaning, rows in sorted(
         _grouped(read_table("xid")), key=lambda group: float(group[0].alone or 0)
     ):
@@ -127,7 +130,10 @@ _EFFECTS: Final = {
 
 
 def _nvlink5_rules() -> Iterator[Rule]:
-    """`145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x… 0x… …)`: the first word holds a sub-code, the second the error."""
+    """Make the rules for lines such as `145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x… 0x… …)`.
+
+    The first word in parentheses contains the sub-code, the second is the error.
+    """
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in read_table("xid_nvlink5"):
         groups.setdefault((row["xid"], row["unit"], row["effect"], row["look_at"]), []).append(row)
@@ -153,21 +159,24 @@ def _nvlink5_rules() -> Iterator[Rule]:
 
 
 def _words(row: dict[str, str]) -> str:
-    """The two words of a sub-code and error: of the first, bits 20 to 25 count."""
+    """Return a pattern for the two words of a sub-code and an error.
+
+    The sub-code is in bits 20 to 25 of the first word.
+    """
     subcode = int(row["subcode"])
     high = "".join(f"{digit:x}" for digit in range(16) if digit & 3 == subcode >> 4)
     return rf"0x[0-9a-f][{high}]{subcode & 15:x}[0-9a-f]{{5}} 0x0*{row['status']}"
 
 
-# --- CUDA --------------------------------------------------------------------------------------------------------
+# --- CUDA ----------------------------------------------------------------------------------------
 
 _AFTER_CUDA: Final = "CUDA: "
-"""Marks a text that means something only right after the words `CUDA error`."""
+"""The prefix of texts that are meaningful only directly after the words `CUDA error`."""
 _CUDA_ERROR: Final = (
     r"(?i:(?:\b(?:cuda|hip)(?: runtime| driver)? (?:error|failure)|error \[cuda\])[^a-z]*)"
 )
 _RANK: Final = r"(?:\[(?:PG (?:ID )?0 (?:PG GUID 0)?\(default_pg\) )?Rank (?P<rank>\d+)\].*?)?"
-"""What the watchdog of NCCL puts before the error; a number within a smaller group is no rank."""
+"""The text of NCCL's watchdog before the error. A number within a smaller group is no rank."""
 
 
 def _cuda_rules() -> Iterator[Rule]:
@@ -207,7 +216,7 @@ def _texts(row: dict[str, str]) -> list[str]:
     return [text for text in row["texts"].split(" | ") if text]
 
 
-# --- all tables --------------------------------------------------------------------------------------------------
+# --- all tables ----------------------------------------------------------------------------------
 
 
 def _grouped(rows: Iterable[dict[str, str]]) -> list[tuple[Meaning, list[dict[str, str]]]]:

@@ -1,4 +1,4 @@
-"""Read the rules that come with Holdfast, once a process."""
+"""Read the packaged rules, once per process."""
 
 import functools
 from importlib import resources
@@ -9,17 +9,17 @@ from holdfast.diagnose.rules.rules import RuleSet, Topic, parse_topic
 
 @functools.cache
 def packaged_rules() -> RuleSet:
-    """The rules that come with Holdfast.
+    """Return the packaged rules.
 
     Raises:
-        BadUse: a rule file is broken; the message names file and rule.
+        BadUse: a rule file is broken; the message names the file and the rule.
     """
     return RuleSet(packaged_topics())
 
 
 @functools.cache
 def packaged_topics() -> tuple[Topic, ...]:
-    """The topics that come with Holdfast: the files in `topics/`, and the tables."""
+    """Return the packaged topics: the files in `topics/`, and the tables."""
     folder = resources.files("holdfast.diagnose.rules") / "topics"
     files = sorted(
         (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),

@@ -1,8 +1,11 @@
-"""Rules: YAML files of patterns, checked when loaded, matched in linear time.
+"""Load rules from YAML files of patterns, check the rules, and match lines in linear time.
 
-A topic file in `rules/` has `order` (its place; the first rule that matches a line decides what the line is),
-`hot` (words of which each line that its rules match has one, in any case: the prefilter of a whole log),
-`defaults` (for its rules) and `rules`. A rule has the fields of `Rule`.
+A topic file in `rules/topics` has four keys:
+
+* `order`: the place of the topic; the first rule that matches a line decides the line's meaning
+* `hot`: words in any case; each line that the rules match has one, which prefilters a whole log
+* `defaults`: default fields for the rules
+* `rules`: the rules, with the fields of `Rule`
 """
 
 import functools
@@ -20,15 +23,17 @@ from holdfast.diagnose.rules.taxonomy import CATEGORIES, Action, Category, Endin
 from holdfast.diagnose.shapes import Shapes, shape_of, with_any_digits
 
 ROUTINE: Final = "routine"
-"""The kind of rule whose lines are no events: it shields them from later rules."""
+"""The kind of rules whose lines are no events, to protect the lines from later rules."""
 ENDING: Final = "ending"
-"""The kind of rule whose lines state how a job or a process ended: they cause nothing."""
+"""The kind of rules whose lines state how a job or a process ended; these cause nothing."""
 Where = Literal["line", "user_exception", "library_exception"]
 CAPTURES: Final = frozenset(
     {"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"}
 )
-"""Named groups a pattern may have: the scope (`ranks`: several, with commas or blanks between), a process by which a
-rank can be found, the rank that says so of others, and the number of the last collective that it had enqueued."""
+"""Named groups that a pattern may have. `ranks` holds several ranks, separated by commas or blanks.
+`pid` identifies a process whose rank another line may give. `reporter` is the rank that reports
+other ranks. `enqueued` is the number of its last enqueued collective. The others locate the fault.
+"""
 _SET_MEMORY_BYTES: Final = 64 << 20
 _NEVER: Final = r"[^\x00-\x{10FFFF}]"
 _GROUP: Final = re2.compile(r"\(\?P<(\w+)>")
@@ -37,33 +42,35 @@ _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What one kind of line means."""
+    """The meaning of one kind of line."""
 
     id: str
     pattern: str
-    """RE2, searched in the line without its rank and time prefixes."""
+    """The RE2 pattern, searched in the line without rank and time prefixes."""
     kind: str
-    """Its place among causes and effects: a kind of `causes.yaml`, `routine` or `ending`."""
+    """The kind in the graph of causes: a kind of `causes.yaml`, `routine` or `ending`."""
     reason: str
     action: Action
     restart_helps: bool
     mitigation: str
     confidence: float
     source: str
-    """Where the wording comes from."""
+    """The source of the wording."""
     match: tuple[str, ...]
     no_match: tuple[str, ...]
     category: Category = "Unknown"
-    """Given only with the reason `Others`; else it follows from the reason."""
+    """Set only for the reason `Others`; other reasons imply their category."""
     where: Where = "line"
-    """`user_exception` and `library_exception`: only the last line of a traceback whose deepest frame lies in
-    the user's own code, or not."""
+    """`user_exception` and `library_exception` apply only to the last line of a traceback. They
+    require the deepest frame to be in the user's own code, or outside that code."""
     first_death: bool = False
-    """This rank died before all others, of what no peer can cause: other ranks' errors follow from it."""
+    """True if the rank died before all others, and not because of a peer: other ranks' errors
+    follow from this death."""
     ending: Ending = ""
-    """What the line states about the end of the job."""
+    """The statement of the line about the end of the job."""
     alone: float | None = None
-    """Given only where such a line begins a failure more or less readily than others of its kind (nats)."""
+    """Set only if such a line begins a failure more or less readily than others of its kind, in
+    nats."""
 
     @functools.cached_property
     def regex(self) -> Any:
@@ -71,7 +78,7 @@ class Rule:
         return re2.compile(self.pattern)
 
     def places(self, text: str) -> tuple[tuple[str, int, int], ...]:
-        """Return where each named group that is not empty lies in `text`, which the pattern matches."""
+        """Return name, begin and end of each non-empty group in `text`; the pattern must match."""
         if not self.regex.groupindex:
             return ()
         match = self.regex.search(text)
@@ -80,7 +87,7 @@ class Rule:
 
     @property
     def weight(self) -> float:
-        """The cost of its being the root, before anything about the event is known; nats, less is likelier."""
+        """Return the cost in nats that a line of this rule is the root, without other evidence."""
         return (
             (kinds()[self.kind].alone if self.alone is None else self.alone) + 1.0 - self.confidence
         )
@@ -88,13 +95,13 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True)
 class Topic:
-    """Rules of one idea; the first that matches a line decides what it is."""
+    """Rules of one subject. The first rule that matches a line decides the line's meaning."""
 
     name: str
     order: int
-    """Its place: earlier topics are asked first."""
+    """The place of the topic; topics are tried in ascending order."""
     hot: frozenset[str]
-    """Words, in lower case, of which each line that a rule for lines matches has one."""
+    """Words in lower case. Each line that a rule for lines matches has one of these."""
     rules: tuple[Rule, ...]
 
     @functools.cached_property
@@ -109,7 +116,7 @@ class Topic:
 
     @functools.cached_property
     def _any_digits(self) -> Any:
-        """The patterns that have digits of their own, with any number in place of each; None where none has."""
+        """Return a set of the patterns with literal numbers, loosened; None if there are none."""
         loose = [
             pattern
             for rule in self.rules
@@ -124,29 +131,29 @@ class Topic:
         return made
 
     def digits_matter(self, text: str) -> bool:
-        """Whether a line that differs from `text` in its numbers only may be another rule's."""
+        """Return True if another number in `text` could make another rule match."""
         return self._any_digits is not None and bool(self._any_digits.Match(text))
 
     @functools.cached_property
     def for_exceptions(self) -> bool:
-        """Whether some of the rules are for the ends of tracebacks, which may have no hot word."""
+        """Return True if a rule applies to the ends of tracebacks, which may have no hot word."""
         return any(rule.where != "line" for rule in self.rules)
 
     def find(self, text: str, where: Where) -> Rule | None:
-        """The first rule that matches; rules for plain lines fit every `where`."""
+        """Return the first rule that matches; rules for plain lines fit each `where`."""
         fits = (self.rules[index] for index in sorted(self._set.Match(text) or ()))
         return next((rule for rule in fits if rule.where in ("line", where)), None)
 
 
 _Found: TypeAlias = tuple[Rule | None, tuple[tuple[str, int, int], ...]]
-"""The first rule that matches a text, and where its captures lie."""
+"""The first rule that matches a text, and the places of its captures."""
 
 
 class RuleSet:
-    """Topics in their order.
+    """All topics, in order.
 
-    A topic is asked only about lines with one of its hot words: one set of all patterns is too large for RE2's
-    automaton (0.7 ms a line).
+    A topic is tried only on lines with one of its hot words, because one set of all patterns is too
+    large for RE2's automaton (0.7 ms a line).
     """
 
     def __init__(self, topics: Iterable[Topic]) -> None:
@@ -158,7 +165,7 @@ class RuleSet:
         self.hot = re2.compile(
             f"(?i)(?:{_any_of(frozenset().union(*(topic.hot for topic in self.topics)))})".encode()
         )
-        """Found in the bytes of every line that a rule for lines can match."""
+        """Matches the bytes of each line that a rule for lines can match."""
         self._hot_topics = re2.Set.SearchSet(re2.Options())
         for topic in self.topics:
             self._hot_topics.Add(f"(?i)(?:{_any_of(topic.hot)})")
@@ -169,11 +176,14 @@ class RuleSet:
         words = frozenset().union(*(topic.hot for topic in self.topics))
         with_digits = frozenset(word for word in words if any(map(str.isdigit, word)))
         self._hot_with_digits = re2.compile(f"(?i)(?:{_any_of(with_digits)})")
-        """Found in texts whose numbers decide which topics are asked."""
+        """Matches texts whose numbers decide which topics are tried."""
         self._known: dict[Where, Shapes[_Found]] = {where: Shapes() for where in get_args(Where)}
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
-        """The first rule that matches `text`, with its captures; rules for plain lines fit every `where`."""
+        """Return the first rule that matches `text`, with its captures; None without a match.
+
+        Rules for plain lines fit each `where`.
+        """
         shape = shape_of(text)
         known = self._known[where]
         is_of_shape = self._hot_with_digits.search(text) is None
@@ -195,11 +205,11 @@ class RuleSet:
         return sorted(asked if where == "line" else asked | self._for_exceptions)
 
     def _matter(self, text: str, where: Where) -> bool:
-        """Whether the topics that are asked about `text` have rules that its numbers decide between."""
+        """Return True if the topics for `text` have rules between which its numbers decide."""
         return any(self.topics[index].digits_matter(text) for index in self._asked(text, where))
 
     def digits_matter(self, text: str) -> bool:
-        """Whether a line that differs from `text` in its numbers only may mean something else."""
+        """Return True if another number in `text` could change the meaning of the line."""
         return any(
             self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ()
         )
@@ -210,10 +220,10 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def parse_topic(name: str, text: str) -> Topic:
-    """The topic in a file, given as its name and YAML text.
+    """Return the topic in a file, given as its name and YAML text.
 
     Raises:
-        BadUse: the file or a rule is not as the module says; the message names both and what is allowed.
+        BadUse: the file or a rule is malformed; the message names both and the allowed values.
     """
     try:
         given = yaml.load(text, Loader=_LOADER)
@@ -285,9 +295,8 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
 
 def _check_pattern(at: str, pattern: str) -> None:
     names = _GROUP.findall(pattern)
-    if len(names) != len(
-        set(names)
-    ):  # RE2's Python binding takes it, and then returns nothing for that group
+    # RE2's Python binding accepts a repeated group, but returns nothing for the group.
+    if len(names) != len(set(names)):
         raise BadUse(
             f"{at}: a capture stands there twice. Use one alternation within it, or two rules."
         )

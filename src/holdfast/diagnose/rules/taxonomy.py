@@ -1,4 +1,4 @@
-"""Name the actions, and the categories of the reasons (the study's Table 3)."""
+"""Define the actions, and the category of each reason (Table 3 of the study)."""
 
 from collections.abc import Mapping
 from typing import Final, Literal
@@ -38,9 +38,9 @@ Ending = Literal[
     "never_began",
     "stopped",
 ]
-"""The statement of a line about the end of a job: none, the newest step, finished work, the success of one
-process or of the job, the failure of a job, a job that was not started, a stop from outside. Lines of the
-kind `scheduler` are stops unless they say otherwise."""
+"""The statement of a line about the end of a job: none, the newest step, finished work, the success
+of one process or of the job, the failure of a job, a job that did not start, a stop from outside.
+Lines of the kind `scheduler` mean a stop, unless `ending` is set."""
 
 
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
@@ -79,5 +79,5 @@ CATEGORIES: Final[Mapping[str, Category]] = {
     "Others": "Unknown",
     "Unknown": "Unknown",
 }
-"""Each reason and its category: Table 3 of the paper, plus what has no row there. A rule whose reason is
-`Others` may name a category of its own."""
+"""Each reason and its category: Table 3 of the paper, plus reasons that have no row there. A rule
+with the reason `Others` may set its own category."""
