@@ -1,9 +1,10 @@
-"""A stand-in for the module `pynvml`, with GPUs whose values a test sets.
+"""Replace the module `pynvml`, with GPUs whose values a test sets.
 
     nvml = FakeNvml([FakeGpu(sm_active=lambda t_s: 80.0)])
     source = Nvidia(nvml, with_gpm=True)
 
-GPM's counters are means between two samples, as on a real device: each fake counter is integrated over time.
+GPM's counters are means between two samples, as on a real device: each fake counter is integrated
+over time.
 """
 
 import threading
@@ -21,10 +22,10 @@ class FakeGpu:
     """One GPU.
 
     Attributes:
-        has_gpm: False: a device older than Hopper.
-        gpm: for each id of a GPM metric, the value at a moment in seconds, or a sentinel.
-        missing: names of NVML's calls that this device does not support.
-        values: what NVML's other calls return, by name.
+        has_gpm: False for a device older than Hopper.
+        gpm: by the id of each GPM metric, a function from seconds to the value, or a sentinel.
+        missing: the names of NVML's calls that this device does not support.
+        values: the return values of NVML's other calls, by name.
     """
 
     has_gpm: bool = True
@@ -38,7 +39,7 @@ class FakeNvml:
 
     Attributes:
         now_s: the time of the next GPM sample, in seconds.
-        hangs: set to make every further call block until `let_go` is called.
+        hangs: True makes every later call block until `let_go`.
     """
 
     NVML_TEMPERATURE_GPU = 0
@@ -56,7 +57,7 @@ class FakeNvml:
         self.open_samples = 0
 
     def let_go(self) -> None:
-        """Make calls that hang return."""
+        """Make blocked calls return."""
         self.hangs = False
         self._gone_on.set()
 
