@@ -47,10 +47,10 @@ def noted_pids(folder: Path, name: str) -> list[int]:
 
 
 def agent_command(folder: Path) -> list[str]:
-    """Return the command of an agent that records its pid, a child's pid and SECRET, and then
-    sleeps.
+    """Return the command of an agent that records pids and SECRET, and then sleeps.
 
-    The child has a session of its own. The record is FOLDER/agent-INDEX.pids. If the file
+    The pids are the agent's and a child's, which has its own session. The record is
+    FOLDER/agent-INDEX.pids. If the file
     FOLDER/end-INDEX exists, the agent exits with the code in that file.
     """
     script = (

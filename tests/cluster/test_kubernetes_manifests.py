@@ -65,9 +65,7 @@ SPECS = {
 
 
 def check(found, schema, where):
-    """Compare a part of a manifest with its schema: a dictionary, a list of one schema, or a type's
-    name.
-    """
+    """Compare a part of a manifest with its schema: a dictionary, a list or a type's name."""
     if isinstance(schema, dict):
         assert isinstance(found, dict), where
         unknown = set(found) - set(schema)

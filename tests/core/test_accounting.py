@@ -106,9 +106,7 @@ def surviving(found):
 
 @pytest.fixture
 def one_fault():
-    """Steps 1-30 from 10 s to 40 s, a fault at 40.5 s, detected at 42 s; steps 21-60 from 50 s to
-    90 s.
-    """
+    """Steps 1-30 at 10-40 s, a fault at 40.5 s, detected at 42 s, steps 21-60 at 50-90 s."""
     return summary(
         attempts=[attempt(1, 0.0, 0), attempt(2, 43.0, 20)],
         journal=[*steps(1, 1, 30, began_s=10), *steps(2, 21, 60, began_s=50)],

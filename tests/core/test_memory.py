@@ -159,9 +159,7 @@ CONTAINER = "/kubepods/burstable/pod1/ab"
 
 
 def test_a_container_of_version_1_mounts_its_group_alone(tree):
-    """Without a namespace, the group's path is the node's, and only a statistic states the pod's
-    limit.
-    """
+    """The group's path is the node's, and only a statistic states the pod's limit."""
     tree.mounted(
         f"35 31 0:32 {CONTAINER} /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n"
     )
@@ -214,9 +212,7 @@ def test_both_versions_at_once(tree):
 
 
 def test_names_that_the_table_of_mounts_escapes(tree):
-    """Systemd writes a hyphen in a name as `\\x2d`; the table of mounts writes a backslash in
-    octal.
-    """
+    """Systemd writes a hyphen as `\\x2d`; the table of mounts writes a backslash in octal."""
     own = "/system.slice/my\\x2djob: 1.scope"
     mounted = own.replace("\\", "\\134").replace(" ", "\\040")
     tree.mounted(f"35 31 0:32 {mounted} /my\\040groups rw - cgroup2 cgroup2 rw\n")

@@ -61,9 +61,7 @@ def test_installed_packages_do_not_come_before_the_standard_library(monkeypatch)
 
 
 def fork(tmp_path):
-    """Start a process whose child has read a megabyte and computed for some ticks of the kernel's
-    clock.
-    """
+    """Start a process whose child has read a megabyte and used some CPU time."""
     ready = tmp_path / "ready"
     child = f"""
 import time
