@@ -50,8 +50,8 @@ def agent_command(folder: Path) -> list[str]:
     """Return the command of an agent that records pids and SECRET, and then sleeps.
 
     The pids are the agent's and a child's, which has its own session. The record is
-    FOLDER/agent-INDEX.pids. If the file
-    FOLDER/end-INDEX exists, the agent exits with the code in that file.
+    FOLDER/agent-INDEX.pids. If the file FOLDER/end-INDEX exists, the agent exits with the code
+    in that file.
     """
     script = (
         "import os, pathlib, subprocess, sys, time\n"

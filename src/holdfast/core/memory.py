@@ -116,7 +116,7 @@ def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
 
 
 def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
-    """Return a group's path in a mount that shows the groups from `mounted` down, if it is there.
+    """Return a group's path in a mount of the groups from `mounted` down; None if not there.
 
     In a namespace of control groups, both paths are relative to the namespace's root, and each
     group above is `..`. The names of those groups are unknown, so only the top of such a mount

@@ -101,7 +101,7 @@ def kill_descendants(
         spared: a word of the command lines of processes that may first end by themselves.
         spared_s: the seconds that the spared processes have to end.
         left: the name of the spared processes that are never killed.
-        but: a process that is not killed, nor are its own descendants.
+        but: a process that is spared with its own descendants.
     """
     import psutil
 
@@ -185,8 +185,8 @@ def parent_of(pid: int) -> int | None:
 def activity(pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
     """Return the CPU seconds and I/O bytes that each rank has used so far, with its descendants.
 
-    The bytes grow with each read and write. A descendant that has ended counts if its parent waited
-    for it.
+    The bytes grow with each read and write. A descendant that has ended counts if its parent has
+    reaped the descendant.
 
     Args:
         pids: the process of each rank.

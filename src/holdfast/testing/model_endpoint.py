@@ -1,8 +1,7 @@
 """An OpenAI-compatible server on loopback with scripted answers: right, wrong, slow, or none.
 
     with ModelServer() as server:
-        server.then(Status(429), Words('{"answer": 1}'))     # for two requests; later ones:
-        `otherwise`
+        server.then(Status(429), Words('{"answer": 1}'))  # then `otherwise`
         ... send requests to server.url ...
         assert server.asked[0].body["model"] == "stub"
 

@@ -22,7 +22,7 @@ UPLOT_STYLE = _VENDOR / "uplot-1.6.32.min.css"
 
 
 def template(path: Path) -> "Template":
-    """Return the template in a file; it may use templates of its folder and the shared ones.
+    """Return a template, which may use templates of its own folder and the shared templates.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -31,7 +31,7 @@ def template(path: Path) -> "Template":
 
 
 def environment(folder: Path) -> "Environment":
-    """Return an environment for the templates of a folder, which may use the shared ones.
+    """Return an environment for the templates of a folder and the shared templates.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -63,5 +63,5 @@ def write_page(path: Path, page: str) -> None:
 
 
 def _finalize(value: Any) -> Any:
-    """Clean every text of a page before it is escaped; leave markup as it is."""
+    """Clean every text of a page before its escaping; leave markup unchanged."""
     return words.clean(value) if type(value) is str else value
