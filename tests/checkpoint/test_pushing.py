@@ -236,7 +236,7 @@ def test_a_trainer_that_was_forked_after_it_was_made_has_one_too(tmp_path, there
         "import os, sys, time, torch, holdfast\n"
         "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2])\n"
         "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-        "ckpt.save(1, {'t': torch.ones(5000)}).result(); time.sleep(1.5)\n"  # one that thinks it has gone ends by then
+        "ckpt.save(1, {'t': torch.ones(5000)}).result(); time.sleep(1.5)\n"  # by then a mistaken pusher ends
         "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.close(); os._exit(0)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "here"), there.as_uri()]

@@ -20,7 +20,7 @@ def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Check that a value is one of the allowed words.
 
     Raises:
-        BadUse: the value is another one.
+        BadUse: the value is anything else.
     """
     if value not in allowed:
         raise BadUse(
@@ -32,7 +32,7 @@ def check_above_zero(name: str, value: Any) -> None:
     """Check that a value is a number above 0.
 
     Raises:
-        BadUse: the value is no such number.
+        BadUse: the value is anything else.
     """
     if not isinstance(value, int | float) or not value > 0:
         raise BadUse(f"{name} is {value!r}; allowed is a number above 0.")
@@ -42,7 +42,7 @@ def check_from_zero(name: str, value: Any) -> None:
     """Check that a value is a number from 0 on.
 
     Raises:
-        BadUse: the value is no such number.
+        BadUse: the value is anything else.
     """
     if not isinstance(value, int | float) or not value >= 0:
         raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
@@ -52,7 +52,7 @@ def check_limits(**limits: Any) -> None:
     """Check that each limit is None or a number above 0.
 
     Raises:
-        BadUse: a limit is no such number.
+        BadUse: a limit is anything else.
     """
     for name, limit in limits.items():
         if limit is not None:
@@ -63,7 +63,7 @@ def check_whole(name: str, value: Any, *, least: int) -> int:
     """Check that a value is a whole number from `least` on, and return the number as an int.
 
     Raises:
-        BadUse: the value is no such number.
+        BadUse: the value is anything else.
     """
     number = whole_number(value)
     if number is None or number < least:

@@ -49,7 +49,7 @@ def size(size_bytes: int) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """Format a count with its noun, `3 faults` or `1 fault`, with thousands apart."""
+    """Format a count with its noun, `3 faults` or `1 fault`, with spaces between thousands."""
     return f"{number:,}".replace(",", NBSP) + NBSP + (one if number == 1 else many or one + "s")
 
 

@@ -97,7 +97,7 @@ def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, trainer_options
         if own.get("limit_val_batches") == 0
         else [pl.callbacks.EarlyStopping("noisy", patience=50)]
     )
-    with warnings.catch_warnings(action="ignore"):  # Lightning warns of its own deprecated calls
+    with warnings.catch_warnings(action="ignore"):  # of advice, and of deprecated calls
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=1,

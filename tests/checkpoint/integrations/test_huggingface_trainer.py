@@ -157,7 +157,7 @@ def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_train
     def item_after_sigterm(self, index):
         if not (
             tmp_path / "sent"
-        ).exists():  # to one of the training's: those of an evaluation do not outlive it
+        ).exists():  # a worker of the training, since only these outlive SIGTERM
             assert torch.utils.data.get_worker_info() is not None
             (tmp_path / "sent").touch()
             os.kill(os.getpid(), signal.SIGTERM)
