@@ -32,7 +32,7 @@ class Training:
 
 
 def assert_same(left, right, where="state"):
-    """Bit-equal, of the same types, at every depth."""
+    """Check that two states are bit-equal and of the same types, at every depth."""
     assert type(left) is type(right), f"{where}: {type(left)} and {type(right)}"
     if isinstance(left, torch.Tensor):
         assert left.dtype == right.dtype, where

@@ -15,7 +15,7 @@ from holdfast.testing import FakeClock
 
 
 class RecordingLink(Unsupervised):
-    """Hears what a rank says; asks it to stop at `stop_at`."""
+    """Record the calls of a rank, and request a stop at step `stop_at`."""
 
     def __init__(self, stop_at=None):
         self.events = []
@@ -60,7 +60,7 @@ def stop_at(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_checkpointer_is_left(monkeypatch):
-    """Closes what a test leaves open, as the end of a process would."""
+    """Close the Checkpointers that a test has left open, as the end of a process would."""
     made, make, handler = [], Engine.__init__, signal.getsignal(signal.SIGTERM)
 
     def record(self, *arguments):
@@ -71,7 +71,7 @@ def _no_checkpointer_is_left(monkeypatch):
     yield
     for engine in made:
         engine.close()
-    signal.signal(signal.SIGTERM, handler)  # else a collection in a later test gives it back
+    signal.signal(signal.SIGTERM, handler)  # else a later collection restores the handler
     for lease in list(writer_lease._held.values()):
         lease.users = 1
         lease.release()
@@ -86,7 +86,7 @@ def _same_random_numbers_in_every_test():
 
 @pytest.fixture(scope="module")
 def s3_credentials():
-    """In the environment; those that every server here knows."""
+    """Set the credentials that every server here accepts in the environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
             "ACCESS_KEY_ID": "key",
@@ -99,15 +99,15 @@ def s3_credentials():
 
 @pytest.fixture(scope="module")
 def s3(s3_credentials, tmp_path_factory):
-    """The URL of a server that is used in production."""
+    """Yield the URL of an S3 server that is used in production."""
     with seaweedfs_server.serve(tmp_path_factory.mktemp("seaweedfs")) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def moto(s3_credentials):
-    """The URL of a server whose clock can be set, and in which some buckets refuse (see `holdfast.testing.s3`)."""
-    from holdfast.testing import s3 as server  # where GPUs are tested, it is not installed
+    """Yield the URL of a server with a settable clock and failing buckets (`holdfast.testing.s3`)."""
+    from holdfast.testing import s3 as server  # absent where GPUs are tested
 
     with server.serve() as url:
         yield url
@@ -115,7 +115,7 @@ def moto(s3_credentials):
 
 @pytest.fixture
 def storage_clock(monkeypatch):
-    """The clock of moto, which dates its objects by the second; it goes only when it is told to."""
+    """Return the clock of moto, which dates objects by the second; only a test moves the clock."""
     from moto.s3 import models
 
     clock, began = FakeClock(), models.utcnow()

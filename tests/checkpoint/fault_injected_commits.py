@@ -1,7 +1,7 @@
-"""Inject faults into the system calls of a commit, one after another, and check what is left.
+"""Inject faults into the system calls of a commit, one after another, and check the files left.
 
-Run as `fault_injected_commits.py FOLDER HOW`; HOW is kill, EIO, short or dead. The program prints one JSON object. It
-needs no torch, so that it begins at once.
+Run as `fault_injected_commits.py FOLDER HOW`; HOW is kill, EIO, short or dead. The program prints
+one JSON object. It does not import torch, so that it starts at once.
 """
 
 import errno
@@ -22,7 +22,7 @@ from holdfast.checkpoint.catalog.staging_dir import remove_leftovers
 
 LAYOUT = hand_made(sizes=(20_000, 70_000))
 OTHERS = 20
-"""Of the calls that change nothing a fault is injected into one in so many."""
+"""Of the calls that change nothing, one in this many receives a fault."""
 
 
 def persist(part, order):
@@ -34,7 +34,7 @@ def persist(part, order):
 
 
 def fault_of(how, call, injected):
-    """What is done at which call."""
+    """Return a function that selects the fault for each system call."""
 
     def decide(count, name):
         if how == "short":
@@ -61,7 +61,7 @@ def is_worth_it(how, call, name):
 
 
 def commit_with_fault(part, order, how, call):
-    """Why it failed, None where it was killed; and the names of the calls, and of those with an injected fault."""
+    """Return the commit's error (None if killed), the names of its calls, and the faulty calls."""
     fork, injected = Fork(persist, part, order, held=True), []
     traced = Traced.seize(fork.pid, fault_of(how, call, injected))
     traced.injected = injected
@@ -84,12 +84,13 @@ def main(folder, how):
         found["injected"] += bool(injected)
         assert is_whole(place, 1, 1, [LAYOUT]), (call, name)
         assert all(verify(info).state == "verified" for info in scan(place)), (call, name)
-        if why is None and call % 2:  # the next process is given the same order
+        if why is None and call % 2:  # the next process receives the same request
             assert Fork(persist, after, order).answer() == "", (call, name)
             assert is_whole(place, 2, 2, [LAYOUT]), (call, name)
             found["taken_up"] += 1
         elif why is not None:
-            # Said to be durable: then it is. After a failure it may be there, if it is whole.
+            # A reported success must be durable. After a failure, the checkpoint may exist if it is
+            # whole.
             assert why or is_whole(place, 2, 2, [LAYOUT]), (call, name)
             assert how != "short" or not why, (call, name, why)
             found["failed" if why else "saved"] += 1
@@ -100,7 +101,7 @@ def main(folder, how):
 
 
 def make(folder, before):
-    """A folder with step 1."""
+    """Return a folder with a checkpoint of step 1."""
     place = Path(folder) / "checkpoints"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Sealed images to save: hand-made ones that need no torch, and those of a state."""
+"""Make sealed images to save: by hand, without torch, and from a state."""
 
 from dataclasses import dataclass, replace
 
@@ -11,16 +11,16 @@ from holdfast.checkpoint.writer.direct_io import piece_digests
 from holdfast.core.rate_limit import RateLimit
 
 TEN_FILES = [4096] * 9 + [4096 * 5]
-"""Their sizes: the last takes long enough, where writing is slow, to be killed in."""
+"""The sizes of ten files. The last file takes long enough to be killed in where writing is slow."""
 
 
 class Enough(Exception):
-    """What a test waits for does not come."""
+    """The awaited event does not come."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank writes, and the memory that it lies in."""
+    """The part of one rank, and the memory that holds the part."""
 
     layout: Layout
     memory: memoryview
@@ -48,7 +48,7 @@ def no_waiting():
 
 
 def hand_made(*, rank=0, world_size=1, sizes=(100, 5000), metadata=b"metadata"):
-    """The layout of files of `sizes` bytes, one piece a file."""
+    """Return a layout of files of `sizes` bytes, one piece a file."""
     shards, at = [], 0
     for number, size_bytes in enumerate(sizes):
         shards.append(Shard(f"__{rank}_{number}.distcp", at, size_bytes))
@@ -64,7 +64,7 @@ def hand_made(*, rank=0, world_size=1, sizes=(100, 5000), metadata=b"metadata"):
 
 
 def sealed(layout, fill):
-    """An arena that holds every file of `layout` full of the byte `fill`; the step is `fill` too."""
+    """Return an arena in which every file of `layout` is full of the byte `fill`, also the step."""
     last = layout.shards[-1]
     arena = Arena.make(last.offset + last.size_bytes, 8 * len(layout.pieces))
     seal(arena, layout, fill)
@@ -78,7 +78,7 @@ def seal(arena, layout, fill):
 
 
 def half_copied(arena, layout, fill, files):
-    """Begin a use whose first `files` files are there; the notes tell of all of them."""
+    """Begin a use of which only the first `files` files are copied; the digests cover all files."""
     for shard in layout.shards:
         arena.image[shard.offset : shard.offset + shard.size_bytes] = (
             bytes([fill]) * shard.size_bytes
@@ -110,12 +110,12 @@ def order_of(folder, step, *, save=None, keep=None, damaged=()):
 
 
 def again(order):
-    """Another save of the same step."""
+    """Return the request of another save of the same step."""
     return replace(order, save=order.save + "-again")
 
 
 def is_whole(folder, step, fill, layouts):
-    """Whether the checkpoint of `step` verifies and holds `fill`."""
+    """Return True if the checkpoint of `step` verifies and is full of `fill`."""
     from holdfast.checkpoint import verify
     from holdfast.checkpoint.format.paths import step_path
 

@@ -1,4 +1,7 @@
-"""One rank of two that do not hear of things at once; run as `interval_ranks.py FOLDER RANK`. 0 if all is well."""
+"""Run one of two ranks: `interval_ranks.py FOLDER RANK`. Exit with 0 if all is well.
+
+Messages between the ranks take time.
+"""
 
 import itertools
 import logging
@@ -17,11 +20,11 @@ from holdfast.testing import FakeClock
 
 STEPS = 200
 PACE_S = (1.0, 37.0)
-"""Seconds a step, by the clock of each rank; rank 0's counts."""
+"""Seconds a step by the clock of each rank; rank 0's clock decides."""
 
 
 def by_time(folder, rank):
-    """Every 10 s by rank 0's clock, on both ranks at the same steps; the other's would say at every step."""
+    """Save every 10 s by rank 0's clock, on both ranks at the same steps; rank 1's clock is faster."""
     from datetime import timedelta
 
     clock = FakeClock()
@@ -42,13 +45,13 @@ def by_time(folder, rank):
 
 
 def by_time_in_slow_steps(folder, rank):
-    """Where all are asked at each step, what was wished before a save is not wished again after it."""
+    """Vote at each step; a vote from before a save must not cause another save."""
     rank_agreement.ANSWER_EVERY_S = 0.0
     by_time(folder, rank)
 
 
 def again_after_a_failure(folder, rank):
-    """The writing process of one rank cannot write."""
+    """Check the retry if the writing process of one rank cannot write."""
 
     def limit(ckpt, size_bytes):
         resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (size_bytes, -1))
@@ -57,7 +60,7 @@ def again_after_a_failure(folder, rank):
 
 
 def again_after_a_change(folder, rank):
-    """A tensor of one rank changes, unseen by PyTorch, before it is copied."""
+    """Check the retry if a tensor of one rank changes before the copy, unseen by PyTorch."""
     gate, copy_into, budget_bytes = (
         threading.Event(),
         staging_thread.copy_into,
@@ -79,7 +82,7 @@ def again_after_a_change(folder, rank):
 
 
 def _save_again(folder, rank, before, mend, *, after=lambda *_: None):
-    """A save fails on rank 1, which each rank finds at a step of its own; both save again at the same step."""
+    """Fail a save on rank 1; each rank notices at another step, but both retry at one step."""
     due, step, tensor = 10**6, 0, torch.ones(10_000)
     with Checkpointer(folder, every=due, keep=None) as ckpt:
 
@@ -92,9 +95,7 @@ def _save_again(folder, rank, before, mend, *, after=lambda *_: None):
         if rank == 1:
             before(ckpt, tensor)
         handle = save()
-        if (
-            rank == 1
-        ):  # the other one goes on meanwhile, as far as it comes before it finds the failure
+        if rank == 1:  # the other rank goes on until it notices the failure
             after(ckpt, tensor)
             until(handle.done)
             mend(ckpt)

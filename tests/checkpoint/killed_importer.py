@@ -1,4 +1,4 @@
-"""Imports a checkpoint for ever, and reports each step that is there. Usage: killed_importer.py SOURCE DIR."""
+"""Import a checkpoint again and again, and report each step: `killed_importer.py SOURCE DIR`."""
 
 import itertools
 import sys

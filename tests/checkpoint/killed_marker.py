@@ -1,4 +1,7 @@
-"""Marks a checkpoint for ever, and reports each mark that is durable. Usage: killed_marker.py CHECKPOINT WRITER."""
+"""Mark a checkpoint again and again, and report each durable mark.
+
+Usage: `killed_marker.py CHECKPOINT WRITER`.
+"""
 
 import sys
 from pathlib import Path
@@ -9,7 +12,7 @@ if __name__ == "__main__":
     number = 0
     while True:
         number += 1
-        # So much that it does not fit into one page.
+        # So much text that the mark does not fit into one page.
         note_metrics(
             Path(sys.argv[1]),
             {f"{sys.argv[2]}-{each:03}": number for each in range(200)},

@@ -1,6 +1,7 @@
-"""Pushes in a process of its own, which may be killed. Each line on stdin is: ENDPOINT URL FOLDER.
+"""Push from child processes, which a test may kill. Each line on stdin is: ENDPOINT URL FOLDER.
 
-Prints the process's number, and its exit status once it has ended. It is forked, so that imports are paid once.
+Prints the child's process id, and its exit status at its end. The child is forked, so that modules
+are imported once.
 """
 
 import os

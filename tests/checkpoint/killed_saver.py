@@ -1,8 +1,8 @@
-"""Kills what saves, with SIGKILL, at seeded random instants, and checks what is left each time.
+"""Kill saving processes with SIGKILL at seeded random instants, and check the files each time.
 
-Usage: killed_saver.py FOLDER SEED TIMES. Prints one JSON object. In turn it kills the trainer, whose writing process
-then ends what it was ordered; the writing process, in whose place the trainer starts another; and both. The trainer
-is forked from this process, so that torch is imported once.
+Usage: killed_saver.py FOLDER SEED TIMES. Prints one JSON object. The program kills in turn: the
+trainer, whose writing process then completes its requests; the writing process, which the trainer
+replaces; and both. The trainer is forked from this process, so that torch is imported once.
 """
 
 import json
@@ -21,7 +21,7 @@ from holdfast.checkpoint import Checkpointer, scan, verify
 KEEP = 2
 COUNT = 500_000
 ENDS_S = 240.0
-"""By then a writing process that has lost its trainer has ended."""
+"""The limit by which a writing process has ended after the death of its trainer."""
 
 
 def state_of(value):
@@ -33,7 +33,7 @@ def state_of(value):
 
 
 def save_for_ever(folder, step, value, report):
-    """Save steps upwards, each twice, one on its way while the next is copied; report every value that is durable."""
+    """Save each step twice, overlapping the next save, and report every durable value."""
     ckpt = Checkpointer(folder, keep=KEEP, keep_in_memory_s=None)
     before = pid = None
     while True:
@@ -70,14 +70,14 @@ def in_a_fork(work, *arguments):
 
 
 class Reports:
-    """What a trainer says: which process writes, and what is durable."""
+    """The reports of a trainer: its writing processes, and the durable values."""
 
     def __init__(self, reader):
         self._reader = reader
         self._content = b""
 
     def read(self, until=lambda _reports: False):
-        """To its end, or until enough is there."""
+        """Read to the end of the reports, or until a condition holds."""
         while not until(self):
             chunk = os.read(self._reader, 65536)
             if not chunk:
@@ -117,14 +117,14 @@ def look(folder, found):
 
 
 def end_it(victim, trainer, reports, folder, found):
-    """Kill the victim, and then whatever is left, and wait until nothing of it lives."""
+    """Kill the victim, then all remaining processes, and wait for their end."""
     (writer,) = reports.writers
     if victim == "writer":
         pidfd = os.pidfd_open(writer)
         os.kill(writer, signal.SIGKILL)
         await_end(pidfd)
         look(folder, found)
-        # What was ordered of it becomes durable, and what comes after: by the next one.
+        # The next process makes the outstanding requests durable, and later ones.
         count = len(reports.durable)
         reports.read(lambda told: len(told.writers) > 1 and len(told.durable) > count + 2)
         writer = reports.writers[-1]
@@ -143,7 +143,7 @@ def end_it(victim, trainer, reports, folder, found):
 def main(folder, seed, times):
     torch.set_num_threads(1)
     source = random.Random(seed)
-    # Durable so far: newest step and its value.
+    # The newest durable step so far, and its value.
     step, value = 1, 0
     found = dict.fromkeys(("unfinished", "replaced", "deleting", "restored_newer"), 0)
     found |= {"saved_by_the_writer_alone": 0, "saved_by_the_next_writer": 0}
@@ -157,7 +157,7 @@ def main(folder, seed, times):
         reports = Reports(reader).read(lambda told: told.writers)
         try:
             select.select([], [], [], source.uniform(0.0, 0.1))
-            while not list(Path(folder).glob("*.tmp")):  # from here on in the midst of a save
+            while not list(Path(folder).glob("*.tmp")):  # from here on within a save
                 select.select([], [], [], 0.0005)
             select.select([], [], [], source.uniform(0.0, 0.01))
             end_it(victim, trainer, reports, folder, found)
@@ -174,7 +174,7 @@ def main(folder, seed, times):
 
         state = {"value": -1, "big": torch.zeros(COUNT), "many": [torch.tensor(0)] * 5}
         restored = Checkpointer(folder).restore(state)
-        # What was reported durable, or one of the two saves that were on their way.
+        # The newest is the last one that was reported durable, or one of the two saves in flight.
         assert (restored, state["value"]) >= (step, value), (
             restored,
             state["value"],
@@ -186,12 +186,12 @@ def main(folder, seed, times):
         assert state["big"].eq(state["value"]).all()
         assert all(each.item() == state["value"] for each in state["many"])
         if victim == "trainer":
-            # What it had ordered is done to its end, and nothing lies about.
+            # All requests are completed, and nothing is left over.
             assert all(name.startswith("step-") and "." not in name for name in names), names
             found["saved_by_the_writer_alone"] += state["value"] != value
         found["restored_newer"] += state["value"] != value
         step, value = restored, state["value"]
-    # A first save of a process tidies up after all of them.
+    # The first save of a process deletes the leftovers of all earlier processes.
     in_a_fork(save_once, folder, step + 1, value)
     names = sorted(path.name for path in contents(Path(folder)))
     assert all(name.startswith("step-") and "." not in name for name in names), names

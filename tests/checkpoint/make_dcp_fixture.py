@@ -1,6 +1,6 @@
-"""Writes the fixture of one version of PyTorch; run with that, as `make_dcp_fixture.py FOLDER`.
+"""Write the fixture of one version of PyTorch: `make_dcp_fixture.py FOLDER`, run by that version.
 
-Two ranks save one state with stock DCP, of which `expected` gives each value; it needs nothing but torch.
+Two ranks save one state with stock DCP; `expected` returns each value. Only torch is needed.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ SHARDED = {"rows": Shard(0), "columns": Shard(1), "alike": Replicate()}
 
 
 def expected():
-    """The state, whole."""
+    """Return the whole state."""
     return {
         "model": {
             **{name: torch.arange(35.0).view(7, 5) + number for number, name in enumerate(SHARDED)},

@@ -1,6 +1,6 @@
-"""One rank of a test of several; run as `meeting_ranks.py FOLDER RANK WORLD_SIZE SCENARIO…`. Exits 0 when all is well.
+"""Run one rank: `meeting_ranks.py FOLDER RANK WORLD_SIZE SCENARIO…`. Exit with 0 if all is well.
 
-Ranks do not save together, and each of them is told so; the limits are short.
+The ranks do not save together, and each rank raises an error about that; the limits are short.
 """
 
 import logging
@@ -40,7 +40,7 @@ def restored(folder, **options):
 
 
 def rank_0_alone_saves(folder, rank, world_size):
-    """The others go on to the next step, where they wait for rank 0."""
+    """The other ranks go on to the next step, where they wait for rank 0."""
     ckpt = restored(folder)
     if rank == 0:
         refused(
@@ -54,7 +54,7 @@ def rank_0_alone_saves(folder, rank, world_size):
 
 
 def rank_0_alone_saves_first(folder, rank, world_size):
-    """The others have made their Checkpointers and not used them."""
+    """The other ranks have made their Checkpointers, but not used them."""
     ckpt = Checkpointer(folder)
     if rank == 0:
         refused(
@@ -79,7 +79,7 @@ def rank_0_alone_has_a_later_save(folder, rank, world_size):
 
 
 def ranks_save_at_other_steps(folder, rank, world_size):
-    """Both at once; afterwards they save together."""
+    """Both ranks save at once, at different steps; afterwards they save together."""
     ckpt = restored(folder)
     text = "Ranks do not act together: rank 0 calls save at step 1 and rank 1 calls save at step 2. save"
     refused(lambda: ckpt.save(1 + rank, STATE), text)
@@ -106,7 +106,7 @@ def a_step_is_due_on_one_rank(folder, rank, world_size):
 
 
 def a_rank_is_a_step_ahead(folder, rank, world_size):
-    """It has found that the step is not due."""
+    """Rank 1 has gone on, because the step was not due there."""
     ckpt = restored(folder, every=2 + rank)
     if rank:
         assert ckpt.save(2, STATE).step is None
@@ -133,7 +133,7 @@ def one_has_closed(folder, rank, world_size):
 
 
 def a_slow_rank_is_waited_for(folder, rank, world_size):
-    """Rank 0 has warned, and the other one comes."""
+    """Rank 0 logs a warning, and then the other rank comes."""
     warned = folder.with_suffix(".warned")
 
     class Heard(logging.Handler):
@@ -153,10 +153,10 @@ def a_slow_rank_is_waited_for(folder, rank, world_size):
 
 
 def a_rank_stands_in_a_collective_while_its_thread_comes(folder, rank, world_size):
-    """The thread of the last rank still stages what came before; the main thread waits for rank 0."""
+    """The staging thread of the last rank is still busy; the main thread waits for rank 0."""
     ckpt = restored(folder)
     ckpt.save(1, STATE).result()
-    ckpt.before_update()  # from now on a save does not wait for its copy
+    ckpt.before_update()  # from now on, saves return before the copy
     thread_comes = threading.Event()
     if rank:
         ckpt._engine.thread._pool.submit(thread_comes.wait)
@@ -184,7 +184,7 @@ def a_rank_stands_in_a_collective_while_its_thread_comes(folder, rank, world_siz
 
 
 def a_rank_was_killed(folder, rank, world_size):
-    """It cannot take part in what comes after."""
+    """A killed rank cannot take part in later calls."""
     ckpt = restored(folder)
     if rank:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -219,12 +219,12 @@ def entries_may_differ_but_not_in_kind(folder, rank, world_size):
 
 
 def a_group_of_the_ranks_saves(folder, rank, world_size):
-    """Rank 0 does something else, and has none of it."""
+    """Rank 0 belongs to no group of Checkpointers, and takes no part."""
     group = dist.new_group([1, 2])
     if rank == 0:
         refused(lambda: Checkpointer(folder, process_group=group), "not in process_group")
     else:
-        for step in (1, 2):  # a second group of theirs, after the first
+        for step in (1, 2):  # a second group of these ranks, after the first
             with Checkpointer(folder, process_group=group, sigterm_grace_s=60) as ckpt:
                 training = {"t": torch.full((3,), float(step)), f"of-{rank}": step}
                 path = ckpt.save(step, training, per_rank={"rank": rank}).result()
@@ -237,12 +237,12 @@ def a_group_of_the_ranks_saves(folder, rank, world_size):
 
 
 def a_group_is_destroyed_before_its_saves_have_ended(folder, rank, world_size):
-    """Who these ranks are is what they were when the saves began."""
+    """The ranks are those of the group at the time when the saves began."""
     group = dist.new_group([1, 2])
     if rank:
         ckpt = Checkpointer(folder, process_group=group)
         ckpt.save(1, STATE).result()
-        ckpt.before_update()  # from now on a save does not wait for its copy
+        ckpt.before_update()  # from now on, saves return before the copy
         goes_on, thread = threading.Event(), ckpt._engine.thread
         thread._pool.submit(goes_on.wait)
         good = ckpt.save(2, STATE)

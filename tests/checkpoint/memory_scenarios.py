@@ -1,7 +1,8 @@
-"""What ranks that died leave in memory, and who gets it; run as `memory_scenarios.py FOLDER`.
+"""Check which ranks receive the snapshots in memory of ranks that died.
 
-Prints one JSON object: the name of each scenario, and what went wrong in it, or null. Trainers are forked from this
-process, so that torch is imported once; each scenario has a folder of its own in FOLDER.
+Run as `memory_scenarios.py FOLDER`. Prints one JSON object: each scenario's name, and its error or
+null. Trainers are forked from this process, so that torch is imported once. Each scenario has a
+folder of its own in FOLDER.
 """
 
 import contextlib
@@ -42,7 +43,7 @@ def scenario(work):
 
 
 class Heard(Unsupervised, logging.Handler):
-    """What this process tells a supervisor of restores, and the user of trouble."""
+    """Record restores that are reported to a supervisor, and warnings to the user."""
 
     def __init__(self):
         logging.Handler.__init__(self, logging.WARNING)
@@ -72,7 +73,7 @@ def die(*_, **__):
 
 
 def run_trainer(work, *, ranks=1):
-    """Fork ranks, which call `work(report, rank)`; their exit codes, and the numbers that they reported."""
+    """Fork ranks that call `work(report, rank)`; return the exit codes and the reported numbers."""
     reader, report = os.pipe()
     children = []
     for rank in range(ranks):
@@ -97,11 +98,11 @@ def run_trainer(work, *, ranks=1):
 
 
 class Expected(Exception):
-    """What a training fails with here."""
+    """An error with which a training fails on purpose."""
 
 
 def dead_trainer(folder, *, steps=(1, 2), then=die, **options):
-    """The process that wrote for a trainer that saved `steps`, each until it was durable, and then did `then`."""
+    """Run a trainer that saves `steps` durably and then calls `then`; return its writing process."""
 
     def work(report, _rank):
         with Checkpointer(folder, **options) as ckpt:
@@ -122,7 +123,7 @@ def await_end(pid):
 
 
 def assert_restored(folder, step, tier, **options):
-    """Restore here; hold that it is whole and from where it ought to be, and that this process holds nothing of it."""
+    """Restore; check the values and the source, and that this process keeps no snapshot memory."""
     HEARD.warnings.clear()
     state = state_of(-1)
     with Checkpointer(folder, **options) as ckpt:
@@ -137,13 +138,13 @@ def assert_restored(folder, step, tier, **options):
 def open_files():
     found = []
     for fd in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the folder itself, while it was read
+        with contextlib.suppress(FileNotFoundError):  # the folder itself, during the listing
             found.append(str(fd.readlink()))
     return found
 
 
 def spoil(path):
-    """Write noise over a checkpoint's data; sizes and manifest stay as they are."""
+    """Overwrite a checkpoint's data with noise, of the same sizes, and keep the manifest."""
     for file in [*path.glob("*.distcp"), *path.glob("*.xxh3"), path / ".metadata"]:
         file.write_bytes(os.urandom(file.stat().st_size))
 
@@ -219,7 +220,7 @@ def a_state_that_has_changed_its_shape_is_left_as_it_is_now(folder):
 
 @scenario
 def a_snapshot_that_is_still_being_written_is_waited_for(folder):
-    """The writing takes a second, and the trainer is killed as soon as the snapshot is copied."""
+    """Writing takes a second, and the trainer is killed as soon as the snapshot is copied."""
 
     def kill_after_the_copy(ckpt):
         ckpt.save(2, state_of(2))
@@ -233,7 +234,7 @@ def a_snapshot_that_is_still_being_written_is_waited_for(folder):
 
 @scenario
 def a_kill_at_any_instant_leaves_the_newest_from_memory_or_disk(folder):
-    """Seeded instants; each trainer goes on from what the last one left, and saves as fast as it can."""
+    """At seeded instants; each trainer resumes from the last state, and saves as fast as possible."""
 
     def save_for_ever(ckpt, durable):
         step = ckpt.restore(state_of(-1))
@@ -272,7 +273,7 @@ def a_kill_at_any_instant_leaves_the_newest_from_memory_or_disk(folder):
 
 @scenario
 def a_flipped_bit_is_found_and_the_disk_has_it_right(folder):
-    """Anywhere: in a tensor, in a plain value, in the frame of a tensor."""
+    """The bit is in a tensor, in a plain value, or in the frame of a tensor."""
     for number, at in enumerate((COUNT * 2, 100, COUNT * 4 + 2000)):
         place = folder / str(number)
         dead_trainer(place)
@@ -398,7 +399,10 @@ def own_of(rank):
 
 
 def ranks_that_die(folder, *, lost=None, then=lambda _ckpt, _rank: None):
-    """Two ranks save step 1, do `then`, and are killed, and the writing process of `lost` too; what wrote for them."""
+    """Save step 1 on two ranks, call `then`, and kill both; return the writing processes.
+
+    The writing process of rank `lost` is killed as well.
+    """
 
     def work(report, rank):
         def save():
@@ -448,7 +452,7 @@ def all_ranks_of_a_node_take_all_of_it_from_memory(folder):
 
 @scenario
 def a_save_that_one_rank_did_not_complete_leaves_the_one_before_in_memory(folder):
-    """Rank 1 is killed while it copies step 2; rank 0 has copied all of it."""
+    """Rank 1 is killed during its copy of step 2; rank 0 has copied all."""
 
     def save_again(ckpt, rank):
         if rank == 1:
@@ -477,7 +481,7 @@ def another_number_of_ranks_takes_the_disk_and_frees_the_memory_of_all(folder):
 
 
 def play(scenarios, folder):
-    """Print what each did: nothing, or how it failed."""
+    """Run the scenarios, and print the error of each, or null."""
     torch.set_num_threads(1)
     set_job_link(HEARD)
     logging.getLogger("holdfast").addHandler(HEARD)

@@ -1,7 +1,8 @@
-"""One rank of a test of several; run as `mesh_ranks.py FOLDER RANK WORLD_SIZE`. Exits 0 when all is well.
+"""Run one rank of a test: `mesh_ranks.py FOLDER RANK WORLD_SIZE`. Exit with 0 if all is well.
 
-Four ranks train a model that is split by tensor parallelism and FSDP2, on a mesh of two by two, and save it beside
-tensors of other placements. Two ranks restore it, split by tensor parallelism alone, and one restores it whole.
+Four ranks train a model that is split by tensor parallelism and FSDP2 on a mesh of two by two, and
+save the model with tensors of other placements. Two ranks restore the model, split by tensor
+parallelism alone, and one rank restores the model whole.
 """
 
 import sys
@@ -29,7 +30,7 @@ SIZES = (7, 5)
 
 
 class Block(torch.nn.Module):
-    """Sizes that do not divide by four."""
+    """A block whose sizes do not divide by four."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +91,7 @@ def four_save(folder, rank):
     expected = whole(model.state_dict()), whole(moments(model, optimizer))
     if rank == 0:
         torch.save(expected, folder / "expected.pt")
-    # The same ranks again, from other values.
+    # The same ranks restore again, from other values.
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter.to_local())
     again = {name: torch.zeros_like(value) for name, value in tensors.items()}

@@ -1,8 +1,9 @@
-"""Orders a slow save of step 2 and waits to be killed; run as `ordered_then_killed.py FOLDER BYTES_S FORKS FILES`.
+"""Request a slow save of step 2, and wait to be killed.
 
-FILES files are copied, all of them are ten.
+Run as `ordered_then_killed.py FOLDER BYTES_S FORKS FILES`. FILES of the ten files are copied.
 
-Prints the process ids of the one that writes, and of a child that holds what this process holds, or 0.
+Prints the process ids of the writing process and of a child that shares this process's open files,
+or 0 without a child.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""Nodes that are lost, and what peers held for them; run as `peer_scenarios.py FOLDER quick|slow`.
+"""Check what peers keep for lost nodes: `peer_scenarios.py FOLDER quick|slow`.
 
-The nodes are on this machine and have names of their own. Prints one JSON object, as `memory_scenarios.py` does.
+The nodes are on this machine, with names of their own. Prints one JSON object, as
+`memory_scenarios.py` does.
 """
 
 import functools
@@ -24,7 +25,7 @@ from holdfast.checkpoint.save import staging_thread
 
 COUNT = 1_200_000
 ENDS_S = 20.0
-"""By then what waits for a rank that was lost has ended."""
+"""The limit by which a wait for a lost rank has ended."""
 NODES = ("a", "b")
 SCENARIOS = {}
 SLOW = {}
@@ -49,7 +50,7 @@ def own_of(rank, step=1):
 
 
 def on_nodes(folder, work, *, nodes=NODES, ranks=1):
-    """Call `work(rank)` in so many ranks on each node; their exit codes."""
+    """Call `work(rank)` in several ranks on each node; return the exit codes."""
 
     def a_trainer(_report, rank):
         os.environ["HOLDFAST_NODE"] = nodes[rank // ranks]
@@ -61,7 +62,7 @@ def on_nodes(folder, work, *, nodes=NODES, ranks=1):
 
 
 def save(ckpt, rank, step, *, held=True):
-    """Save until it is durable, and held by the peer."""
+    """Save until the save is durable, and held by the peer."""
     path = ckpt.save(step, small(step), per_rank=own_of(rank, step)).result()
     writer = ckpt._engine._writer
     if held:
@@ -71,7 +72,7 @@ def save(ckpt, rank, step, *, held=True):
 
 
 def die_with_what_writes(ckpt, after_s=0.0):
-    """At once: the trainer would start another process, and that one would tell the others that it failed."""
+    """Kill trainer and writing process at once, since either one would report the other's death."""
     trainer, writer = os.getpid(), ckpt._engine._writer.pid
     if os.fork() == 0:
         select.select([], [], [], after_s)
@@ -84,7 +85,7 @@ def die_with_what_writes(ckpt, after_s=0.0):
 
 
 def lose(folder, *, lost=("a",), nodes=NODES, ranks=1, steps=(1,), then=lambda _ckpt, _rank: None):
-    """Save, do `then`, and kill all trainers, and with those of the nodes in `lost` what wrote for them."""
+    """Save, call `then`, and kill all trainers, and on the nodes in `lost` the writing processes."""
 
     def work(rank):
         ckpt = Checkpointer(folder, peer_memory=True, timeout_s=ENDS_S)
@@ -122,7 +123,7 @@ def assert_restored(
 
 
 def spoil(path, *lost):
-    """Noise on disk over all that the ranks of a lost node wrote, and over what each of the others has for itself."""
+    """Overwrite on disk all that a lost node wrote, and each other rank's own tensors."""
     for file in path.glob("*.distcp*"):
         size_bytes = file.stat().st_size
         if any(file.name.startswith(f"__{rank}_") for rank in lost):
@@ -234,7 +235,7 @@ def a_peer_s_process_that_dies_is_replaced_and_holds_the_next_save(folder):
 
 @slow_scenario
 def a_node_that_is_lost_at_any_instant_leaves_the_newest(folder):
-    """Seeded instants; the trainers save as fast as they can, and all end when one node is lost, as launchers do it."""
+    """At seeded instants; the trainers save as fast as possible, and end together."""
 
     def save_for_ever(end_s, rank):
         ckpt = Checkpointer(folder, peer_memory=True, timeout_s=ENDS_S)
@@ -269,7 +270,7 @@ def a_node_that_is_lost_at_any_instant_leaves_the_newest(folder):
 
 @slow_scenario
 def a_save_that_a_lost_node_leaves_undone_does_not_keep_the_one_before_from_being_taken(folder):
-    """Rank 1's process has written its part of step 2, and waits for that of rank 0, which is gone."""
+    """Rank 1 has written its part of step 2, and waits for rank 0, which is lost."""
 
     def save_half(ckpt, rank):
         def die_once_rank_1_has_written(*_, **__):

@@ -1,7 +1,7 @@
-"""One rank of a test of several; run as `rank_script.py FOLDER RANK WORLD_SIZE`. Exits 0 when all is well.
+"""Run one rank of a test: `rank_script.py FOLDER RANK WORLD_SIZE`. Exit with 0 if all is well.
 
-Each scenario has a folder of its own in FOLDER; a process for each would spend its time on importing torch. The ranks
-find each other through a file in FOLDER, so that no port is needed.
+Each scenario has a folder of its own in FOLDER. All scenarios run in one process, so that torch is
+imported once. The ranks meet through a file in FOLDER, so that no port is needed.
 """
 
 import json
@@ -39,7 +39,7 @@ def expect(kind, text, work):
 
 
 def round_trip(folder, rank, world_size):
-    """What is alike is written once; what differs by rank, and each rank's generators, come back to it."""
+    """Write equal values once; return values and generators that differ by rank to their rank."""
     training = Training().run(2)
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(100 + rank)
@@ -65,12 +65,12 @@ def round_trip(folder, rank, world_size):
 
 
 def fallback(folder, rank, world_size):
-    """Each rank reads only its share of the files, and all of them come to the same answer."""
+    """Each rank reads only its share of the files, and all ranks select the same step."""
     for step in (1, 2):
         Checkpointer(folder).save(step, {"a": step}, per_rank={"r": rank}).result()
     dist.barrier()
     if rank == 0:
-        # The file that one rank alone will read.
+        # A file that only one rank will read.
         data = scan(folder)[0].path / "__1_0.distcp"
         content = bytearray(data.read_bytes())
         content[len(content) // 2] ^= 4
@@ -82,7 +82,7 @@ def fallback(folder, rank, world_size):
 
 
 def errors_are_shared(folder, rank, world_size):
-    """What is wrong on one rank ends the call on all, with one message, and changes nothing."""
+    """An error on one rank ends the call on all ranks, with one message, and without a change."""
     ckpt = Checkpointer(folder)
     expect(BadUse, "'bad'", lambda: ckpt.save(1, {"ok": 1} if rank == 0 else {"bad": object()}))
     expect(
@@ -97,7 +97,7 @@ def errors_are_shared(folder, rank, world_size):
     assert target.eq(0).all()
 
     def fails_on_rank_1():
-        if rank == 1:  # its writing process cannot
+        if rank == 1:  # its writing process fails
             resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (100, 100))
         ckpt.save(2, {"t": torch.ones(2)}).result()
 
@@ -109,7 +109,7 @@ def errors_are_shared(folder, rank, world_size):
 
 
 def different_parts(folder, rank, world_size):
-    """Ranks may hold different parts of one state, as in pipeline parallelism, and shards of one tensor."""
+    """Ranks may hold different parts of a state (pipeline parallelism), and shards of a tensor."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -131,7 +131,7 @@ def different_parts(folder, rank, world_size):
 
 
 def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
-    """Longer than a collective of theirs may take, such as fetching from storage."""
+    """The work may last longer than a collective's limit, for example a fetch from storage."""
     limit_s = 1.0
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
     collectives._LOOK_EVERY_S = limit_s / 10
@@ -148,15 +148,15 @@ def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
 
 
 def writing_may_take_longer_than_waiting(folder, rank, world_size):
-    """`timeout_s` is for a standstill."""
-    state = {f"of-{rank}": torch.ones(33 << 18)}  # 33 MiB in chunks of 16: the last one after 4 s
+    """`timeout_s` limits a standstill, not the time of writing."""
+    state = {f"of-{rank}": torch.ones(33 << 18)}  # 33 MiB in chunks of 16: the last after 4 s
     with Checkpointer(folder, timeout_s=3, max_write_mib_s=8) as ckpt:
         ckpt.save(1, state).result()
     assert [info.state for info in scan(folder)] == ["written"]
 
 
 def a_failure_that_only_warns_ends_no_rank(folder, rank, world_size):
-    """Whatever class it is of."""
+    """The error may be of any class."""
     with Checkpointer(folder, on_failure="warn") as ckpt:
 
         def state():
@@ -170,7 +170,7 @@ def a_failure_that_only_warns_ends_no_rank(folder, rank, world_size):
 
 
 def one_rank_tells_of_a_save(folder, rank, world_size):
-    """And the others do not read the manifest for nothing."""
+    """The other ranks also do not read the manifest."""
     told, before = [], outcomes.saved_event
     outcomes.saved_event = lambda saved, **options: (
         told.append(saved.step) or before(saved, **options)
@@ -184,7 +184,7 @@ def one_rank_tells_of_a_save(folder, rank, world_size):
 
 
 def ranks_open_the_same_save(folder, rank, world_size):
-    """A step that is saved again while they open it is opened again, and passed over if it does not end."""
+    """A step that is saved again during opening is opened again, and skipped after too many tries."""
     for step in (1, 2):
         Checkpointer(folder).save(step, {"a": step}).result()
     for times, taken in ((1, 2), (100, 1)):

@@ -1,6 +1,7 @@
-"""One rank of a test of several; run as `replica_ranks.py FOLDER RANK WORLD_SIZE SCENARIO…`. Exits 0 when all is well.
+"""Run one rank: `replica_ranks.py FOLDER RANK WORLD_SIZE SCENARIO…`. Exit with 0 if all is well.
 
-Ranks train a model with DDP whose batch norm is not synchronized: buffers, averages and metrics differ by rank.
+The ranks train a model with DDP and unsynchronized batch norm, so that buffers, averages and
+metrics differ by rank.
 """
 
 import copy
@@ -22,7 +23,7 @@ from holdfast.core.link import Unsupervised, set_job_link
 
 
 class Training:
-    """A model of which each rank sees its own data, and an average of its parameters and buffers."""
+    """A model that trains on each rank's own data, and an average of its parameters and buffers."""
 
     def __init__(self, rank):
         torch.manual_seed(0)
@@ -65,7 +66,7 @@ class Training:
         }
 
     def copy(self):
-        """Return what torch.save would write."""
+        """Return a copy of the state that torch.save would write."""
         parts = (
             self.model.state_dict(),
             self.optimizer.state_dict(),
@@ -107,7 +108,7 @@ def saved_and_resumed(folder, rank, **options):
         assert ckpt.restore(state) == 3
     fresh.loss = state["metrics"]["loss"]
     assert same(fresh.copy(), mine[0]), "what is restored is what rank 0 had"
-    # DDP takes the buffers of rank 0 at each forward.
+    # DDP copies the buffers of rank 0 at each forward.
     training.run(4, 6)
     fresh.run(4, 6)
     assert same(fresh.model.state_dict(), training.model.state_dict())
@@ -138,7 +139,7 @@ def rank_0_writes_all(folder, rank, world_size):
 
 
 def the_lowest_rank_that_has_it_writes_it(folder, rank, world_size):
-    """Another part of the state is on each rank but the first, as in a pipeline."""
+    """Each rank but the first has another part of the state, as in a pipeline."""
     state = (
         {"own": {"bias": torch.full((2,), float(rank)), "count": rank}} if rank else {"first": 1}
     )
@@ -159,7 +160,7 @@ def the_lowest_rank_that_has_it_writes_it(folder, rank, world_size):
 
 
 class Heard(logging.Handler, Unsupervised):
-    """What is logged, and what the supervisor is sent."""
+    """Record log messages and events to the supervisor."""
 
     def __init__(self):
         super().__init__()
@@ -194,7 +195,7 @@ def what_differs_is_named_once(folder, rank, world_size):
     if rank:
         assert (heard.warnings, heard.events) == ([], [])
         return
-    first, second = heard.warnings  # of the first, the eleventh and the twenty-first save
+    first, second = heard.warnings  # of saves 1, 11 and 21
     assert "step 1 holds" in first
     assert "'deep.0.rate' (rank 1), 'own' (rank 1). Put" in first
     assert "per_rank" in first
@@ -230,7 +231,7 @@ def what_differs_is_refused(folder, rank, world_size):
 
 
 def a_refusal_is_raised(folder, rank, world_size):
-    """By default, too: no later save makes up for it."""
+    """This also holds by default, since no later save can succeed."""
     with Checkpointer(folder, replicas="check") as ckpt:
         refused = ckpt.save(1, {"own": rank})
         until(refused.done)

@@ -1,4 +1,4 @@
-"""SeaweedFS as a process: an S3 server that clusters use, with its own limits, signatures and conditions."""
+"""Run SeaweedFS, an S3 server of production clusters, with its own limits and signatures."""
 
 import json
 import socket
@@ -19,7 +19,7 @@ STARTS = 3
 
 @contextmanager
 def serve(folder):
-    """Keeps all it holds in `folder`, and knows the key `key` with the secret `secret`; gives its URL."""
+    """Start a server with data in `folder`, key `key` and secret `secret`; yield its URL."""
     identity = {
         "name": "tests",
         "credentials": [{"accessKey": "key", "secretKey": "secret"}],
@@ -37,7 +37,7 @@ def serve(folder):
                 yield url
                 return
         finally:
-            server.kill()  # asked to end, it takes its time
+            server.kill()  # a request to end takes time
             server.wait()
             for port in ports:
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
@@ -46,7 +46,7 @@ def serve(folder):
 
 
 def command(folder, ports):
-    """How it is started: with nothing that talks to the network."""
+    """Return the server's command line, with every outgoing connection disabled."""
     return [
         WEED,
         "-logtostderr",
@@ -66,7 +66,7 @@ def command(folder, ports):
 
 
 def free_ports(count):
-    """Of this moment: somebody else may take one, hence more than one start."""
+    """Return ports that are free now; another process may take one, so a start may be repeated."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -75,7 +75,7 @@ def free_ports(count):
 
 
 def answers(url):
-    """Also who asks without a signature gets an answer."""
+    """Return True if the server answers; a request without a signature is enough."""
     try:
         urllib.request.urlopen(url, timeout=1).close()
     except urllib.error.HTTPError:

@@ -1,7 +1,8 @@
-"""Real SIGTERMs to real trainers; run as `sigterm_scenarios.py FOLDER NAME…`. Exits 0 when all is well.
+"""Send real SIGTERMs to real trainers: `sigterm_scenarios.py FOLDER NAME…`.
 
-Each scenario has a folder of its own in FOLDER and trainers forked from here: a program for each would spend its time
-on importing torch. Where the name is `train`, this is the program of one rank of two.
+Exits with 0 if all is well. Each scenario has a folder of its own in FOLDER, and trainers forked
+from this process, so that torch is imported once. With the name `train`, this is the program of one
+rank of two.
 """
 
 import atexit
@@ -33,7 +34,7 @@ FIRST = b"ready\n"
 
 
 class Slow:
-    """Takes its state until SIGTERM has come."""
+    """A value whose state is ready only after SIGTERM."""
 
     def __init__(self, ckpt, report):
         self._ckpt, self._report = ckpt, report
@@ -48,7 +49,7 @@ class Slow:
 
 
 def stuck_in_a_library():
-    """As in a collective that a dead rank holds up: neither Python's handlers run nor a system call is interrupted."""
+    """Hang as in a collective with a dead rank: neither handlers nor system calls respond."""
     mutex = ctypes.create_string_buffer(64)
     lock = ctypes.CDLL(None).pthread_mutex_lock
     lock(mutex)
@@ -101,7 +102,7 @@ def train(
 
 
 class Trainer:
-    """A forked one, and what it says."""
+    """A forked trainer, and its output."""
 
     def __init__(self, folder, **options):
         folder.mkdir(exist_ok=True)
@@ -134,7 +135,7 @@ class Trainer:
         os.kill(self.pid, signal.SIGTERM)
 
     def left(self):
-        """Its last step; it ended as it should."""
+        """Wait for the exit by SIGTERM, and return the last step."""
         steps = [int(said) for said in self._lines if said.strip().isdigit()]
         assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 143
         self._lines.close()
@@ -142,7 +143,7 @@ class Trainer:
 
 
 def newest(folder):
-    """The step of the newest checkpoint, in which every byte is that of this step."""
+    """Return the step of the newest checkpoint, after a check of every byte."""
     info = scan(folder / "ckpt")[0]
     assert verify(info).state == "verified"
     size = (info.path / "__0_0.distcp").stat().st_size
@@ -179,7 +180,7 @@ def a_second_one_changes_nothing(folder):
 
 def during_a_save(folder):
     trainer = Trainer(folder, mib=33, every=2, max_write_mib_s=100)
-    trainer.says(b"2\n")  # it is being written
+    trainer.says(b"2\n")  # the checkpoint is being written
     trainer.asked_to_end()
     trainer.left()
     assert newest(folder) >= 3
@@ -300,7 +301,7 @@ def nothing_is_written_into_the_wrong_file_once_it_is_closed(folder):
 
 
 def ends_with(work):
-    """How a process ends that does this."""
+    """Return the exit code of a process that calls `work`."""
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
@@ -331,7 +332,7 @@ def once_it_is_closed_by_another_thread_it_does_what_was_done_before(folder):
 
 
 def data_workers_outlive_it(folder):
-    """It is sent to all of them, as torchrun does."""
+    """All processes receive the signal, as from torchrun."""
 
     def loads():
         return DataLoader(range(1 << 20), num_workers=2, worker_init_fn=outlive_sigterm(LONG_S))
@@ -344,7 +345,7 @@ def data_workers_outlive_it(folder):
 
 
 def has_pending(pid, number):
-    """Whether a signal that was sent to a process is still to be heard by it."""
+    """Return True if a signal that was sent to a process is still pending."""
     (told,) = (
         line
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -367,7 +368,7 @@ def a_data_worker_is_ended_by_its_trainer_at_once_and_by_others_after_the_grace_
         os.read(reading, 1)
         for _ in range(2):
             subprocess.run(["kill", str(worker.pid)], check=True)
-            # Else the next would be one with it.
+            # Otherwise the next signal would merge with this one.
             until(lambda pid=worker.pid: not has_pending(pid, signal.SIGTERM))
         if is_ended_by_trainer:
             assert worker.is_alive()
@@ -391,7 +392,7 @@ def two_ranks_agree_on_the_step(folder):
 def two_ranks_told_at_different_steps(folder):
     trainers = [Trainer(folder, rank=rank, world_size=2, every=7) for rank in range(2)]
     for rank, said in ((0, b"20\n"), (1, b"40\n")):
-        with suppress(AssertionError):  # it has heard of it already
+        with suppress(AssertionError):  # the signal has arrived already
             trainers[rank].says(said)
             trainers[rank].asked_to_end()
     for trainer in trainers:
@@ -417,7 +418,7 @@ def a_rank_that_stands_still_does_not_keep_the_other(folder):
 
 
 def writer_of(pid):
-    """The process that writes for the trainer `pid`: its only child."""
+    """Return the writing process of the trainer `pid`: its only child."""
     (child,) = [
         child
         for task in Path(f"/proc/{pid}/task").iterdir()

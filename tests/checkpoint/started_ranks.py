@@ -1,8 +1,8 @@
-"""Start the ranks of a job, forked from one process that has imported torch and serves all tests of a worker.
+"""Start the ranks of a job as forks of one process per test worker, which has imported torch.
 
-As a program it reads jobs from its standard input, one JSON object a line, runs the ranks of each to their end, and
-prints their exit codes as JSON. Rank N runs `script` as `__main__`, where the argument RANK stands for the rank's
-number, and writes to the files `outputs`/N and `errors`/N.
+As a program, this module reads jobs from standard input, one JSON object a line, runs the ranks of
+each job to their end, and prints their exit codes as JSON. Rank N runs `script` as `__main__` with
+the rank's number in place of the argument RANK, and writes to the files `outputs`/N and `errors`/N.
 """
 
 import atexit
@@ -22,7 +22,7 @@ LONG_S = 500
 
 
 def run_ranks(world_size, script, *arguments, ends=None):
-    """Return the outputs of ranks that ran `script`; `ends`: their exit codes, else all 0."""
+    """Run `script` on ranks; check the exit codes (`ends`, or all 0) and return the outputs."""
     with tempfile.TemporaryDirectory() as outputs:
         found = _answer(_job(world_size, script, arguments, outputs=outputs, errors=outputs))
         told = [(Path(outputs) / str(rank)).read_text() for rank in range(world_size)]
@@ -31,11 +31,11 @@ def run_ranks(world_size, script, *arguments, ends=None):
 
 
 def run_program(program, *arguments):
-    """Run a program of one process to its end, whatever that is.
+    """Run a program of one process to its end, with any exit code.
 
     Args:
         program: the path of a script, or code.
-        arguments: its arguments.
+        arguments: the arguments of the program.
 
     Returns:
         A `subprocess.CompletedProcess` with text.
@@ -53,7 +53,7 @@ def run_program(program, *arguments):
 
 
 def run(script, folder, world_size, *scenarios, ends=None):
-    """Return the outputs of ranks that went through scenarios, each of which checks itself."""
+    """Return the outputs of ranks that ran scenarios, each with its own checks."""
     return run_ranks(world_size, script, folder, RANK, world_size, *scenarios, ends=ends)
 
 
@@ -93,7 +93,7 @@ def _server():
 
 
 def _end(server):
-    """End it with all its ranks."""
+    """End the server with all its ranks."""
     if server.poll() is None:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -117,7 +117,7 @@ def _rank(number, job):
 
 
 def _main():
-    # What each rank would import by itself; an optimizer's step imports torch._dynamo.
+    # Modules that each rank would import; an optimizer's step imports torch._dynamo.
 
     import holdfast.checkpoint.checkpointer  # noqa: F401
 

@@ -27,7 +27,7 @@ QUICK = Patience(
     request_timeout_s=10, tries=10, attempts=5, first_pause_s=0.001, longest_pause_s=0.005
 )
 PART_BYTES = 5 << 20
-"""S3 takes no less."""
+"""The smallest part that S3 accepts."""
 SIZES = {
     ".metadata": 700,
     "__0_0.distcp": 2 * PART_BYTES + 3_392,
@@ -76,11 +76,17 @@ def new_bucket(endpoint):
 
 
 class Proxy:
-    """Passes HTTP requests on, but for those of which `fault(number, method, path, query)` says otherwise.
+    """Forward HTTP requests; a kind from `fault(number, method, path, query)` makes one fail.
 
-    `503`: that answer. `reset`: no answer. `lost`: passed on, and no answer. `gone`: passed on, and said to be unknown.
-    `cut`: half of the answer. `stall`: nothing until the proxy closes. `kill`, `kill-lost`: as `reset` and `lost`, once
-    the process `victim` is killed.
+    | kind | effect |
+    |---|---|
+    | `503` | answer 503 |
+    | `reset` | no answer |
+    | `lost` | forwarded, but not answered |
+    | `gone` | forwarded, but answered as unknown |
+    | `cut` | half of the answer |
+    | `stall` | no answer until the proxy closes |
+    | `kill`, `kill-lost` | as `reset` and `lost`, after the process `victim` was killed |
     """
 
     def __init__(self, target, fault):
@@ -103,7 +109,7 @@ class Proxy:
                 pass
 
             def handle(self):
-                with contextlib.suppress(OSError):  # whoever asked went away
+                with contextlib.suppress(OSError):  # the client has gone
                     super().handle()
 
         for method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
@@ -188,7 +194,7 @@ def proxy(target, fault=lambda *_: None):
 
 
 def by_chance(failing, seed, kinds=KINDS):
-    """A share of the requests fails, in one of the ways given."""
+    """Return a fault for a random share of the requests, of random kinds."""
     generator = random.Random(seed)
 
     def fault(*_):

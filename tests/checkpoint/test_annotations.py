@@ -106,12 +106,12 @@ def test_any_flipped_bit_is_no_mark_is_told_and_keeps_the_checkpoint(checkpoint,
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     marks = read_marks(checkpoint)
-    if marks.unreadable is None:  # such as another letter case in what JSON does not mind
+    if marks.unreadable is None:  # for example a change of case that is valid JSON
         assert marks.pinned == Annotation(at_s=1.0, by="bo", why="the paper's")
         return
     assert marks == Annotations(unreadable=marks.unreadable)
     assert f"The marks of {checkpoint} cannot be read, so it is not deleted" in caplog.text
-    # Whoever writes next does not forget that it may have been pinned.
+    # A later write must keep a possible pin.
     marks = note_metrics(checkpoint, {"loss": 1.0}, now_s=5.0)
     assert marks.pinned.by == "holdfast"
     assert "its marks were damaged" in marks.pinned.why
@@ -170,7 +170,7 @@ def test_a_failed_write_leaves_the_marks_as_they_were(checkpoint, monkeypatch):
 
 
 def test_damaged_marks_stay_until_there_are_others(checkpoint, monkeypatch):
-    """Else it would have none, and could be deleted, pinned or not."""
+    """Without marks, the checkpoint could be deleted, although it may be pinned."""
     (checkpoint / MARKS_NAME).write_text("{")
 
     def full(*_):
@@ -187,7 +187,7 @@ def test_damaged_marks_stay_until_there_are_others(checkpoint, monkeypatch):
 
 
 def test_wants_that_have_ended_are_forgotten(checkpoint):
-    """Of those that were killed; there may be many in the life of a checkpoint."""
+    """The holders may have been killed, and a checkpoint may have many over its life."""
     for number in range(3):
         want(checkpoint, f"eval-{number}", now_s=10.0 * number, until_s=10.0 * number + 15.0)
     assert list(read_marks(checkpoint).wanted) == ["eval-1", "eval-2"]
@@ -250,7 +250,7 @@ def marker(checkpoint, name):
 
 
 def test_of_two_writers_none_loses_what_it_wrote(checkpoint):
-    """Two processes write as fast as they can; a third mark, by this one, stands through all of it."""
+    """Two processes write as fast as possible; a third mark, by this process, must survive."""
     pin(checkpoint, by="me", now_s=1.0)
     done = {}
     with marker(checkpoint, "a") as a, marker(checkpoint, "b") as b:
@@ -268,7 +268,7 @@ def test_of_two_writers_none_loses_what_it_wrote(checkpoint):
 
 
 def test_kill_9_at_any_instant_leaves_the_old_marks_or_the_new(checkpoint):
-    """Real SIGKILLs at seeded instants of writes: all that was reported is there, and the lock is free."""
+    """Real SIGKILLs at seeded instants: every reported mark exists, and the lock is free."""
     chosen = random.Random(11)
     pin(checkpoint, by="me", now_s=0.0)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""Batches: whatever the loader, the interruptions and what is left out, the rest comes as if nothing had happened."""
+"""Test that batches continue unchanged for any loader, interruption and left-out batches."""
 
 import itertools
 import json
@@ -37,7 +37,7 @@ SAMPLES, SIZE = 23, 4
 
 
 class Numbers(Dataset):
-    """Samples that are their own numbers; it records which ones were loaded."""
+    """A dataset of numbers, which records the loaded ones."""
 
     def __init__(self):
         self.loaded = []
@@ -73,7 +73,7 @@ class StatefulStream(IterableDataset):
 
 
 class OldSampler(Sampler):
-    """Draws its order from NumPy's generator, at once."""
+    """Draw the whole order from NumPy's generator at once."""
 
     def __len__(self):
         return SAMPLES
@@ -83,7 +83,7 @@ class OldSampler(Sampler):
 
 
 class OwnIteration(DataLoader):
-    """A loader of somebody else's."""
+    """A loader with its own iteration."""
 
     def __iter__(self):
         for batch in super().__iter__():
@@ -160,9 +160,9 @@ def as_list(batch):
 
 
 def trained(make, count, *, stops=(), left_out=()):
-    """The batches of a training of so many steps, each of which draws random numbers, as dropout does.
+    """Return the batches of a training of `count` steps, each with random draws, as dropout has.
 
-    It dies after each of the steps in `stops`, and goes on in a new process, as far as that can be had here.
+    The training dies after each of the steps in `stops`, and a simulated new process continues.
     """
     seed()
     loader, stops = make(), set(stops)
@@ -182,7 +182,7 @@ def trained(make, count, *, stops=(), left_out=()):
             stops.remove(len(seen))
             seed()
             loader = make()
-            torch.rand(3)  # a new process does other things before it restores
+            torch.rand(3)  # a new process does other things before its restore
             batches = Batches(loader, left_out=LeftOut.of(left_out))
             batches.load_state_dict(saved[0])
             set_generators(saved[1])
@@ -207,7 +207,7 @@ def test_an_interrupted_training_gets_what_another_one_gets_without_what_is_left
     everything = trained(make, 20 + 16)
     numbers = [number for number, *_ in everything if number not in left_out]
     assert [number for number, *_ in whole] == numbers[: len(whole)]
-    # Noise that a step has drawn changes later epochs, and samples drawn while others are taken.
+    # Random draws of a step change later epochs, and samples that are drawn while others are used.
     if kind != "with replacement":
         first = {number: batch for number, epoch, batch, *_ in everything if epoch == 0}
         assert all(batch == first[number] for number, epoch, batch, *_ in whole if epoch == 0)
@@ -276,7 +276,7 @@ def test_a_resumed_epoch_loads_only_its_rest():
 
 
 def epochs_of_four(loop, state=None, *, saves_after=None):
-    """Three epochs of four steps each, of more that there are, and the state after one of them."""
+    """Return three epochs of four steps each, of longer epochs, and the state after one of them."""
     batches = Batches(DataLoader(Numbers(), batch_size=1), left_out=LeftOut())
     if state is not None:
         batches.load_state_dict(state)
@@ -373,7 +373,7 @@ def test_a_position_in_other_data_is_refused(loader, what):
         Batches(loader(), left_out=LeftOut()).load_state_dict(state)
     iterator.close()
     state = first.state_dict()
-    Batches(loader(), left_out=LeftOut()).load_state_dict(state)  # a new epoch is whole in any way
+    Batches(loader(), left_out=LeftOut()).load_state_dict(state)  # a new epoch is always whole
     with pytest.raises(BadUse, match=what):
         Batches(loader(), left_out=LeftOut.of([(7, 8)])).load_state_dict(state)
 

@@ -39,12 +39,12 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def two(saved, tmp_path):
-    """Steps 1 and 2, each with a plain value and tensors; the value is the step."""
+    """Return a folder with steps 1 and 2, each with tensors and with the step as a plain value."""
     return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
 def assert_falls_back(folder, reason, *, state="damaged"):
-    """The newest is passed over for `reason`, and step 1 is restored whole."""
+    """Check that the newest checkpoint is skipped for `reason`, and that step 1 is restored."""
     info = verify(folder / "step-0000000002")
     assert info.state == state
     assert reason in info.reason
@@ -60,7 +60,7 @@ def test_good_checkpoints_are_listed_newest_first_and_verify(two):
         (1, "written", None),
     ]
     newest = infos[0]
-    # Beside the data lie the manifest and the checksums of their blocks.
+    # The folder also has the manifest and the checksums of the data's blocks.
     data_bytes = sum(
         path.stat().st_size for path in newest.path.iterdir() if path.suffix in ("", ".distcp")
     )
@@ -96,9 +96,7 @@ def test_a_missing_file_is_caught(two, name):
     assert scan(two)[0].state == state
 
 
-@pytest.mark.parametrize(
-    "name", ["__0_0.distcp", "holdfast.json"]
-)  # the metadata may well be the same
+@pytest.mark.parametrize("name", ["__0_0.distcp", "holdfast.json"])  # the metadata may be equal
 def test_a_file_of_another_step_is_caught(two, name):
     shutil.copy(two / "step-0000000001" / name, two / "step-0000000002" / name)
     assert_falls_back(two, name)
@@ -122,7 +120,7 @@ def test_a_lost_page_is_caught(tmp_path):
 
 
 def rewrite_manifest(path, change):
-    """Change a manifest as somebody would who knows the format: the digest is made to fit."""
+    """Change a manifest and its digest, as a person who knows the format can."""
     file = path / "holdfast.json"
     content = json.loads(file.read_text())
     del content["digest"]
@@ -176,7 +174,7 @@ def test_a_manifest_that_is_no_manifest_is_damaged(two, content):
 def test_whatever_a_forged_manifest_says_the_others_are_listed_and_restored(two, old, forged):
     file = two / "step-0000000002" / "holdfast.json"
     file.write_text(file.read_text().replace(old, forged, 1))
-    if "[[" not in forged:  # which nobody can parse to make the digest fit
+    if "[[" not in forged:  # cannot be parsed, so its digest cannot be forged
         rewrite_manifest(file.parent, lambda _content: None)
     assert [(info.step, info.state) for info in scan(two)] == [(2, "damaged"), (1, "written")]
     assert Checkpointer(two).restore({"value": 0}) == 1
@@ -189,7 +187,8 @@ def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
     (new / "__0_0.distcp").unlink()
     ckpt = Checkpointer(two, keep=2)
     assert ckpt.restore({"value": 0}) == 2
-    # The proper one is known to be damaged, so the replaced one is what is left of step 2, and stays.
+    # The proper folder is known to be damaged, so the replaced folder is the last copy of step 2,
+    # and stays.
     ckpt.save(3, {"value": 3}).result()
     until(
         lambda: (
@@ -197,7 +196,7 @@ def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
             == ["step-0000000003", new.name, new.name + ".replaced"]
         )
     )
-    # Saving step 2 again keeps the good one until the new one has the name.
+    # A new save of step 2 keeps the good folder until the new folder has the name.
     ckpt.save(2, {"value": 22}).result()
     until(lambda: [info.path.name for info in scan(two)] == ["step-0000000003", new.name])
 
@@ -288,7 +287,7 @@ def test_a_copy_of_another_name_is_known_by_its_manifest(two):
 
 
 def while_it_is_read(monkeypatch, work):
-    """Has `work` done once in the middle of a verification."""
+    """Call `work` once in the middle of a verification."""
     check, left = catalog.check_file_contents, iter([work])
 
     def check_late(path, files, read):
@@ -308,7 +307,7 @@ def test_one_that_is_deleted_while_it_is_verified_is_not_damaged(two, monkeypatc
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_is_noted_is_of_the_save_that_was_read_last(two, saved, monkeypatch, is_damaged):
-    """A step is saved again while its former bytes are read."""
+    """A step is saved again during the read of its former bytes."""
     path = two / "step-0000000002"
     with Checkpointer(two / "again") as ckpt:
         again = ckpt.save(2, {"value": 3, "t": torch.full((50,), 3.0)}).result()
@@ -327,7 +326,7 @@ def test_what_is_noted_is_of_the_save_that_was_read_last(two, saved, monkeypatch
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
 def test_what_could_not_be_read_is_told_and_not_noted_as_damage(two, monkeypatch, number):
-    """It may pass, and a finding of damage would end what is known of its health."""
+    """The read may succeed later, and a mark of damage would hide that the step is healthy."""
     path = two / "step-0000000002"
     note_healthy(path, by="me", now_s=1.0)
 

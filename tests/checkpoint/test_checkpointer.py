@@ -270,7 +270,7 @@ def test_a_state_that_does_not_fit_is_named_and_left_alone(tmp_path, target, nam
         "first": 9,
     }
     Checkpointer(tmp_path).save(1, saved).result()
-    # `first` fits and would be filled before the misfit is met.
+    # `first` fits, and would be filled before the error in the next entry.
     target = {"first": 0, **target}
     before = copy.deepcopy(target)
     rng_before = torch.get_rng_state()
@@ -374,7 +374,7 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     assert "__0_0.distcp does not match its checksum" in caplog.text
     ckpt.save(4, {"a": 4}).result()
     until(lambda: [info.step for info in scan(tmp_path)] == [4, 3, 2])
-    # Its step is saved again, by training that has gone back: the damaged one is replaced.
+    # Training has gone back, and saves this step again, which replaces the damaged checkpoint.
     ckpt.save(3, {"a": 33}).result()
     until(
         lambda: (
@@ -499,12 +499,12 @@ def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
 
 
 def nested():
-    with warnings.catch_warnings(action="ignore"):  # it is new
+    with warnings.catch_warnings(action="ignore"):  # a new warning
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
 def quantized():
-    with warnings.catch_warnings(action="ignore"):  # it is going away
+    with warnings.catch_warnings(action="ignore"):  # a deprecation
         return torch.quantize_per_tensor(torch.zeros(3, 3), 0.5, 0, torch.qint8)
 
 
@@ -585,7 +585,7 @@ def test_a_bad_step_is_named(tmp_path, step):
 
 @pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, torch.tensor])
 def test_a_number_of_another_type_is_taken_as_the_number_it_is(tmp_path, number):
-    """As a loader or a scheduler counts steps."""
+    """Loaders and schedulers count steps in such types."""
     keep = Retention(
         last=number(2),
         every_steps=number(50),
@@ -644,9 +644,9 @@ def test_who_is_read_only_restores_and_changes_nothing(tmp_path):
 
 
 def test_a_trainer_with_very_many_open_files_saves(tmp_path):
-    """Such as one that maps thousands of shards of its data."""
+    """For example a trainer that maps thousands of data files."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    many = 1200  # select(2) knows 1,024
+    many = 1200  # select(2) accepts 1,024
     if most < 2 * many:
         pytest.skip(f"this process may have {most} files open at most")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, 2 * many), most))
@@ -696,7 +696,7 @@ def test_what_cannot_be_read_into_is_named_and_nothing_is_changed(tmp_path, targ
 
 
 def test_another_generator_of_numpy_continues_where_it_was(tmp_path):
-    """In a process of its own, whose generator no other test uses."""
+    """The test runs in a new process, because other tests use NumPy's generator here."""
     script = (
         "import sys, numpy as np, holdfast\n"
         "for kind in ('PCG64', 'SFC64'):\n"

@@ -1,4 +1,4 @@
-"""A Checkpointer that nobody closes: dropped, in a cycle, replaced by a newer one, or sent to another process."""
+"""Test a Checkpointer that is never closed: dropped, in a cycle, replaced, or sent to a process."""
 
 import copy
 import gc
@@ -25,19 +25,19 @@ def state_of(step):
 
 
 def arenas():
-    """The arenas that this process has; each has two descriptors, its own and the map's."""
+    """Return the arenas of this process; each has two descriptors, its own and the map's."""
     found = set()
     for fd in Path("/proc/self/fd").iterdir():
         try:
             if "holdfast-arena" in str(fd.readlink()):
                 found.add(fd.stat().st_ino)
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the listing's own descriptor
             continue
     return found
 
 
 def at_work():
-    """The arenas and threads of Checkpointers; those of another test may still be there."""
+    """Return the arenas and threads of Checkpointers, maybe also of an earlier test."""
     names = ("holdfast-stage", "holdfast-cl")
     return arenas() | {thread for thread in threading.enumerate() if thread.name.startswith(names)}
 

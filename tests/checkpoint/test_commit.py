@@ -1,4 +1,4 @@
-"""Several ranks' parts through the folder alone, each rank with its own idea of when."""
+"""Test commits of several ranks, which meet only in the folder, at times of their own."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ WORLD = 3
 
 @pytest.fixture
 def parts():
-    """Every rank's part of step 1, of different sizes."""
+    """Yield every rank's part of step 1, of different sizes."""
     arenas, made = [], []
     for rank in range(WORLD):
         layout = hand_made(rank=rank, world_size=WORLD, sizes=(100 + rank, 5000 * (rank + 1)))
@@ -40,7 +40,7 @@ def parts():
 
 
 def patience(seconds=10.0):
-    """A wait that raises when there has been enough of it."""
+    """Return a wait that raises after some seconds."""
     until_s = time.monotonic() + seconds
 
     def wait():
@@ -52,7 +52,7 @@ def patience(seconds=10.0):
 
 
 def at_once(parts, order, **of_rank):
-    """Persist all parts, each in a thread; what each raised."""
+    """Write all parts, each in a thread; return the error of each."""
     raised = [None] * len(parts)
 
     def one(rank):
@@ -70,7 +70,7 @@ def at_once(parts, order, **of_rank):
 
 
 def killed_in(work):
-    """Run `work` in a process of its own, which ends as a kill would end it when `work` calls what it is given."""
+    """Run `work(die)` in a forked process, which `die` ends as a kill would."""
 
     def die(*_arguments, **_named):
         os._exit(9)
@@ -92,7 +92,7 @@ def test_all_ranks_together_make_one_checkpoint(tmp_path, parts):
     assert at_once(parts, order_of(tmp_path, 1)) == [None] * WORLD
     assert is_whole(tmp_path, 1, 1, [part.layout for part in parts])
     assert names_in(tmp_path) == ["step-0000000001"]
-    # The notes are no part of it.
+    # The notes are no part of the checkpoint.
     assert [name for name in names_in(tmp_path / "step-0000000001") if "note" in name] == []
 
 
@@ -131,7 +131,7 @@ def test_a_rank_that_comes_after_the_commit_is_through_at_once(tmp_path, parts):
 def test_another_rank_sees_to_it_that_the_name_is_durable_before_it_says_so(
     tmp_path, parts, monkeypatch
 ):
-    """That of rank 0 is seen before rank 0 has it on the disk."""
+    """The rename by rank 0 may be visible before rank 0 has made it durable."""
     order, synced, fsync = order_of(tmp_path, 1), [], os.fsync
     order.staging.mkdir()
     killed_in(lambda die: parts[2].persist(order, wait=die))
@@ -165,7 +165,7 @@ def test_a_rank_that_failed_fails_all_of_them_with_its_reason_and_leaves_nothing
 
 @pytest.mark.parametrize("bad", range(WORLD))
 def test_a_rank_that_comes_late_learns_why_and_leaves_nothing_either(tmp_path, parts, bad):
-    """Its files would fill the disk that may be full already."""
+    """Its files would fill a disk that may be full already."""
     order = order_of(tmp_path, 1)
     late = 2 if bad != 2 else 1
     others = [part if rank != late else None for rank, part in enumerate(parts)]
@@ -189,7 +189,7 @@ def test_a_rank_that_comes_late_learns_why_and_leaves_nothing_either(tmp_path, p
 
 
 def test_the_systems_own_reason_reaches_the_other_ranks(tmp_path, parts, monkeypatch):
-    """So that each can say that the disk is full, or cannot be written."""
+    """Each rank can then report that the disk is full or read-only."""
     order = order_of(tmp_path, 1)
     order.staging.mkdir()
     (order.staging / parts[1].layout.shards[0].name).mkdir()
@@ -200,7 +200,7 @@ def test_the_systems_own_reason_reaches_the_other_ranks(tmp_path, parts, monkeyp
 
 @pytest.mark.parametrize("bad", range(WORLD))
 def test_a_rank_that_finds_the_disk_full_to_the_last_byte_says_so_too(small_disk, parts, fill, bad):
-    """There is no room to say why, and the others must not wait until it took too long."""
+    """There is no room for a reason, and the other ranks must not wait until their limit."""
     raised = [None] * WORLD
     order = order_of(small_disk, 1)
 
@@ -295,7 +295,7 @@ def test_an_earlier_checkpoint_of_the_step_is_not_taken_for_this_save(tmp_path, 
 def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(
     tmp_path, parts, call
 ):
-    """The other ranks wait all the while; they do not write twice."""
+    """The other ranks wait meanwhile, and do not write twice."""
     order = order_of(tmp_path, 1)
 
     def rank_0(die):
@@ -320,7 +320,7 @@ def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(
         ]:
             setattr(module, name, counting(getattr(module, name)))
         parts[0].persist(order, wait=patience())
-        die()  # there are fewer calls than that
+        die()  # there are fewer calls
 
     raised = []
 
@@ -351,14 +351,14 @@ def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(
 def test_another_rank_that_is_started_again_after_its_note_never_puts_the_commit_in_danger(
     tmp_path, parts
 ):
-    """Rank 0 may have read the note, and commits the files it speaks of at any moment."""
+    """Rank 0 may have read the note, and may commit the files at any moment."""
     order = order_of(tmp_path, 1)
     order.staging.mkdir()
     for rank in (1, 2):
         killed_in(lambda die, rank=rank: parts[rank].persist(order, wait=die))
 
     class Killed(BaseException):
-        """In the middle of its files."""
+        """A kill in the middle of the files."""
 
     def commit_meanwhile(_count):
         parts[0].persist(order, wait=patience())

@@ -39,7 +39,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def trained(saved, tmp_path):
-    """What was trained, and its checkpoint."""
+    """Return a training and its checkpoint."""
     training, path = saved
     return training, shutil.copytree(path, tmp_path / "checkpoints" / path.name)
 
@@ -124,7 +124,7 @@ def test_damage_is_found_before_anything_is_written(trained, tmp_path):
 
 
 def test_two_saves_of_a_step_are_never_mixed(tmp_path, monkeypatch):
-    """The job saves it again while it is read."""
+    """The job saves the step again during the read."""
     monkeypatch.setattr(consolidate, "_AT_ONCE_BYTES", 1)
 
     def saved(value):
@@ -187,7 +187,7 @@ def test_places_that_are_none_are_damage(tmp_path, paths):
 
 
 def test_the_file_is_whole_or_absent(trained, tmp_path, monkeypatch):
-    """Of a full disk torch tells in words of its own; whoever reads it hears of the disk."""
+    """torch hides the reason of a full disk, and the error must name the disk."""
     _training, path = trained
 
     def full(_fd):

@@ -26,11 +26,11 @@ from holdfast.checkpoint.state.capture import collect
 from holdfast.checkpoint.writer.direct_io import write_file
 
 LARGE = (1 << 17) // 4 + 5
-"""Elements of float32 of a tensor that is copied by itself."""
+"""The number of float32 elements of a tensor that is copied on its own."""
 
 
 class Staged:
-    """A state, planned, in an arena of its own."""
+    """A planned state, in an arena of its own."""
 
     def __init__(self, state, early=(), shard_bytes=1 << 40):
         self.contents = collect(0, state, None)
@@ -56,7 +56,7 @@ class Staged:
         )
 
     def changed(self):
-        """The names of what was written to."""
+        """Return the names of the tensors that were written to."""
         changed = {id(self.contents.tensors[place]) for place in self.snapshot.changed()}
         return [name for name, leaf in self.contents.leaves(None).items() if id(leaf) in changed]
 
@@ -283,7 +283,7 @@ def test_a_plain_value_that_outgrew_its_slot_is_seen(stage):
 
 
 def test_early_copies_are_made_in_the_memory_of_those_before():
-    """They are small and many: to take memory for each takes as long as to copy it."""
+    """They are small and many, and allocation takes as long as the copy."""
     tensors, copies = [torch.full((5,), 1.0), torch.ones(3, dtype=torch.int64)], EarlyCopies()
     first = copies.take(tensors, [1, 0])
     addresses = {copy.data_ptr() for copy in first.values()}

@@ -1,4 +1,4 @@
-"""What a crash, a full disk or a read-only one leaves."""
+"""Test the files after a crash, on a full disk, and on a read-only disk."""
 
 import errno
 import json
@@ -23,12 +23,12 @@ HERE = Path(__file__).parent
 
 
 def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
-    """Real SIGKILLs of the trainer, of the process that writes, and of both, at seeded instants of their saves."""
+    """Real SIGKILLs of the trainer, the writing process, and both, at seeded instants of saves."""
     ended = run_program(HERE / "killed_saver.py", tmp_path / "checkpoints", 1, 12)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["kills"] == {"trainer": 4, "writer": 4, "both": 4}
-    # The instants were worth it: they met saves halfway, and those that a process alone lived through were saved.
+    # The instants met saves halfway, and the surviving process completed its saves.
     assert found["unfinished"] >= 3, found
     assert found["saved_by_the_writer_alone"] >= 1, found
     assert found["saved_by_the_next_writer"] >= 4, found
@@ -48,7 +48,7 @@ def test_the_first_save_removes_what_dead_processes_left_and_nothing_else(tmp_pa
 
 @pytest.fixture
 def mounted(tmp_path):
-    """A tmpfs of 2 MiB, and a function that remounts it with other options."""
+    """Yield a tmpfs of 2 MiB, and a function that remounts the tmpfs with other options."""
 
     def mount(options):
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path]
@@ -91,7 +91,7 @@ def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint
     assert "\n" not in message
     assert link.of("save_failed") == [{"step": 2, "reason": message, "errno": errno.ENOSPC}]
     assert_step_1_is_intact(folder)
-    ckpt.save(2, big(2)).result()  # and once it fits, it is saved
+    ckpt.save(2, big(2)).result()  # saved as soon as there is room
 
 
 def is_durable(handle):
@@ -102,14 +102,14 @@ def is_durable(handle):
 
 
 def saved_while_full(folder, steps, **options):
-    """Of 600 KB each; whether each save became durable."""
+    """Save steps of 600 KB each; return for each save whether it became durable."""
     with Checkpointer(folder, **options) as ckpt:
         handles = [ckpt.save(step, big(step, count=150_000)) for step in range(1, steps + 1)]
         return [is_durable(handle) for handle in handles]
 
 
 def test_on_a_full_disk_the_oldest_that_may_go_makes_room_for_the_save(small_disk, link):
-    """There is room for four. The last two always are: the newest, and the one that is being written."""
+    """There is room for four. Two are always there: the newest, and the one being written."""
     with Checkpointer(small_disk, keep=10) as ckpt:
         ckpt.save(0, big(0, count=150_000)).result()
         pin(small_disk / "step-0000000000", by="test", now_s=0.0)
@@ -150,7 +150,7 @@ def test_on_a_full_disk_nothing_goes_where_the_newest_does_not_verify(small_disk
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_disk_that_fills_at_any_byte_is_never_a_success(mounted, seed):
-    """So much is left that the save ends in the data, its digests, the metadata, the manifest, or not at all."""
+    """The room ends within the data, the digests, the metadata or the manifest, or suffices."""
     folder, _remount = mounted
     ckpt = Checkpointer(folder)
     ckpt.save(1, big(1)).result()
@@ -193,7 +193,7 @@ def test_a_read_only_disk_fails_in_one_clear_sentence(mounted):
 
 @pytest.fixture
 def failing(mounted):
-    """A folder in which the first save fails: it is full but for so much as tells that it can be written."""
+    """Yield a folder on a nearly full disk: a test file fits, but the first save fails."""
     folder, _remount = mounted
     free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     (folder / "filling").write_bytes(bytes(free_bytes - 8192))

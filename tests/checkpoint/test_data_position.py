@@ -1,4 +1,4 @@
-"""The lines of the docs that save the position in the data: a training that dies goes on with the same bits."""
+"""Test the lines in the docs that save the data position: a killed training resumes bit by bit."""
 
 import re
 from pathlib import Path
@@ -64,7 +64,7 @@ sampler = RandomSampler(data)
 sampler.set_epoch = lambda epoch: None
 loader, epochs = DataLoader(data, batch_size=4, sampler=sampler, num_workers=2), 4
 """
-"""What the lines of the docs take for given."""
+"""A script around the lines of the docs."""
 
 
 def lines_of_the_docs(word="StatefulData"):
@@ -91,14 +91,14 @@ def test_what_the_docs_say_goes_on_to_the_last_bit(tmp_path, workers):
 
 
 def test_wrapped_batches_go_on_to_the_last_bit(tmp_path):
-    """Shuffled by the generator that the training draws from, too, and loaded ahead by workers."""
+    """The training shuffles with the generator that it also draws from, and workers load ahead."""
     samples, *ends = outcome(WRAPPED + lines_of_the_docs("attach().batches"), tmp_path, 10, 25)
     assert samples == "40"
     assert ends == [f"[{left}, true, true]" for left in (30, 16)]
 
 
 def test_without_these_lines_it_does_not(tmp_path):
-    """Else the test above could not fail."""
+    """Otherwise the test above could not fail."""
     lines = lines_of_the_docs().replace("num_workers=2", "num_workers=0")
     for given, left_out in ((", per_rank=position", ""), (", generator=torch.Generator()", "")):
         assert given in lines

@@ -1,4 +1,7 @@
-"""Workers of a supervised trainer's loaders outlive SIGTERM; what they start does not, and their trainer ends them."""
+"""Test that a supervised trainer's data workers outlive SIGTERM, but not their trainer.
+
+The children of a worker do not outlive SIGTERM.
+"""
 
 import subprocess
 import sys
@@ -47,7 +50,7 @@ def test_what_a_worker_starts_is_ended_by_sigterm():
 
 
 def test_a_worker_outlives_sigterm_and_its_trainer_ends_it():
-    """By what PyTorch calls where a worker does not leave, and by what multiprocessing does at the trainer's end."""
+    """PyTorch ends a worker that does not leave, and multiprocessing does at the trainer's end."""
     run("""
         def item(self, index):
             if index >= 4:

@@ -1,4 +1,4 @@
-"""What comes from outside is not trusted: pickles."""
+"""Test that pickles from outside are not trusted."""
 
 import os
 import pathlib
@@ -22,7 +22,7 @@ from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint
 
 
 def seal(path, step):
-    """Give a folder a manifest that fits it, as somebody would who knows the format."""
+    """Give a folder a fitting manifest, as a person who knows the format can."""
     names = sorted(file.name for file in path.iterdir() if file.name != "holdfast.json")
     files = tuple(describe_file(path, name) for name in names)
     write_manifest(
@@ -117,7 +117,7 @@ def test_metadata_that_promises_more_than_the_files_hold_is_refused(tmp_path, br
 
 
 def test_metadata_pickled_with_enum_members_by_name_is_read(tmp_path):
-    """As some Python versions do; what else `getattr` might reach stays out of reach."""
+    """Some Python versions pickle so; every other use of `getattr` stays forbidden."""
     path = Checkpointer(tmp_path).save(1, {"t": torch.ones(3)}).result()
     metadata = read_dcp_metadata(path)
     enum = type(metadata.state_dict_metadata["t"].properties.__getstate__()[3])

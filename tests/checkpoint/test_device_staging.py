@@ -1,4 +1,4 @@
-"""The planner alone; it needs no GPU."""
+"""Test the planner alone, without a GPU."""
 
 from hypothesis import given
 from hypothesis import strategies as st

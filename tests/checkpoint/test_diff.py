@@ -22,7 +22,7 @@ def stock(path, state):
 
 @pytest.fixture
 def differences(tmp_path):
-    """What differs between two states, once saved."""
+    """Return a function that saves two states and compares the checkpoints."""
 
     def find(a, b):
         return compare_checkpoints(stock(tmp_path / "a", a), stock(tmp_path / "b", b))
@@ -105,7 +105,7 @@ def test_elements_are_compared_by_their_bits(differences, a, b, differing, large
 
 
 def test_a_difference_to_no_number_is_none(differences, monkeypatch):
-    """Compared in pieces: one of no number is not forgotten over a later one."""
+    """Pieces are compared one by one: a NaN in one piece must survive a number in a later piece."""
     monkeypatch.setattr(comparing, "_AT_ONCE", 2)
     a, b = torch.zeros(7), torch.tensor([0, 1.0, 0, math.nan, 0, 0, 3.0])
     (found,) = differences({"t": a}, {"t": b}).different
@@ -132,7 +132,7 @@ def test_a_value_that_may_not_be_unpickled_is_compared_by_its_bytes(differences)
     ],
 )
 def test_plain_values_are_compared_by_what_they_are(differences, change, is_same):
-    """Stored in other bytes, since one of them holds the same text twice and the other two equal ones."""
+    """The stored bytes differ: one value shares a text object, the other has two equal ones."""
     text = "text" * 20
     value = {
         "tensor": torch.tensor([1.0, 2.0]),

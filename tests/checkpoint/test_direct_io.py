@@ -22,7 +22,7 @@ SECTOR = 4096
 
 @pytest.fixture
 def memory():
-    """Page-aligned memory of arbitrary bytes, as an arena has it."""
+    """Return a function that makes page-aligned memory of random bytes, as an arena has."""
     made = []
 
     def filled(size_bytes):
@@ -39,7 +39,7 @@ def memory():
 
 @pytest.fixture
 def mounted(tmp_path):
-    """Mounts a small file system of a type, with options."""
+    """Mount a small file system of a type, with options."""
     points = []
 
     def mount(kind, options):
@@ -97,7 +97,7 @@ def test_what_was_there_is_gone(tmp_path, memory):
 
 
 def test_bytes_after_the_file_do_not_get_into_it(tmp_path, memory):
-    """They are another file's, in the same image."""
+    """The next bytes of the image belong to another file."""
     data = memory(3 * SECTOR)
     write_file(tmp_path / "file", data[SECTOR:], 100)
     assert (tmp_path / "file").read_bytes() == bytes(data[SECTOR : SECTOR + 100])
@@ -123,7 +123,7 @@ def test_pieces_are_hashed_by_themselves_in_their_order(tmp_path, memory):
 
 
 def test_what_changes_while_it_is_written_is_in_the_digests(tmp_path, memory, monkeypatch):
-    """So that no attestation takes it for what it was."""
+    """Then an attestation cannot accept the changed bytes."""
     size_bytes = 2 * CHUNK_BYTES
     data = memory(size_bytes)
     pieces = [Piece(0, CHUNK_BYTES), Piece(CHUNK_BYTES, CHUNK_BYTES)]
@@ -183,7 +183,7 @@ def test_a_full_disk_is_an_error_where_space_cannot_be_taken_beforehand(
 def test_where_no_space_can_be_taken_no_byte_is_written_for_it(
     tmp_path, memory, monkeypatch, number, is_told
 ):
-    """As the system's library would, into each block."""
+    """The C library would write into each block instead."""
     data, written = memory(3 * CHUNK_BYTES), []
     write = os.pwrite
 
@@ -255,7 +255,7 @@ def test_no_descriptor_is_left_behind(tmp_path, memory, mounted):
 def test_a_file_waits_for_its_turn(tmp_path, memory):
     waited_s = []
     pace = RateLimit(1000.0, lambda: sum(waited_s), waited_s.append)
-    for number in range(10):  # small ones one after another, too
+    for number in range(10):  # also small files in a row
         write_file(tmp_path / f"file-{number}", memory(SECTOR), 500, pace=pace)
     assert sum(waited_s) == pytest.approx(9 * 0.5)
 

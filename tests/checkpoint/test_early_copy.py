@@ -1,4 +1,4 @@
-"""What forward writes to is saved as it was when `save` was called, whatever it is."""
+"""Test that values which forward writes to are saved as they were at the call of `save`."""
 
 import copy
 import threading
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 class Norms(nn.Sequential):
-    """As many as a ResNet-152 has."""
+    """As many batch norms as a ResNet-152 has."""
 
     def __init__(self):
         super().__init__(*(nn.BatchNorm1d(64) for _ in range(154)))
@@ -43,7 +43,7 @@ class Queue(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router that balances its experts by a bias, as in DeepSeek-V3: forward writes to two buffers and a tensor."""
+    """A balanced router as in DeepSeek-V3: forward writes to two buffers and a tensor."""
 
     def __init__(self):
         super().__init__()
@@ -55,13 +55,13 @@ class Experts(nn.Module):
     def forward(self, x):
         scores = self.gate(x)
         self.tokens_per_expert.add_(scores.detach().gt(0).sum(0))
-        self.expert_bias.numpy()[:] += 1  # which PyTorch does not count
+        self.expert_bias.numpy()[:] += 1  # PyTorch does not count this write
         self.mean.data.mul_(0.9).add_(scores.detach().mean(0))
         return scores
 
 
 class Scaled(nn.Module):
-    """As Transformer Engine keeps the scales of fp8: in the extra state of a module."""
+    """Scales of fp8 in a module's extra state, as Transformer Engine keeps them."""
 
     def __init__(self):
         super().__init__()
@@ -96,9 +96,7 @@ def test_each_checkpoint_is_the_state_of_its_call_whatever_forward_writes_to(
     expected, handles = {}, []
     with Checkpointer(tmp_path, keep=None, attest=attest) as ckpt:
         for step in range(1, 5):
-            if (
-                step > 2
-            ):  # the first plans, and at the second an optimizer's step has not shown yet that it waits
+            if step > 2:  # the first save plans; at the second, no optimizer step has waited yet
                 forward_ended.clear()
             else:
                 forward_ended.set()
@@ -163,7 +161,7 @@ def test_what_may_write_to_a_tensor_is_seen_by_its_memory(optimizers):
 
 
 def large(count):
-    """Of so many times the largest that is small, and one byte each."""
+    """Return a tensor of `count` times one byte more than the largest small tensor."""
     return torch.zeros(count * (SMALL_BYTES + 1), dtype=torch.uint8)
 
 
@@ -216,7 +214,7 @@ def test_an_optimizer_that_steps_later_is_found_and_its_parameters_are_not_copie
 def test_without_attestation_a_state_of_another_shape_is_planned_for_in_the_call(
     tmp_path, monkeypatch
 ):
-    """What has to be copied in it is known by the place only."""
+    """The tensors to copy are known only by their place in the state."""
     tensors = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
     with Checkpointer(tmp_path, attest=False) as ckpt:
         ckpt.before_update()

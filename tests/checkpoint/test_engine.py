@@ -1,4 +1,4 @@
-"""Saves that go on while the training does: what is restored is the state of the call, or the save has failed."""
+"""Test saves beside a training: restore returns the state of the call, or the save has failed."""
 
 import contextlib
 import copy
@@ -44,7 +44,7 @@ def steps_in(folder):
 
 @pytest.fixture
 def held(monkeypatch):
-    """Holds the copying back until `set` is called."""
+    """Hold the copying back until `set` is called."""
     gate, copy_into = threading.Event(), staging_thread.copy_into
 
     def later(*arguments, **named):
@@ -58,24 +58,24 @@ def held(monkeypatch):
 
 
 def large(value, mib=33):
-    """Three chunks, so that a limited rate holds the last of them back, whichever that is."""
+    """Return a state of three chunks, so that a rate limit always delays the last chunk."""
     return {"large": torch.full((mib * MIB // 4,), float(value)), "value": value}
 
 
 def slow(folder, seconds, **options):
-    """Takes `seconds` at least for each save of `large`."""
+    """Return a Checkpointer that takes at least `seconds` for each save of `large`."""
     return Checkpointer(folder, max_write_mib_s=16 / seconds, **options)
 
 
 def overlapping(folder, **options):
-    """Copies while the training goes on, which has shown that it says when the state changes."""
+    """Return a Checkpointer that copies beside the training, which has called `before_update`."""
     ckpt = Checkpointer(folder, **options)
     ckpt.before_update()
     return ckpt
 
 
 class Wide(Training):
-    """The same with a layer whose tensors are copied after the call."""
+    """The same training with a layer whose tensors are copied after the call."""
 
     def __init__(self, seed=0):
         super().__init__(seed)
@@ -105,7 +105,7 @@ def test_every_step_of_a_training_comes_back_as_it_was_when_save_was_called(tmp_
         for name, state in expected[step].items():
             assert_same(fresh.objects[name].state_dict(), state, f"{step}.{name}")
         assert mine == {"position": step * 10}
-        # Stock PyTorch reads the same.
+        # Stock PyTorch reads the same values.
         theirs = {"model": Wide(seed=2).model.state_dict()}
         with pytest.warns(UserWarning, match=r"torch.distributed is disabled"):
             dcp.load(theirs, checkpoint_id=tmp_path / f"step-{step:010d}")
@@ -123,7 +123,7 @@ def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_fo
     expected = copy.deepcopy(training.model.state_dict())
     handle = ckpt.save(2, training.objects)
     assert not handle.done()
-    # Forward and backward go on; they change the batch norms' buffers.
+    # Forward and backward go on, and change the batch norms' buffers.
     loss = training.model(torch.randn(5, 6)).square().mean()
     training.optimizer.zero_grad()
     loss.backward()
@@ -148,7 +148,7 @@ def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_fo
 def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(
     tmp_path, held, link, monkeypatch
 ):
-    """The optimizer's step waits for the copy, which may wait for storage that is slow to take earlier ones."""
+    """The optimizer's step waits for the copy, which may wait for earlier saves to slow storage."""
     opened = []
 
     @contextlib.contextmanager
@@ -167,7 +167,7 @@ def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(
         for step, wait in ((2, lambda _: optimizer.step()), (3, lambda saved: saved.result())):
             held.clear()
             saved = ckpt.save(step, {"weight": weight})
-            beside = threading.Thread(target=saved.result)  # which holds up nothing
+            beside = threading.Thread(target=saved.result)  # holds up no step
             beside.start()
             assert opened == []
             watching = threading.Thread(
@@ -206,7 +206,7 @@ def test_what_ranks_left_to_tell_of_a_failure_and_cannot_be_removed_is_left(tmp_
 
 
 def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, held, monkeypatch):
-    """What tells of the end may be called at once, in the thread that copies."""
+    """The callback of the failure may run at once, in the thread that copies."""
 
     def fails(self, order, *, arena, **_):
         del order
@@ -230,7 +230,7 @@ def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, 
 
 
 def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, monkeypatch):
-    """They would wait for this one's part as long as a save may take."""
+    """They would wait for this rank's part until a save's time limit."""
     told = []
     monkeypatch.setattr(
         staging_thread,
@@ -301,7 +301,10 @@ def test_plain_values_are_those_of_the_call(tmp_path, held):
 
 @pytest.fixture
 def room_for_one(monkeypatch):
-    """Of two tensors of 10,000 elements one may be copied in the call, so none is before one was found to change."""
+    """Of two tensors of 10,000 elements, one fits into the call's budget.
+
+    So no tensor is copied in the call before a tensor was found to change.
+    """
     monkeypatch.setattr(plan_cache, "BUDGET_BYTES", 60_000)
 
 
@@ -332,7 +335,7 @@ def test_a_tensor_that_changed_while_it_was_copied_fails_the_save_by_name_and_is
 
 
 def seeing(size):
-    """A model whose forward pass counts in a buffer of so many elements."""
+    """Return a model whose forward pass counts in a buffer of `size` elements."""
     model = torch.nn.Linear(200, 200)
     model.register_buffer("seen", torch.zeros(size))
 
@@ -386,7 +389,7 @@ def test_what_forward_has_changed_after_the_first_save_is_copied_in_the_call_of_
 
 
 def test_a_state_that_is_loaded_after_the_first_save_is_no_buffer(tmp_path):
-    """All of it would be copied in the call of each save from then on."""
+    """Otherwise each later save would copy the whole state in the call."""
     model = seeing(5_000)
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, {"model": model})
@@ -431,7 +434,7 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(
     assert "'a'" not in str(told.value)
     assert [path.name for path in contents(tmp_path)] == ["step-0000000001"]
 
-    # It is known now, and copied in the call.
+    # The buffer is known now, and copied in the call.
     held.clear()
     state["b"].fill_(3)
     handle = ckpt.save(3, state)
@@ -445,7 +448,7 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(
 def test_without_attestation_what_no_optimizer_has_is_that_of_the_call(
     tmp_path, held, link, monkeypatch, budget_bytes
 ):
-    """Copied in the call, or, where that is too much, the call returns once all is copied."""
+    """Such values are copied in the call; above the budget, the call returns after the whole copy."""
     monkeypatch.setattr(plan_cache, "BUDGET_BYTES", budget_bytes)
     state = {"b": torch.zeros(10_000)}
     ckpt = overlapping(tmp_path, attest=False)
@@ -508,7 +511,7 @@ def test_skip_leaves_out_the_third_save_in_flight_and_takes_the_next_that_finds_
 def test_a_second_arena_for_which_there_was_no_memory_is_made_by_a_later_save(
     tmp_path, monkeypatch
 ):
-    """It has the newest durable snapshot for a rank that takes this one's place."""
+    """The second arena keeps the newest durable snapshot for a rank that replaces this one."""
     make, state, ckpt = BufferPool._make, {"t": torch.zeros(10_000)}, overlapping(tmp_path)
 
     def make_one(seats, plan):
@@ -530,7 +533,7 @@ def test_wait_makes_the_update_wait_and_leaves_nothing_out(tmp_path):
     ckpt = slow(tmp_path, 0.3, keep=None)
     handles = [ckpt.save(step, large(step)) for step in (1, 2, 3)]
     ckpt.before_update()
-    assert 1 in steps_in(tmp_path)  # its handle is told of that a moment after its memory is free
+    assert 1 in steps_in(tmp_path)  # the handle completes a moment after its memory is free
     ckpt.close()
     assert [handle.result(0).name[-1] for handle in handles] == ["1", "2", "3"]
     assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 3
@@ -612,10 +615,10 @@ def test_bad_use_in_a_later_save_is_raised_at_once_and_the_next_one_is_saved(tmp
 
 
 def broken(ckpt, folder, step, state, **options):
-    """A save that is begun, and cannot become durable: a file lies where its folder is to be."""
+    """Begin a save that cannot become durable: a file has the name of the save's folder."""
     session, number = ckpt._engine._session, ckpt._engine._saves + 1
     (folder / f".step-{step:010d}.{session}-{number}.tmp").write_text("")
-    ckpt.before_update()  # else it may fail in the call
+    ckpt.before_update()  # else the save may fail in the call
     return ckpt.save(step, state, **options)
 
 
@@ -626,7 +629,7 @@ def unbreak(folder):
 
 @pytest.fixture
 def saving(tmp_path):
-    """A Checkpointer that has saved step 1."""
+    """Return a function that makes a Checkpointer which has saved step 1."""
 
     def make(**options):
         ckpt = Checkpointer(tmp_path, **options)
@@ -680,7 +683,7 @@ def test_a_failure_that_was_seen_is_not_raised_again(tmp_path, saving):
 def test_waiting_tells_of_every_failure_though_its_story_is_still_being_told(
     tmp_path, link, monkeypatch
 ):
-    """`wait` may not return between the end of a save and the moment that its failure is noted."""
+    """`wait` may not return between the end of a save and the record of its failure."""
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, {"a": 1}).result(ENDS_S)
     until(lambda: not ckpt._engine.thread.in_flight)
@@ -718,7 +721,7 @@ def test_waiting_returns_once_every_handle_is_done(tmp_path, link, monkeypatch):
 def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(
     tmp_path, link, monkeypatch
 ):
-    """With `keep=1` the next save may delete it while this process is busy."""
+    """With `keep=1` the next save may delete the checkpoint while this process is busy."""
     ckpt = Checkpointer(tmp_path, keep=1)
     gate, emit = threading.Event(), link.emit
 
@@ -728,7 +731,7 @@ def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(
 
     monkeypatch.setattr(link, "emit", held_back)
     handles = [ckpt.save(step, {"a": step}) for step in (1, 2)]
-    # The writing process goes on while the thread that hears it does not.
+    # The writing process goes on while the thread that receives its messages does not.
     until(
         lambda: (
             (tmp_path / "step-0000000002").exists() and not (tmp_path / "step-0000000001").exists()
@@ -744,11 +747,11 @@ def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(
     assert [handle.result(5).name[-1] for handle in handles] == ["1", "2", "3"]
     assert all(
         event["digest"] for event in link.of("checkpoint")
-    )  # it was told, not read: storage may hang
+    )  # reported, not read: storage may hang
 
 
 def test_what_was_saved_is_let_go_of_before_whoever_waits_goes_on(tmp_path, held):
-    """A call that follows at once would wait for it, and a state made for one save alone takes memory for longer."""
+    """A next call would wait for the save, and a state made for one save would take memory longer."""
     states = [large(step) for step in (1, 2)]
     with overlapping(tmp_path) as ckpt:
         ckpt.save(1, states[0]).result(ENDS_S)
@@ -910,7 +913,7 @@ def test_a_writing_process_that_is_killed_in_a_save_costs_nothing(tmp_path):
 
 def test_what_it_cost_is_told(tmp_path, link):
     ckpt = slow(tmp_path, 0.3)
-    # Four chunks, of which the last one waits for two large ones at least, whichever it is.
+    # Four chunks; the last chunk waits for at least two large ones, whichever it is.
     ckpt.save(1, large(1, mib=49)).result(ENDS_S)
     ckpt.save(2, large(2, mib=49)).result(ENDS_S)
     for event in link.of("checkpoint"):
@@ -954,7 +957,7 @@ def test_a_gpu_without_memory_for_early_copies_makes_the_call_wait(tmp_path, mon
     monkeypatch.setattr(early_copy.EarlyCopies, "take", refuse)
     expected = copy.deepcopy(training.model.state_dict())
     handle = ckpt.save(2, training.objects)
-    training.model[0][0].weight.data.zero_()  # it is copied already
+    training.model[0][0].weight.data.zero_()  # copied already
     handle.result(ENDS_S)
     assert "this save waits instead" in caplog.text
     monkeypatch.undo()
@@ -993,7 +996,7 @@ def test_a_save_while_the_interpreter_ends_is_refused_and_nothing_hangs(tmp_path
 
 
 def test_other_ranks_hear_of_a_close_only_once_every_save_has_ended(tmp_path, held, monkeypatch):
-    """One that is still to meet the others would fail for them."""
+    """A save that has yet to meet the other ranks would fail on them."""
     ckpt = overlapping(tmp_path)
     ckpt.save(1, {"t": torch.zeros(10_000)}).result(ENDS_S)
     held.clear()

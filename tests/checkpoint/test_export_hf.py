@@ -1,4 +1,4 @@
-"""A trained model, its checkpoint, and the Hugging Face folder made of it: the same to the last bit."""
+"""Test that a trained model, its checkpoint, and its Hugging Face folder are equal bit by bit."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def mixtral():
 
 
 def trained(config):
-    """A model after a step of training, and its optimizer."""
+    """Return a model after a step of training, and its optimizer."""
     model = transformers.AutoModelForCausalLM.from_config(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     model(TOKENS).logits.float().square().mean().backward()
@@ -169,7 +169,7 @@ def test_large_models_are_cut_into_files_with_an_index(tmp_path):
 
 
 def test_what_a_name_map_renames_and_turns_around(tmp_path):
-    """A GPT-2 whose author keeps linear layers as nn.Linear does, which transformers' Conv1D does not."""
+    """A GPT-2 with nn.Linear layers, whose weights are transposed in transformers' Conv1D."""
     config = gpt2()
     model, _ = trained(config)
     own = {}
@@ -289,7 +289,7 @@ def test_a_damaged_checkpoint_is_not_exported(small, tmp_path):
     data.write_bytes(content[:-100])
     with pytest.raises(CheckpointError, match=r"bytes instead of"):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
-    (checkpoint / "holdfast.json").unlink()  # as one that PyTorch wrote by itself
+    (checkpoint / "holdfast.json").unlink()  # as a checkpoint of PyTorch alone
     with pytest.raises(CheckpointError, match=r"lies beyond the end"):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
     assert not (tmp_path / "out").exists()

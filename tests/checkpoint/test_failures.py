@@ -1,4 +1,4 @@
-"""What is said of a save that failed."""
+"""Test the messages about failed saves."""
 
 import errno
 import os
@@ -58,7 +58,7 @@ def test_a_limit_that_is_reached_is_named_with_what_to_do(tmp_path, code, told):
     assert re.search(told.partition(r"\. ")[0], in_words(error))
     gone = explain(
         order_of(tmp_path / "gone", 1), 1, error
-    )  # which cannot be listed, such as for want of files
+    )  # the folder cannot be listed, for example for lack of files
     assert re.search(rf"a'; {told}", gone), gone
 
 

@@ -1,4 +1,4 @@
-"""Faults that `benchmarks/checkpoint_faults.py` injects by the thousand, and no other test here has: one of each."""
+"""Test one of each fault that only `benchmarks/checkpoint_faults.py` injects, by the thousand."""
 
 import json
 import mmap
@@ -28,7 +28,7 @@ SHARD_BYTES = 4 * COUNT
 
 
 def state_of(step, run=0):
-    """Tensors of one shape, so that a file of one may be taken for another's."""
+    """Return tensors of one shape, so that a tensor's file could be mistaken for another's."""
     generator = torch.Generator().manual_seed(100 * run + step)
     return {
         **{name: torch.rand(COUNT, generator=generator) for name in "abc"},
@@ -45,7 +45,7 @@ def save(folder, run=0):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Two runs of two steps each, of several files."""
+    """Return a folder with two runs of two steps each, of several files."""
     folder = tmp_path_factory.mktemp("saved")
     for run in (0, 1):
         save(folder / str(run), run)
@@ -54,7 +54,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def folder(saved, tmp_path):
-    """A copy of the first run."""
+    """Return a copy of the first run."""
     subprocess.run(["cp", "-r", saved / "0", tmp_path / "checkpoints"], check=True)
     return tmp_path / "checkpoints"
 
@@ -156,7 +156,7 @@ def test_a_bit_that_flips_beside_the_tensors_of_a_snapshot_fails_the_save(tmp_pa
 
 @pytest.mark.parametrize("how", ["kill", "EIO", "short", "dead"])
 def test_a_commit_with_faults_injected_at_its_system_calls(tmp_path, how):
-    """In a process that is stopped at each by the kernel (ptrace): killed there, or told that the call failed."""
+    """ptrace stops the process at each call: the process is killed there, or the call fails."""
     if platform.machine() != "x86_64":
         pytest.skip("processes are stopped at their calls on x86-64 only")
     command = [sys.executable, Path(__file__).with_name("fault_injected_commits.py"), tmp_path, how]

@@ -45,7 +45,7 @@ SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (64,), (5, 3), (2, 3, 4, 5), (1000,)]
 
 
 def filled(dtype, shape):
-    """A tensor of arbitrary bytes."""
+    """Return a tensor of random bytes."""
     count = torch.Size(shape).numel() * dtype.itemsize
     if dtype is torch.bool:
         return torch.randint(0, 2, shape).bool()
@@ -81,7 +81,7 @@ def test_stock_torch_reads_every_type_and_shape_bit_for_bit(dtype):
         found = torch.load(io.BytesIO(content), weights_only=True)
         assert (found.dtype, found.shape, found.is_contiguous()) == (value.dtype, value.shape, True)
         assert raw(found) == raw(value)
-        # The tensor's bytes lie where the image says, and can be mapped there.
+        # The tensor's bytes are at the image's offset, and can be mapped there.
         assert bytes(memory[blob.data_offset : blob.data_offset + blob.data_bytes]) == raw(value)
         assert blob.data_offset % ALIGNMENT == 0
 
@@ -172,7 +172,7 @@ def test_nothing_overlaps_and_files_are_cut_at_whole_blobs(needs, shard_bytes):
     ]
     for before, after in itertools.pairwise(image.shards):
         assert before.offset + before.size_bytes <= after.offset
-        # It ends only where the next blob would have made it too long.
+        # A file ends only before a blob that would make it too long.
         first = next(blob for blob in image.blobs if blob.file == after.name)
         assert before.size_bytes + first.length > shard_bytes
     for shard in image.shards:
@@ -201,9 +201,7 @@ def test_chunks_end_in_no_small_blob_and_cut_no_short_piece_off_the_data_of_a_la
     shard_bytes,
 ):
     moved = 0
-    for more in range(
-        -3000, 600, 50
-    ):  # the first chunk ends in each part of what follows the first tensor
+    for more in range(-3000, 600, 50):  # the first chunk ends in each part after the first tensor
         counts = (
             CHUNK_BYTES + more,
             700,

@@ -1,4 +1,4 @@
-"""A checkpoint that is put into a state: what fits only at first sight is told, and nothing goes where it must not."""
+"""Test the filling of a state: every misfit is an error, and no byte goes to a wrong place."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def trained(*, layers=2, groups=2):
 
 
 class Awkward(nn.Module):
-    """What is not read straight into its place: a transposed buffer; and an empty one."""
+    """A module with a transposed and an empty buffer, which are not read straight into place."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Awkward(nn.Module):
 
 @pytest.fixture
 def mesh():
-    """Of one rank."""
+    """Yield a mesh of one rank."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
@@ -51,7 +51,7 @@ def mesh():
 
 @pytest.fixture
 def elsewhere():
-    """New tensors are made on another device than the CPU, as after `torch.set_default_device("cuda")`."""
+    """Make new tensors on another device than the CPU, as `torch.set_default_device("cuda")` does."""
     with torch.device("meta"):
         yield
 
@@ -199,7 +199,7 @@ def test_a_sharded_tensor_likewise(tmp_path, mesh):
 
     def tied(value):
         (weight,) = shards(value)
-        return {"embedding": weight, "head": weight.detach()}  # as a module tells of them
+        return {"embedding": weight, "head": weight.detach()}  # as a module's state_dict does
 
     save(tmp_path / "tied", tied(1.0))
     state = tied(0.0)

@@ -1,4 +1,4 @@
-"""What a process that was forked from the trainer must not do to it."""
+"""Test that a process forked from the trainer does the trainer no harm."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def in_a_child(work):
-    """What `work` comes to in a child; it is killed where it hangs."""
+    """Return the exit status of `work` in a child, which is killed if it hangs."""
     if not (pid := os.fork()):
         code = 1
         try:
@@ -47,7 +47,7 @@ def state_of(value):
 
 
 def test_a_child_that_was_forked_before_anything_was_due_takes_nothing_either(tmp_path):
-    """Ranks agree whether one is, for which they have something of their own."""
+    """Ranks vote on the due save, with resources of their own."""
     with Checkpointer(tmp_path, every=2, on_failure="retry") as ckpt:
         ckpt.save(1, state_of(1))
         closed = []
@@ -85,7 +85,7 @@ def test_a_child_that_closes_it_takes_nothing_from_the_trainer(tmp_path, attest)
 
 
 def test_a_child_that_trains_waits_for_no_save_of_its_parent(tmp_path):
-    """One that was forked while a save was under way, which nobody ends there."""
+    """The child is forked during a save, whose end no thread of the child reports."""
     with Checkpointer(tmp_path, max_write_mib_s=8) as ckpt:
         weight, large = torch.nn.Parameter(torch.ones(1)), torch.zeros(4 * MIB)
         optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -93,7 +93,7 @@ def test_a_child_that_trains_waits_for_no_save_of_its_parent(tmp_path):
         ckpt.save(1, {"weight": weight, "large": large}).result()
         optimizer.step()
         saved = ckpt.save(2, {"weight": weight, "large": large})
-        os.kill(ckpt._engine._writer.pid, signal.SIGSTOP)  # no machine is too slow for the child
+        os.kill(ckpt._engine._writer.pid, signal.SIGSTOP)  # so that no child is too slow
 
         def train():
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Snapshots of what lies on a GPU. Without one the CPU stands in for it, whose work is done when it is ordered."""
+"""Test snapshots of a GPU's tensors; without a GPU, the CPU stands in, with immediate copies."""
 
 import contextlib
 import multiprocessing
@@ -28,12 +28,12 @@ from holdfast.core.errors import SaveFailed
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="there is no CUDA device")
 LARGE = 3_000_000 if DEVICE == "cuda" else 70_000
-"""Elements of what is copied by itself, of all types."""
+"""The number of elements of a tensor that is copied on its own, for every type."""
 MIB = 1 << 20
 
 
 class Stream:
-    """Of work that is done when it is ordered."""
+    """A stream whose work is complete at once."""
 
     def __init__(self, device=None):
         self.device = torch.device(device or DEVICE)
@@ -49,7 +49,7 @@ class Stream:
 
 
 class Event:
-    """On such a stream: it is there at once."""
+    """An event on such a stream, which is complete at once."""
 
     def __init__(self, **_):
         self.at_s = time.monotonic()
@@ -69,12 +69,12 @@ class Event:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
-    """Where there is no GPU, the way of its tensors is that of the CPU's."""
+    """Without a GPU, treat tensors of the CPU as tensors of a GPU."""
     if DEVICE == "cuda":
         return
     stream, place = Stream(), plan._place
     monkeypatch.setattr(plan, "_GPU", "cpu")
-    # The states of random generators are on the host, also those of a GPU.
+    # The states of random generators are on the host, also the states of a GPU's generators.
     monkeypatch.setattr(
         plan,
         "_place",
@@ -165,7 +165,7 @@ class Everything:
         self.steps.add_(1)
 
     def clone(self):
-        """The state as it is now, on the CPU."""
+        """Return a copy of the present state on the CPU."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -197,7 +197,7 @@ def bytes_of(tensor):
 
 
 def assert_saved(folder, step, expected):
-    """The checkpoint of `step` is `expected`, as Holdfast restores it to the GPU."""
+    """Check that the checkpoint of `step`, restored to the GPU, equals `expected`."""
     into = Everything()
     for value in torch.utils._pytree.tree_leaves(into.more):
         if torch.is_tensor(value) and value.numel():
@@ -260,7 +260,7 @@ def test_without_triton_the_cpu_digests(tmp_path, monkeypatch, caplog):
 
 @pytest.fixture
 def gate(monkeypatch):
-    """Holds the copies of later saves back until it is set."""
+    """Hold back the copies of later saves until the gate is set."""
     opened, order = threading.Event(), DeviceCopy.order
     opened.set()
 
@@ -281,7 +281,7 @@ def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path
         ckpt.before_update()
         gate.clear()
         handle = ckpt.save(2, {"weights": weights})
-        weights["b"].data.view(torch.int32)[5] ^= 1  # no version tells of it
+        weights["b"].data.view(torch.int32)[5] ^= 1  # changes no version
         torch.cuda.synchronize()
         gate.set()
         with pytest.raises(SaveFailed, match=r"'weights\.b'"):
@@ -291,7 +291,7 @@ def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path
 
 def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, gate):
     weights = {name: torch.randn(LARGE, device=DEVICE, requires_grad=True) for name in "abc"}
-    optimizer = torch.optim.SGD(weights.values())  # what no optimizer has is copied in the call
+    optimizer = torch.optim.SGD(weights.values())  # all other tensors are copied in the call
     with holdfast.Checkpointer(
         tmp_path, every=1, max_device_memory_gib=0, on_failure="warn", attest=False
     ) as ckpt:
@@ -366,7 +366,7 @@ def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
     optimizer = torch.optim.SGD([weights])
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, attest=False) as ckpt:
         ckpt.save(1, {"weights": weights}).result()
-        optimizer.step()  # else a save returns only when the state is copied
+        optimizer.step()  # else a save returns only after the copy
         expected = weights.detach().cpu()
         ckpt.save(2, {"weights": weights})
         job = ckpt._engine.fence._staging
@@ -382,12 +382,12 @@ def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
 def test_a_state_that_has_gained_tensors_is_seen_in_the_call_where_all_is_digested(
     tmp_path, attest
 ):
-    """As an optimizer's has after its first step."""
+    """An optimizer's state grows so in its first step."""
     model = nn.Linear(40, 50).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
     with holdfast.Checkpointer(tmp_path / "c", keep=None, attest=attest) as ckpt:
         ckpt.save(1, {"model": model, "optimizer": optimizer}).result()
-        ckpt._engine._shape._devices._digests = attest  # as where there is Triton
+        ckpt._engine._shape._devices._digests = attest  # as with Triton
         model(torch.randn(3, 40, device=DEVICE)).sum().backward()
         optimizer.step()
         saved = ckpt.save(2, {"model": model, "optimizer": optimizer})
@@ -395,7 +395,7 @@ def test_a_state_that_has_gained_tensors_is_seen_in_the_call_where_all_is_digest
 
 
 def test_a_thread_that_asks_a_gpu_is_on_it(tmp_path, monkeypatch):
-    """It begins on the first one, where a question would make a context: half a GB of another rank's memory."""
+    """A query on the default GPU would create a context there: half a GB of another rank's memory."""
     trained, on, asked = Everything(), {}, []
     query, set_device = torch.cuda.Event.query, torch.cuda.set_device
 
@@ -414,7 +414,7 @@ def test_a_thread_that_asks_a_gpu_is_on_it(tmp_path, monkeypatch):
         ckpt.before_update()
         os.kill(
             ckpt._engine._writer.pid, signal.SIGSTOP
-        )  # so that the fence is passed before it is durable
+        )  # the fence is passed before the save is durable
         saved = ckpt.save(2, trained.state)
         ckpt.before_update()
         os.kill(ckpt._engine._writer.pid, signal.SIGCONT)
@@ -465,7 +465,7 @@ def train_a_rank(rank, folder):
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a process that is forked has no CUDA")
 def test_what_a_forward_pass_changes_and_another_rank_writes_is_that_rank_s_to_look_after(tmp_path):
-    """PyTorch shares out among ranks who writes what all of them have."""
+    """PyTorch divides the writing of shared tensors among the ranks."""
     ranks = [
         multiprocessing.get_context("fork").Process(target=train_a_rank, args=(rank, tmp_path))
         for rank in (0, 1)
@@ -597,7 +597,7 @@ GROWN = {
 def test_a_save_whose_plain_values_have_grown_is_made_though_the_training_goes_on(
     tmp_path, attest, grown
 ):
-    """A log gets longer with each save: none of them may be left out for it."""
+    """A log grows with each save, and no save may be skipped for that."""
     weights = {
         name: torch.full((LARGE,), float(number), device=DEVICE)
         for number, name in enumerate("abcd")
@@ -651,7 +651,7 @@ def test_twenty_thousand_tensors_reach_the_host_as_one(tmp_path):
         ckpt.save(1, {"experts": experts}).result()
         ckpt.save(2, {"experts": experts})
         for value in experts.values():
-            value.zero_()  # they were packed in the call
+            value.zero_()  # packed in the call
         ckpt.wait()
         ckpt.restore(
             into := {"experts": {name: torch.empty_like(value) for name, value in experts.items()}}

@@ -1,4 +1,4 @@
-"""Making a Checkpointer must not keep the process group alive past its end."""
+"""Test that a Checkpointer does not keep its process group alive."""
 
 from started_ranks import run_program
 

@@ -1,4 +1,4 @@
-"""Checkpoints that DCP alone wrote, made Holdfast's."""
+"""Test the import of checkpoints that DCP alone wrote."""
 
 import os
 import pickle
@@ -144,7 +144,7 @@ def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
             there = [int(line) for line in (first, *process.stdout)]
         infos = scan(into)
         assert [verify(info).state for info in infos] == ["verified"] * len(infos)
-        # Of the one that was about to be told, it may be there.
+        # The step whose report was due next may exist as well.
         assert {info.step for info in infos} - set(there) <= {there[-1] + 1}
         assert set(there) <= {info.step for info in infos}
 

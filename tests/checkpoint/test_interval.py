@@ -32,7 +32,7 @@ HOUR_S = 3600.0
 
 
 def wasted(interval_s, loss_s, mtbf_s, seconds=4e5, seed=5):
-    """What a job loses to saves and failures, played out: the share of its time that is not kept."""
+    """Simulate a job; return the share of its time that saves and failures cost."""
     source = random.Random(seed)
     kept_s = now_s = since_s = 0.0
     fails_at_s = source.expovariate(1 / mtbf_s)
@@ -59,7 +59,7 @@ def test_the_interval_loses_least(loss_s, mtbf_s):
 
 def test_the_formula_is_dalys():
     assert best_interval_s(0.1, 86_400) == pytest.approx(math.sqrt(2 * 0.1 * 86_400), rel=1e-3)
-    # Daly 2006, equation 37, by hand: C = 300, M = 6 h.
+    # Daly 2006, equation 37, computed by hand: C = 300, M = 6 h.
     root = math.sqrt(300 / 43_200)
     assert best_interval_s(300, 21_600) == pytest.approx(
         math.sqrt(2 * 300 * 21_600) * (1 + root / 3 + root**2 / 9) - 300
@@ -75,13 +75,13 @@ def test_the_failure_rate_is_the_prior_at_first_and_the_jobs_own_later():
 
     assert mtbf_s() == mtbf_s(devices=1) == 24 * HOUR_S
     assert mtbf_s(devices=4704) == PRIOR_GPU_S / 4704 == pytest.approx(2.51 * HOUR_S, rel=0.01)
-    # Failing twice an hour for a day, or never for a year.
+    # Two failures an hour for a day, or none for a year.
     assert mtbf_s(failures=48, trained_s=24 * HOUR_S) == pytest.approx(HOUR_S, rel=0.05)
     assert mtbf_s(trained_s=365 * 24 * HOUR_S) == pytest.approx(366 * 24 * HOUR_S)
 
 
 def test_the_prior_is_what_the_papers_table_says():
-    """Number, GPUs, minutes to failure: infrastructure without ConnectionError."""
+    """Rows: number, GPUs, minutes to failure, for infrastructure without ConnectionError."""
     rows = [
         (54, 800, 868.1),
         (21, 847, 923.2),
@@ -175,7 +175,7 @@ def auto(clock, *, failures=0, trained_s=0.0, devices=1):
 def test_auto_learns_from_two_saves_and_then_saves_as_often_as_is_worth_it():
     interval = auto(FakeClock())
     assert interval.interval_s == FIRST_S
-    interval.measured(lost_s=9.0, durable_s=12.0)  # the first: it planned
+    interval.measured(lost_s=9.0, durable_s=12.0)  # the first save, which planned
     assert interval.interval_s == FIRST_S
     interval.measured(lost_s=0.1, durable_s=2.0)
     assert interval.interval_s == pytest.approx(best_interval_s(0.1, 24 * HOUR_S))
@@ -185,14 +185,14 @@ def test_auto_learns_from_two_saves_and_then_saves_as_often_as_is_worth_it():
 
 
 def test_a_due_step_that_is_passed_by_is_made_up_for_at_the_next():
-    """As where several optimizers count; a step before the last one begins anew."""
+    """Several optimizers may count so; a step below the last one begins anew."""
     interval = make_interval(10, FakeClock(), devices=lambda: 1)
     told = [0, 3, 9, 12, 15, 20, 20, 41, 44, 38, 39, 42, 50]
     assert [step for step in told if interval.falls_on(step)] == [0, 12, 20, 20, 41, 42, 50]
 
 
 def test_auto_takes_a_save_that_cost_less_than_nothing_for_one_that_cost_nothing():
-    """As measured: the steps beside it were faster than the usual one."""
+    """In a measured case, the steps beside the save were faster than usual."""
     auto = make_interval("auto", FakeClock(), devices=lambda: 1)
     for lost_s in (1.0, -0.01, -0.02):
         auto.measured(lost_s=lost_s, durable_s=3.0)
@@ -255,7 +255,8 @@ def test_a_checkpointer_finds_its_interval(tmp_path, clock, link):
         saved = steps_saved(ckpt, clock, 200, step_s=10.0)
     assert saved[:2] == [7, 13]
     gaps = [later - former for former, later in itertools.pairwise(saved)]
-    # From then on by what the second cost, on this machine: at least the first minute's worth apart.
+    # From then on by the cost of the second save on this machine, at least the first minute's cost
+    # apart.
     lost_s = [event["lost_s"] for event in link.of("checkpoint")][1:]
     worth_s = [best_interval_s(each, 24 * HOUR_S + 2000) for each in (min(lost_s), max(lost_s))]
     assert all(0.9 * worth_s[0] <= gap * 10 <= worth_s[1] + 20 for gap in gaps[1:]), (gaps, worth_s)
@@ -266,7 +267,7 @@ def test_ranks_whose_clocks_go_apart_save_at_the_same_steps(tmp_path):
 
 
 def told(lost, steps, *, in_flight, fence_s=0.0):
-    """Steps of so many seconds, each followed by a call that takes a second, with so many saves in flight after it."""
+    """Make steps of the given seconds, each with a call of 1 s and `in_flight` saves afterwards."""
     for step_s in steps:
         told.now_s += step_s
         lost.step(told.now_s, fence_s=fence_s)
@@ -285,7 +286,7 @@ def test_the_slow_down_is_what_steps_take_longer_while_a_save_is_written():
     told(lost, [2.0], in_flight=1)
     told(lost, [2.5, 3.0], in_flight=1)
     assert lost.slowdown_s == pytest.approx(1.5)
-    told(lost, [2.25], in_flight=0)  # the save was there until its end
+    told(lost, [2.25], in_flight=0)  # the save lasted until the step's end
     assert lost.slowdown_s == pytest.approx(1.75)
     told(lost, [9.0, 2.0], in_flight=0)
     assert lost.slowdown_s == pytest.approx(1.75)

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest of its line: after training goes back, in a used folder, and after a crash between."""
+"""Test which checkpoint is the newest: after training goes back, and after a crash in between."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ def save(ckpt, *steps, sign=1):
 
 
 def go_back(ckpt, folder, step):
-    """As after a restore of `step`."""
+    """Set the parent of later saves as a restore of `step` does."""
     manifest = read_manifest(folder / f"step-{step:010}", step=step)
     ckpt._engine.descends_from(Save(step=step, save=manifest.save))
 
@@ -59,7 +59,7 @@ def abandoned(folder):
 
 @pytest.fixture
 def went_back(tmp_path):
-    """Steps 10 to 40; then from 20 on to 25."""
+    """Return a folder with steps 10 to 40, and then from 20 on step 25."""
     with Checkpointer(tmp_path, keep=None) as ckpt:
         save(ckpt, 10, 20, 30, 40)
     with Checkpointer(tmp_path, keep=None) as ckpt:
@@ -86,7 +86,7 @@ def test_after_going_back_the_newest_is_the_newest_of_the_branch(went_back):
     assert restored(went_back) == (25, -25.0)
     with Checkpointer(went_back, keep=None) as ckpt:
         ckpt.restore(state_of(0))
-        save(ckpt, 35, 45, sign=-1)  # beyond what is abandoned
+        save(ckpt, 35, 45, sign=-1)  # beyond the abandoned steps
     assert abandoned(went_back) == [40, 30]
     assert restored(went_back) == (45, -45.0)
 
@@ -211,7 +211,7 @@ def test_on_a_full_disk_an_abandoned_checkpoint_is_not_the_one_that_must_be_whol
 def test_checkpoints_of_before_are_one_line_in_the_order_of_steps(tmp_path):
     with Checkpointer(tmp_path, keep=None) as ckpt:
         save(ckpt, 10, 20, 30)
-    for info in scan(tmp_path):  # without what earlier versions did not say
+    for info in scan(tmp_path):  # without the fields that earlier versions lack
         file = info.path / MANIFEST_NAME
         content = json.loads(file.read_bytes())
         content.pop("parent", None)
@@ -288,7 +288,7 @@ def saved(step):
         ([(10, None), (20, 10), (30, 20)], [], 35, 20, [30]),
         ([(20, 10), (30, 20), (25, 20)], [30], 40, 25, [30]),
         ([(20, 10), (30, 20), (25, 20)], [30], 40, 30, [25]),
-        ([(30, 20), (25, 20)], [30], 40, 30, [25]),  # what both came from is deleted
+        ([(30, 20), (25, 20)], [30], 40, 30, [25]),  # the common parent is deleted
         ([(10, None), (60, 55)], [], 65, 60, []),  # fetched from elsewhere
         ([(10, None), (30, 10)], [], 25, 21, [30]),  # its parent is deleted
         ([(3000, None)], [], 1, None, [3000]),
@@ -317,10 +317,10 @@ def test_what_a_save_leaves_behind(present, before, step, parent, left):
         (
             [(20, 10, 1), (40, 20, 2), (25, 20, 3), (50, 40, 4)],
             [25],
-        ),  # gone on from what was left behind
-        ([(20, 10, 9), (30, 20, 2), (40, 30, 3)], []),  # a clock that was wrong
-        ([(20, 10, 1), (40, 20, 3), (25, 20, 3)], []),  # nobody can tell
-        ([(40, None, 1), (25, None, 2)], []),  # of earlier versions
+        ),  # continued from abandoned steps
+        ([(20, 10, 9), (30, 20, 2), (40, 30, 3)], []),  # a wrong clock
+        ([(20, 10, 1), (40, 20, 3), (25, 20, 3)], []),  # undecidable
+        ([(40, None, 1), (25, None, 2)], []),  # written by earlier versions
         ([], []),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ranks that do not save together, and a group of ranks that does."""
+"""Test ranks that do not save together, and a group of ranks that does."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def test_ranks_that_do_not_come_are_named(tmp_path):
         "one_has_closed",
         "a_rank_stands_in_a_collective_while_its_thread_comes",
         "a_slow_rank_is_waited_for",
-        "rank_0_alone_saves_first",  # afterwards they have used another number of Checkpointers
+        "rank_0_alone_saves_first",  # leaves ranks with unequal counts of Checkpointers
     )
 
 
@@ -62,7 +62,7 @@ def test_a_rank_that_was_killed_is_named(tmp_path):
 
 
 class Lobby(meeting._Lobby):
-    """What one of two ranks has, with the store and without the thread that answers."""
+    """The objects of one of two ranks, with the store but without the answering thread."""
 
     store = None
 
@@ -72,7 +72,7 @@ class Lobby(meeting._Lobby):
 
 
 class Two:
-    """Two ranks on a clock that moves while rank 0 sleeps; rank 1 comes `at_s` if it comes."""
+    """Two ranks, on a clock that moves while rank 0 sleeps; rank 1 may come at `at_s`."""
 
     def __init__(self, monkeypatch):
         self.now_s, self.at_s = 0.0, float("inf")
@@ -109,7 +109,7 @@ def two(monkeypatch):
 
 @pytest.mark.parametrize("is_in_call", [True, False])
 def test_a_rank_that_lives_and_does_not_answer_is_waited_for(two, is_in_call, caplog):
-    """It may load a pickle, which lets no other thread of it run."""
+    """The rank may load a pickle, during which no other thread of it runs."""
     two.says_where_it_is(os.getppid())
     two.at_s = 1000.0
     two.hold("save", 10, is_in_call=is_in_call)

@@ -1,4 +1,4 @@
-"""The arena of a rank that died, as the source that its successor restores from; with real deaths."""
+"""Test restores from the arena of a rank that died, with real deaths."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
-    gib = 1 << 30  # is left free by all but the first
+    gib = 1 << 30  # all but the first leave this free
     free_bytes = 0
     # As often as the pool looks: while processes of other tests take memory, the pool looks again.
     monkeypatch.setattr(
@@ -154,7 +154,7 @@ def test_one_that_a_save_lacked_is_made_later_though_no_newest_one_is_spared(mon
 
 
 class Keeping:
-    """A keeper of a hand-made snapshot, at work in a thread."""
+    """A keeper of a hand-made snapshot, in a thread."""
 
     def __init__(self, folder, *, begins=True, **options):
         layout = hand_made()
@@ -202,12 +202,12 @@ def test_it_is_given_to_whoever_asks_until_the_time_is_over(tmp_path):
 
 
 def test_while_a_last_save_waits_for_a_lost_rank_the_one_before_is_given(tmp_path, monkeypatch):
-    """Its trainer is dead, and it is not through: `keep` has not begun."""
+    """The trainer is dead, but the last save has not ended: `keep` has not begun."""
     monkeypatch.setattr(keeping, "LAST_SAVE_S", 0.0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         waiting = Keeping(tmp_path, begins=False, trainer=ours.fileno())
-        assert kept.ask(tmp_path, 0) is None  # it lives
+        assert kept.ask(tmp_path, 0) is None  # the trainer lives
         theirs.close()
         until(lambda: kept.ask_all(tmp_path, 2))
         ((keeper, told),) = kept.ask_all(tmp_path, 2)
@@ -247,7 +247,7 @@ def test_a_nonsensical_request_is_not_answered(tmp_path):
     with kept._request(tmp_path, 0, {"want": "more"}) as line:
         assert kept.receive(line) is None
     with kept._request(tmp_path, 0, {"want": "snapshot", "rank": 0}):
-        pass  # and it goes away before the answer
+        pass  # and disconnects before the answer
     found = kept.ask(tmp_path, 0)
     found.close()
     kept.end(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""States that are split along several dimensions of a mesh of ranks, restored on other meshes."""
+"""Test states that are split along several mesh dimensions, restored on other meshes."""
 
 from pathlib import Path
 

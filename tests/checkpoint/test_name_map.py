@@ -1,4 +1,4 @@
-"""Which tensor becomes which: found by itself, said by a map, and everything that does not fit is named."""
+"""Test the mapping of tensors: found automatically, given by a map, with every misfit named."""
 
 import pytest
 from hypothesis import given
@@ -68,7 +68,7 @@ def test_several_models_are_told_apart_by_the_map():
     with pytest.raises(BadUse, match=r"several models: after 'student.' and after 'teacher.'"):
         plan_of(saved)
     assert set(plan_of(saved, 'prefix = "teacher."')) == {"teacher." + name for name in MODEL}
-    # Beside the usual name, an average of the weights is not taken for the model.
+    # An average of the weights beside the usual name is not mistaken for the model.
     saved = {**renamed(lambda name: "ema." + name), **renamed(lambda name: "model." + name)}
     assert set(plan_of(saved)) == {"model." + name for name in MODEL}
 

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node take at once."""
+"""Test memory that the ranks of a node take at the same time."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def shared(tmp_path, monkeypatch):
 
 
 class Node:
-    """With 250 bytes, of which everybody wants 60."""
+    """A node with 250 bytes, of which each rank needs 60."""
 
     def __init__(self, monkeypatch):
         self.taken_bytes = 0
@@ -46,7 +46,7 @@ class Node:
         with reserved(60) as free_bytes:
             if free_bytes < 60:
                 return False
-            for _ in range(60):  # it lasts a while
+            for _ in range(60):  # takes a while
                 time.sleep(0.0005)
                 with self._changing:
                     self.taken_bytes += 1
@@ -101,7 +101,7 @@ print("saved", found)
 
 @pytest.mark.slow
 def test_where_a_nested_group_has_no_memory_for_two_snapshots_there_is_one(limited_group, tmp_path):
-    """300 MB of state and one snapshot fit into 1 GB beside torch; with a second one the group's killer comes."""
+    """300 MB of state and one snapshot fit into 1 GB beside torch; a second snapshot would not."""
     ended = limited_group(10**9).run([sys.executable, "-c", SAVES, tmp_path], timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert "There is no memory for a second snapshot" in ended.stderr

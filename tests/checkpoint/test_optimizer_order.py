@@ -1,4 +1,4 @@
-"""An optimizer's state comes back to the parameters it was of, in whatever order they are, or is refused by name."""
+"""Test that an optimizer's state returns to its parameters in any order, or is refused by name."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NAMES = ("q", "k", "v")
 
 
 class Model(nn.Module):
-    """Layers of one shape, listed in an order that may change."""
+    """Layers of one shape, in an order that may change."""
 
     def __init__(self, order=NAMES, *, shapes=None, frozen=()):
         super().__init__()
@@ -33,7 +33,10 @@ def adam_by_name(model, **options):
 
 
 def trained(model, optimizer):
-    """With a state that is another one for each parameter; without gradients there is none."""
+    """Return the model and optimizer after a step with another gradient for each parameter.
+
+    Parameters without gradients have no state.
+    """
     for path, parameter in model.named_parameters():
         number = next(place for place, name in enumerate(NAMES) if f"{name}." in path)
         parameter.grad = (
@@ -66,7 +69,7 @@ def restore(folder, state, **options):
 
 @pytest.fixture
 def as_before_names(monkeypatch):
-    """Save as was done before names were."""
+    """Save as versions without parameter names did."""
     monkeypatch.setattr(
         contents.ParameterNames, "of", lambda _self, *parts: tuple({} for _ in parts)
     )
@@ -106,7 +109,7 @@ def test_names_come_from_wherever_they_are(tmp_path, of):
     model, optimizer = trained(*(made := Model(), make(made)))
     save(tmp_path, {**state_of(model), "optimizer": optimizer})
     fresh = Model(("v", "q", "k"))
-    trained(fresh, other := make(fresh))  # it has a state already, of other values
+    trained(fresh, other := make(fresh))  # already has a state, of other values
     restore(tmp_path, {**state_of(fresh), "optimizer": other})
     assert are_equal(moments(fresh, other), moments(model, optimizer))
 
@@ -296,7 +299,7 @@ def test_moments_are_compared_with_the_parameters_that_were_saved_beside_them(tm
 
 
 class Factored(torch.optim.Optimizer):
-    """Its state has no tensor of a parameter's shape, but by chance."""
+    """An optimizer whose state has a parameter's shape only by chance."""
 
     def __init__(self, params, rank=2):
         super().__init__(params, {"rank": rank})
@@ -340,7 +343,7 @@ def test_without_names_the_order_is_that_of_the_positions(tmp_path):
 
 
 class Own(torch.optim.AdamW):
-    """One that loads by itself, as wrappers of other optimizers do."""
+    """An optimizer with its own loading, as wrappers of other optimizers have."""
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
@@ -360,7 +363,7 @@ def test_options_that_the_checkpoint_lacks_are_the_optimizers_own(tmp_path):
     save(tmp_path, {"model": model, "optimizer": optimizer})
     fresh = Model()
     other = adam(fresh)
-    other.param_groups[0]["initial_lr"] = 0.5  # as schedulers note it
+    other.param_groups[0]["initial_lr"] = 0.5  # as schedulers record it
     restore(tmp_path, {"model": fresh, "optimizer": other})
     assert other.param_groups[0]["initial_lr"] == 0.5
 

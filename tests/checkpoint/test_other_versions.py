@@ -1,4 +1,4 @@
-"""Checkpoints that stock DCP of other versions of PyTorch wrote (`make_dcp_fixture.py`), restored by this one."""
+"""Restore checkpoints that stock DCP of other PyTorch versions wrote (`make_dcp_fixture.py`)."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ FIXTURES = sorted((Path(__file__).parent / "dcp_fixtures").iterdir())
 
 
 def emptied(value):
-    """The same with other values."""
+    """Return the same structure with other values."""
     if isinstance(value, dict):
         return {key: emptied(item) for key, item in value.items()}
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None

@@ -1,4 +1,4 @@
-"""What an object's own `load_state_dict` takes is what it gave, whatever a fresh one of it looks like."""
+"""Test that an object's own `load_state_dict` receives the saved state, of any structure."""
 
 import copy
 from collections import Counter
@@ -23,7 +23,7 @@ def restore(folder, state):
 
 
 class Holder:
-    """Gives its value and takes it back."""
+    """Return a value as state, and accept it again."""
 
     def __init__(self, value):
         self.value = value
@@ -115,7 +115,7 @@ def test_an_empty_dict_that_dcp_forgets_is_that_of_the_object(tmp_path):
 
 
 class Extra(nn.Module):
-    """Like a layer of TransformerEngine: its extra state has a size of its own."""
+    """A layer whose extra state has its own size, as in TransformerEngine."""
 
     def __init__(self, value):
         super().__init__()
@@ -154,7 +154,7 @@ def test_extra_state_likewise_deep_within_a_model(tmp_path):
 
 
 class Queue(nn.Module):
-    """A buffer that grows, and a name that was another one once."""
+    """A buffer that grows, and a name that has changed."""
 
     def __init__(self, size, name="seen"):
         super().__init__()

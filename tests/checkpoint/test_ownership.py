@@ -1,4 +1,4 @@
-"""Which tensors an optimizer owns."""
+"""Test which tensors an optimizer owns."""
 
 import gc
 

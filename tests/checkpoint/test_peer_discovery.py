@@ -1,4 +1,4 @@
-"""Who holds whose snapshot."""
+"""Test which node holds which node's snapshot."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What a peer node holds: real senders and holders over TCP, and nodes that are lost."""
+"""Test the snapshots that a peer node holds: real senders and holders over TCP, and lost nodes."""
 
 import contextlib
 import gc
@@ -56,7 +56,7 @@ def test_it_needs_a_time_for_which_memory_is_kept(tmp_path):
 
 
 def durable(folder, step, *, rank=0, sizes=SIZES, save=None):
-    """A snapshot full of the byte `step`."""
+    """Return a snapshot full of the byte `step`."""
     layout = hand_made(rank=rank, world_size=2, sizes=sizes)
     arena = sealed(layout, step)
     for state in (State.WRITING, State.COMMITTED):
@@ -75,7 +75,7 @@ def durable(folder, step, *, rank=0, sizes=SIZES, save=None):
 
 
 class Holding:
-    """A holder of ranks 0 and 5, and a peer that reaches it."""
+    """A holder of ranks 0 and 5, and a peer that can reach the holder."""
 
     def __init__(self, **options):
         listener = socket.create_server(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ class Holding:
         return [image.info.step for image in self.holder.images()]
 
     def announce(self, token=TOKEN, **changed):
-        """A line to it, and what it says to an announcement."""
+        """Connect to the holder and announce a snapshot; return the connection."""
         notes = b"notes"
         announced = {
             "rank": 0,
@@ -126,7 +126,7 @@ def test_the_newest_of_each_rank_is_held_as_it_was(tmp_path):
     assert os.pread(image.notes, image.info.notes_bytes, 0) == snapshot.pack_notes()
     holding.holder.give_back()
     assert holding.steps() == []
-    assert os.fstat(image.fd)  # as long as somebody uses it
+    assert os.fstat(image.fd)  # as long as it is in use
 
 
 def test_who_has_not_the_token_is_told_nothing(tmp_path):
@@ -134,7 +134,7 @@ def test_who_has_not_the_token_is_told_nothing(tmp_path):
     for first in (bytes(100), head(secrets.token_bytes(32), {}), b"GET / HTTP/1.1\r\n\r\n" * 5):
         with socket.create_connection((holding.peer.host, holding.peer.port), timeout=30) as line:
             line.sendall(first)
-            with contextlib.suppress(ConnectionResetError):  # it has not read all
+            with contextlib.suppress(ConnectionResetError):  # the holder has not read all
                 assert line.recv(1) == b""
     holding.peer = replace(holding.peer, token=bytes(32))
     with pytest.raises(ConnectionError):
@@ -238,7 +238,7 @@ def test_the_memory_that_it_may_take_is_kept_to(tmp_path):
                 ):
                     holding.send(durable(tmp_path, step))
         assert holding.steps() == steps
-        if count:  # where there is room for two the one before stays until the next is whole
+        if count:  # with room for two, the former one stays until the next is whole
             snapshot = durable(tmp_path, 3)
             snapshot.arena.image[0] ^= 1
             with pytest.raises(Refused):
@@ -294,7 +294,7 @@ def test_a_peer_that_cannot_be_reached_is_told_once_and_tried_again(tmp_path, ca
 
 
 def test_a_peer_that_says_nothing_holds_nobody_up(tmp_path, caplog, monkeypatch):
-    """It is stopped, or the network is cut after the connection."""
+    """The peer is stopped, or the network is cut after the connection."""
     monkeypatch.setattr(peer_protocol, "ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         sender = Sender(Peer(rank=1, host="127.0.0.1", port=silent.getsockname()[1], token=TOKEN))
@@ -341,7 +341,7 @@ def test_what_was_replaced_is_given_back_to_the_node(tmp_path):
 
 
 def test_holders_that_are_asked_at_once_do_not_take_more_than_there_is(tmp_path, monkeypatch):
-    """A node has one for each rank, in processes of their own."""
+    """A node has one holder for each rank, in separate processes."""
     image_bytes, taken = 2 * PAGE_BYTES + SIZES[1], []
     real = os.posix_fallocate
     snapshots = [durable(tmp_path, 1) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""One rank's files, and what a crash at any instant of a save leaves."""
+"""Test one rank's files, and the files after a crash at any instant of a save."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ from holdfast.checkpoint.writer.persist import (
 
 @pytest.fixture
 def arenas():
-    """Seals layouts, and closes what was sealed."""
+    """Yield a function that seals layouts; close their arenas afterwards."""
     made = []
 
     def seal(layout, fill):
@@ -44,7 +44,7 @@ def arenas():
 
 
 def of_state(value):
-    """A state's image, with which `restore` can do something."""
+    """Return the part of a state that `restore` can read."""
     contents = collect(
         0, {"a": value, "t": torch.full((300,), float(value)), "u": torch.arange(5)}, None
     )
@@ -108,7 +108,7 @@ def test_a_save_of_its_step_again_takes_the_place_of_the_first(tmp_path, arenas)
 def test_a_save_that_was_committed_already_is_not_written_again(tmp_path, arenas):
     layout = hand_made()
     arenas(layout, 1).persist(order_of(tmp_path, 1))
-    # What the same save holds now is not even looked at.
+    # The present content of the same save is not read.
     arenas(layout, 2).persist(order_of(tmp_path, 1), progress=lambda _: pytest.fail("written"))
     assert is_whole(tmp_path, 1, 1, [layout])
 
@@ -116,7 +116,7 @@ def test_a_save_that_was_committed_already_is_not_written_again(tmp_path, arenas
 def test_a_save_that_was_committed_already_is_made_durable_before_it_is_said_to_be(
     tmp_path, arenas, monkeypatch
 ):
-    """The process that gave it the name may have died before that was on the disk."""
+    """The process that renamed the save may have died before the rename was durable."""
     layout, synced, fsync = hand_made(), [], os.fsync
     arenas(layout, 1).persist(order_of(tmp_path, 1))
     monkeypatch.setattr(
@@ -220,22 +220,22 @@ def test_giving_up_where_storage_fails_raises_nothing(tmp_path, rank):
 
 
 def test_of_each_file_of_old_ones_that_goes_it_is_told(tmp_path, arenas):
-    """Many may take longer than a save that gets nowhere is waited for."""
+    """Many deletions may take longer than the limit for a save without progress."""
     layout, told = hand_made(), []
     for step in (1, 2, 3):
         arenas(layout, step).persist(order_of(tmp_path, step))
     files = [path for step in (1, 2) for path in (tmp_path / f"step-{step:010d}").iterdir()]
     delete_superfluous(order_of(tmp_path, 3, keep=1), told.append)
     assert names_in(tmp_path) == ["step-0000000003"]
-    assert told == [1] * (len(files) + 2)  # and the lock of the marks of each
+    assert told == [1] * (len(files) + 2)  # and the lock file of each one's marks
 
 
 class Crash(BaseException):
-    """Ends a save as a kill would: nothing of it is tidied."""
+    """End a save as a kill would, without any cleanup."""
 
 
 def crashes_at(monkeypatch, number, work):
-    """Run `work`, which ends before its `number`th change of a name, its first being 1; whether it ended so."""
+    """Run `work` up to its `number`th change of a name, from 1; return True if it was ended there."""
     calls = 0
 
     def crashing(function):
@@ -268,14 +268,14 @@ def crashes_at(monkeypatch, number, work):
 
 
 CALLS = 63
-"""More than there are in the two saves of the test below; it says so itself."""
+"""More calls than the two saves of the next test make; the test checks this."""
 
 
 @pytest.mark.parametrize("crash_at", range(1, CALLS))
 def test_a_crash_before_any_change_of_a_name_leaves_a_whole_checkpoint(
     tmp_path, monkeypatch, states, crash_at
 ):
-    """At every rename, fsync, folder made and removal in turn, of a replacement and of a save that deletes."""
+    """Crash at every rename, fsync, mkdir and removal, of a replacing save and of a deleting one."""
     states[10].persist(order_of(tmp_path, 1, keep=2))
     states[20].persist(order_of(tmp_path, 2, keep=2))
 
@@ -292,10 +292,10 @@ def test_a_crash_before_any_change_of_a_name_leaves_a_whole_checkpoint(
     assert torch.equal(state["u"], torch.arange(5))
     found = scan(tmp_path)
     assert all(verify(info).state == "verified" for info in found)
-    # What was there before is there still, by some name, or the one after it is.
+    # The former checkpoint still exists, under some name, or the next one does.
     assert len({info.step for info in found}) >= 2
 
-    # The next process tidies up and saves.
+    # The next process deletes the leftovers and saves.
     remove_leftovers(tmp_path)
     states[40].persist(order_of(tmp_path, 4, save="next", keep=2))
     state = {"a": 0}
@@ -303,7 +303,7 @@ def test_a_crash_before_any_change_of_a_name_leaves_a_whole_checkpoint(
     assert state == {"a": 40}
     names = names_in(tmp_path)
     assert len(names) == 2, names
-    # One that waits to be replaced is the only one of its step.
+    # A checkpoint that waits to be replaced is the only one of its step.
     assert all(name.startswith("step-") for name in names), names
 
 
@@ -319,7 +319,7 @@ def test_the_crashes_above_are_at_every_call_and_one_after_the_last(tmp_path, mo
 
 
 def test_the_same_save_taken_up_again_after_any_crash_is_committed(tmp_path, monkeypatch, states):
-    """By the writing process that is started in place of one that died, each dying at a later call."""
+    """Each replacement of a dead writing process dies at a later call."""
     states[10].persist(order_of(tmp_path, 1))
     crash_at = 1
     order = order_of(tmp_path, 2)
@@ -336,7 +336,7 @@ def test_the_same_save_taken_up_again_after_any_crash_is_committed(tmp_path, mon
 
 
 def test_each_file_that_is_deleted_is_told_and_links_are_not_followed(tmp_path):
-    """A process is taken to hang that tells of nothing for long."""
+    """A process without any report for long counts as hanging."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").touch()

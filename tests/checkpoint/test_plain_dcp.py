@@ -1,4 +1,4 @@
-"""Checkpoints that DCP alone wrote, and the archives that their values are."""
+"""Test checkpoints that DCP alone wrote, and the archives in their files."""
 
 import contextlib
 import io
@@ -48,7 +48,7 @@ def rewrite(path, change):
 
 
 def place(path, name):
-    """Where a value lies in the one file there is."""
+    """Return the place of a value in the one file."""
     metadata = pickle.loads((path / ".metadata").read_bytes())
     return next(stored for index, stored in metadata.storage_data.items() if index.fqn == name)
 
@@ -138,7 +138,7 @@ def nonsense(metadata):
 
 
 def wrong_types():
-    """Of each place in the metadata."""
+    """Yield a change to a wrong type for each place in the metadata."""
     yield lambda metadata: setattr(metadata.state_dict_metadata["b"], "chunks", 3)
     yield lambda metadata: setattr(metadata.state_dict_metadata["b"], "size", 3.5)
     yield lambda metadata: setattr(metadata.state_dict_metadata["b"].chunks[0], "offsets", ["0", 0])
@@ -214,7 +214,7 @@ def test_one_of_holdfast_that_lost_its_manifest_is_not_foreign(tmp_path):
 
 @pytest.fixture
 def check(tmp_path):
-    """Check bytes as a blob, somewhere in a file."""
+    """Return a function that checks bytes as a blob within a file."""
 
     def check(content):
         (tmp_path / "file").write_bytes(b"before" + content + b"after")
@@ -264,7 +264,7 @@ def test_what_torch_save_did_not_write_is_no_blob(check, content, said):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_damaged_blob_is_a_damaged_blob_and_nothing_worse(check, seed):
-    """Bytes changed anywhere, heads and directory included: it is told, or what it says of the data is still so."""
+    """After a change of any bytes, the check raises an error, or its result is still true."""
     content = bytearray(saved(torch.arange(20.0)))
     source = random.Random(seed)
     for _ in range(source.choice([1, 1, 8])):

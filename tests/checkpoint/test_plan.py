@@ -25,8 +25,8 @@ def fits(planned, state):
     [
         ({}, {}),
         ({"a": T, "b": {"c": [T, {}], "d": 1}}, {"a": T + 1, "b": {"c": [T * 2, {}], "d": 2}}),
-        ({"a": {"x": T, "y": T}}, {"a": {"x": Parameter(T), "y": T}}),  # they are saved alike
-        ({"a": 1}, {"a": True}),  # a value has a slot, whatever it is
+        ({"a": {"x": T, "y": T}}, {"a": {"x": Parameter(T), "y": T}}),  # saved alike
+        ({"a": 1}, {"a": True}),  # any plain value has a slot
         ({"a": None}, {"a": "text"}),
         ({"a": {}, "b": [1, 2]}, {"a": {}, "b": [3]}),
     ],
@@ -43,7 +43,7 @@ def test_a_state_of_the_same_shape_needs_no_plan_of_its_own(planned, state):
         ({"a": T}, {"a": T, "b": T}),
         ({"a": T}, {"a": T[:2]}),
         ({"a": T}, {"a": T.double()}),
-        ({"a": T}, {"a": T.to("meta")}),  # as one that has been moved to a GPU
+        ({"a": T}, {"a": T.to("meta")}),  # as after a move to a GPU
         ({"a": T}, {"a": 1.0}),
         ({"a": 1.0}, {"a": T}),
         ({"a": {"x": T, "y": T}}, {"a": {"y": T, "x": T}}),
@@ -66,7 +66,7 @@ def test_a_state_of_another_shape_does_not_fit(planned, state):
 
 
 def test_a_shard_that_is_not_what_its_placement_says_is_refused():
-    """Its bytes would be read beyond its end, or left out."""
+    """Otherwise bytes beyond its end would be read, or bytes would be missing."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = init_device_mesh("cpu", (1,))
@@ -95,7 +95,7 @@ def test_parts_that_are_still_to_be_added_up_are_refused():
 
 
 def test_large_tensors_not_in_a_row_are_packed_as_far_as_there_is_room(monkeypatch, caplog):
-    """On a GPU; here the CPU is taken for one."""
+    """On a GPU; here the CPU stands in for one."""
     monkeypatch.setattr(plan, "_GPU", "cpu")
     large = {f"turned-{mib}": torch.zeros(mib << 9, 512).t() for mib in (3, 1, 2)}
     state = {**large, "row": torch.zeros(1 << 18), "small": torch.zeros(3, 2).t()}

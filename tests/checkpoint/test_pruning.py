@@ -40,7 +40,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def four(saved, tmp_path):
-    """Steps 1 to 4."""
+    """Return a folder with steps 1 to 4."""
     return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
@@ -97,7 +97,7 @@ def test_a_dry_run_changes_nothing(four):
 
 
 def test_before_anything_goes_one_that_stays_is_read_whole(four):
-    """The newest is damaged and nobody knew: it must not be all that is left."""
+    """The newest has unnoticed damage, and must not be the only one left."""
     damage(four, 4)
     done = pruned(four, last=1)
     assert steps(four) == [4, 3]
@@ -123,7 +123,7 @@ def test_one_that_is_marked_verified_is_not_read_again(four, monkeypatch):
 
 
 def test_one_that_was_verified_long_ago_does_not_stand_for_the_newest(four):
-    """If the newest is damaged, 3 is what the job would go on from, not 1."""
+    """If the newest is damaged, the job would resume from 3, not from 1."""
     note_verified(path_of(four, 1), by="me", now_s=1.0)
     damage(four, 4)
     pruned(four, last=1)
@@ -224,7 +224,7 @@ def test_one_that_the_file_system_does_not_let_go_of_stays(four, monkeypatch):
 
 
 def test_nothing_in_a_folder_is_open_while_it_is_deleted(four, monkeypatch):
-    """A network file system would keep such a file, and the folder with it."""
+    """A network file system would keep an open file, and its folder."""
     real, seen = shutil.rmtree, []
 
     def rmtree(path):
@@ -284,7 +284,7 @@ def test_what_would_delete_by_mistake_is_refused(four, tmp_path):
 
 
 def test_what_is_read_before_anything_goes_is_not_deleted_meanwhile(four, monkeypatch):
-    """The job, which keeps one, would else have prune read each of its saves in vain."""
+    """Otherwise a job that keeps one checkpoint would delete each while prune reads it."""
     wanted = []
     verify_and_note = pruning.verify_and_note
 

@@ -1,4 +1,4 @@
-"""The process that pushes to object storage, and restoring from there."""
+"""Test the process that pushes to object storage, and restores from storage."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ def there(tmp_path):
 
 @pytest.fixture(autouse=True)
 def _no_pusher_is_left(monkeypatch):
-    """A job that has only restored pushes, too, and its end is the end of all tests."""
+    """End all pushing processes, also those of jobs that have only restored."""
     made, start = [], uploader.Pusher.start
 
     def record(self):
@@ -62,7 +62,7 @@ def _no_pusher_is_left(monkeypatch):
 
 @pytest.fixture
 def ended(monkeypatch):
-    """The trainer is gone from the first look on."""
+    """Make the trainer appear to have ended."""
     monkeypatch.setattr(upload_process.Pushing, "_has_ended", lambda *_: True)
 
 
@@ -80,14 +80,14 @@ def steps_of(url):
 
 
 def is_pushed(folder, url, step):
-    """Whether a save of `step` that was pushed from `folder` is the one that counts."""
+    """Return True if the step's current save in storage was pushed from `folder`."""
     return (
         Remote(url).find(step).name in pushed_names(folder, url) if step in steps_of(url) else False
     )
 
 
 def pushing(folder):
-    """The process ids of those that push what is in `folder`."""
+    """Return the ids of the processes that push from `folder`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -166,7 +166,7 @@ def test_one_that_is_damaged_there_too_is_passed_over(tmp_path, there):
 
 
 def test_a_damaged_one_that_storage_has_not_is_passed_over(tmp_path, there):
-    """The newest is often not pushed yet."""
+    """The newest checkpoint is often not pushed yet."""
     folder = tmp_path / "here"
     with Checkpointer(folder, push_to=there.as_uri()) as ckpt:
         ckpt.save(1, state_of(1))
@@ -180,7 +180,7 @@ def test_a_damaged_one_that_storage_has_not_is_passed_over(tmp_path, there):
 
 @pytest.mark.parametrize("local", [(3,), (1, 3)])
 def test_an_older_one_is_fetched_where_what_is_here_is_damaged(tmp_path, there, local):
-    """Not of the damaged one's step, and newer than what else there is."""
+    """The fetched step is not the damaged step, and newer than the other local steps."""
     folder = tmp_path / "here"
     with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
         ckpt.save(2, state_of(2))
@@ -236,7 +236,7 @@ def test_a_trainer_that_was_forked_after_it_was_made_has_one_too(tmp_path, there
         "import os, sys, time, torch, holdfast\n"
         "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2])\n"
         "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
-        "ckpt.save(1, {'t': torch.ones(5000)}).result(); time.sleep(1.5)\n"  # one that thinks it has gone ends by then
+        "ckpt.save(1, {'t': torch.ones(5000)}).result(); time.sleep(1.5)\n"  # by then a mistaken pusher ends
         "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.close(); os._exit(0)\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "here"), there.as_uri()]
@@ -247,7 +247,7 @@ def test_a_trainer_that_was_forked_after_it_was_made_has_one_too(tmp_path, there
 
 
 def test_what_becomes_durable_while_it_looks_is_pushed(tmp_path, there, monkeypatch):
-    """The last save of a trainer that is dead, which its writing process ends."""
+    """The last save of a dead trainer, which its writing process completes."""
     looks = []
 
     def scan_late(folder):
@@ -276,7 +276,7 @@ def test_a_damaged_one_does_not_keep_the_others_from_storage(tmp_path, there, mo
     pushing = upload_process.Pushing(
         tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
     )
-    assert pushing.run() == 1  # the newest is not there
+    assert pushing.run() == 1  # the newest is missing
     assert steps_of(there.as_uri()) == [1]
 
 
@@ -306,7 +306,7 @@ def test_one_that_cannot_be_read_for_a_while_is_tried_again(
 
 
 def test_what_a_dead_trainer_had_ordered_may_begin_a_little_later(tmp_path, there):
-    """Its writing process may have something else to do first."""
+    """The writing process may have other work first."""
     script = (
         "import subprocess, sys\n"
         "pusher = subprocess.Popen([sys.executable, '-m', sys.argv[1], str(__import__('os').getpid()), *sys.argv[2:]],"
@@ -331,12 +331,12 @@ def test_where_folders_cannot_be_locked_age_tells_what_is_unfinished(tmp_path, m
 
     left = Staging(tmp_path, 2, "dead")
     os.close(left._fd)
-    assert not has_unfinished(tmp_path)  # a lock tells, whatever its age
+    assert not has_unfinished(tmp_path)  # the lock decides, at any age
     left.path.rmdir()
     staging = Staging(tmp_path, 1, "save")
     assert has_unfinished(tmp_path)
     monkeypatch.setattr(staging_dir.fcntl, "flock", refuse)
-    assert has_unfinished(tmp_path)  # something has changed just now
+    assert has_unfinished(tmp_path)  # a file changed just now
     os.utime(staging.path, (1e9, 1e9))
     assert not has_unfinished(tmp_path)
     (staging.path / "file").touch()
@@ -420,7 +420,7 @@ def test_what_was_taken_away_after_it_was_pushed_does_not_come_back(tmp_path, th
     )
     assert (
         Checkpointer(tmp_path / "new", push_to=url).restore(state_of(0)) == 2
-    )  # where there is nothing else
+    )  # if there is nothing else
     with Checkpointer(tmp_path / "elsewhere", push_to=url) as ckpt:
         ckpt.save(3, state_of(3))
     assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 3
@@ -438,7 +438,7 @@ def test_what_is_damaged_was_not_taken_away(tmp_path, there):
 
 
 def test_what_another_node_pushed_was_not_taken_away(tmp_path, there):
-    """After going back, a job went on elsewhere and came back: up to the same steps, and of one the same step."""
+    """After going back, the job continued on another node and came back, up to the same steps."""
     folder, elsewhere, url = tmp_path / "here", tmp_path / "elsewhere", there.as_uri()
     with Checkpointer(folder, push_to=url) as ckpt:
         for step in (1, 20, 30):
@@ -510,7 +510,7 @@ def test_of_two_saves_of_a_step_the_other_is_fetched_where_the_newer_is_damaged(
 
 
 def test_what_is_pushed_is_known_before_it_is_there(tmp_path, there, ended, monkeypatch):
-    """A kill after that, and a newer step that is pushed next, would leave it unknown."""
+    """After a kill at that point and a push of a newer step, the name would be unknown."""
     real = Remote.push
 
     def push_and_die(self, folder):
@@ -581,7 +581,7 @@ def test_what_does_not_get_on_has_no_more_time_than_its_section(link, monkeypatc
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """Have a program of one's own run as the process that pushes."""
+    """Run a test's own program as the pushing process."""
 
     def run_instead(program):
         (tmp_path / "stand_in.py").write_text(program)
@@ -756,7 +756,7 @@ def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(
         if turn == 9:
             assert len(looks) < 5
             make_checkpoint(tmp_path, 2, sizes=SMALL)
-            os.utime(tmp_path, (1e9, 1e9))  # another time, however coarse the file system's is
+            os.utime(tmp_path, (1e9, 1e9))  # another time, on any file system
         if turn == 12:
             assert steps_of(there.as_uri()) == [2, 1]
         return turn == 19
@@ -796,7 +796,7 @@ def test_whoever_reads_what_a_dead_trainer_said_does_not_wait_for_the_last_push(
         "sys.stdin.read()\n"
     )
     (tmp_path / "here").mkdir()
-    staging = Staging(tmp_path / "here", 1, "save")  # which keeps it waiting
+    staging = Staging(tmp_path / "here", 1, "save")  # keeps the process waiting
     command = [sys.executable, "-c", script, PUSHING_MODULE, str(tmp_path / "here"), there.as_uri()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as trainer:
         until(lambda: len(pushing(tmp_path / "here")) == 2)  # the trainer's words name it, too
@@ -832,7 +832,7 @@ def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_
 
 
 def save_all(folder, url, *steps, sign=1, **options):
-    """Save and push each, and restore nothing."""
+    """Save and push each step, and restore nothing."""
     with Checkpointer(folder, push_to=url, keep=None, **options) as ckpt:
         for step in steps:
             ckpt.save(step, state_of(sign * step)).result()
@@ -866,7 +866,7 @@ def test_of_storage_that_two_runs_share_each_has_its_own(tmp_path, there):
     assert restored(tmp_path / "new", url, run="new") == (
         20,
         20,
-    )  # which has some: what is newer is another run's
+    )  # has local steps: newer ones belong to another run
 
 
 def test_what_another_run_has_in_storage_is_not_fetched_in_the_place_of_a_damaged_one(
@@ -890,7 +890,7 @@ def test_what_training_left_behind_is_not_fetched_unless_its_step_is_asked_for(t
         ckpt.save(25, state_of(-25)).result()
     new = tmp_path / "new"
     assert restored(new, url) == (25, -25)
-    assert restored(new, url) == (25, -25)  # where it is the only one
+    assert restored(new, url) == (25, -25)  # the only one there
     flip(step_path(new, 25) / "__0_0.distcp")
     flip(next(there.glob("step-0000000025.*/__0_0.distcp")))
     assert restored(new, url) == (20, 20)

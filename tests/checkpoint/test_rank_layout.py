@@ -43,7 +43,7 @@ files = st.lists(
 
 @given(files)
 def test_pieces_are_all_the_data_in_order_and_no_chunk_of_a_file_cuts_one(files):
-    """`files`: of each tensor the length of its head, its data and its tail."""
+    """`files` has the lengths of each tensor's head, data and tail."""
     data, shards, at = [], [], 0
     for number, blobs in enumerate(files):
         begin = at
@@ -54,7 +54,7 @@ def test_pieces_are_all_the_data_in_order_and_no_chunk_of_a_file_cuts_one(files)
         at = -(-at // PAGE) * PAGE
     found = pieces_of(data, shards)
 
-    # Joined again, they are the data, of the right tensor.
+    # Joined again, the pieces are the data of the right tensor.
     joined = {}
     for (offset, length), index in found:
         assert length > 0

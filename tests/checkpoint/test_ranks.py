@@ -1,4 +1,4 @@
-"""Two real processes over gloo, and one that restores what two have saved."""
+"""Test two real processes over gloo, and one process that restores their checkpoints."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "rank_script.py"
 
 @pytest.fixture(scope="module")
 def of_two_ranks(tmp_path_factory):
-    """The folder in which two ranks have gone through all scenarios, each of which checks itself."""
+    """Run all scenarios on two ranks, each with its own checks; return the folder."""
     folder = tmp_path_factory.mktemp("ranks")
     run(SCRIPT, folder, 2)
     return folder
@@ -33,7 +33,7 @@ def test_two_ranks_save_and_one_restores(of_two_ranks, caplog):
     folder = of_two_ranks / "round_trip"
     stored = read_dcp_metadata(folder / "step-0000000002").storage_data
     names = [index.fqn for index in stored]
-    # What is alike is there once; what differs by rank is there for each.
+    # Equal values are stored once; values that differ by rank are stored for each rank.
     assert names.count("model.0.weight") == 1
     assert names.count("note") == 1
     assert {"holdfast.rank-0.user.position", "holdfast.rank-1.user.position"} <= set(names)

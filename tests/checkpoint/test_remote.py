@@ -1,4 +1,4 @@
-"""Checkpoints in object storage, through a real S3 server and a folder."""
+"""Test checkpoints in object storage, through a real S3 server and a folder."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ from holdfast.testing import FakeClock
 
 @pytest.fixture
 def bucket(request, monkeypatch):
-    """A bucket, and the proxy before it that tells what was asked; on a server with a clock where one is asked for."""
+    """Yield a bucket behind a recording proxy, on moto if the test uses `storage_clock`."""
     server = request.getfixturevalue("moto" if "storage_clock" in request.fixturenames else "s3")
     with proxy(server) as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
@@ -60,7 +60,7 @@ def at(url, **options):
 
 
 def change(bucket, path, data):
-    """Somebody else writes an object, or deletes it."""
+    """Write or delete an object, as another client would."""
     if data is None:
         bucket.store.delete(path)
     else:
@@ -68,7 +68,7 @@ def change(bucket, path, data):
 
 
 def reseal(path, **changed):
-    """Change what a manifest says, and its digest with it, as a forger would."""
+    """Change a manifest and its digest, as a forger would."""
     manifest = json.loads((path / MANIFEST_NAME).read_bytes()) | changed
     del manifest["digest"]
     canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":")).encode()
@@ -131,7 +131,7 @@ def test_a_part_of_a_file_is_read(url, tmp_path):
         remote.read_range(20, "no", 0, 1)
     with pytest.raises(NotFound, match="has no checkpoint of step 21"):
         remote.read_range(21, "__0_0.distcp", 0, 1)
-    # Deleted meanwhile, and another in its place.
+    # Deleted meanwhile, with another object in its place.
     other = make_checkpoint(tmp_path / "other", 20, seed=5)
     at(url).delete(20)
     at(url).push(other)
@@ -147,7 +147,7 @@ def test_the_manifest_goes_last_and_nothing_is_sent_twice(bucket, tmp_path):
     sent = bucket.proxy.of("PUT")
     assert sent[-1].endswith(f"/{MANIFEST_NAME}")
     assert sum(path.endswith(MANIFEST_NAME) for path in sent) == 1
-    # The large ones in parts, each of the others in one request, and the digests of those two.
+    # Large files are sent in parts, each other file in one request, and their digests too.
     assert [sum(path.endswith(name) for path in sent) for name in SIZES] == [1, 3, 2, 1, 1]
     assert sum(path.endswith(".xxh3") for path in sent) == 2
     at(bucket.url).push(local)
@@ -338,7 +338,7 @@ def test_a_byte_that_changed_there_is_found_by_a_fetch(bucket, tmp_path):
     with pytest.raises(
         DamagedCheckpoint, match=r"is damaged: __0_0.distcp does not match its checksum"
     ):
-        at(bucket.url).read_range(20, "__0_0.distcp", 140_000, 10)  # of the same block
+        at(bucket.url).read_range(20, "__0_0.distcp", 140_000, 10)  # in the same block
     sidecar = "__1_0.distcp.xxh3"
     change(bucket, f"{name}/{sidecar}", bytes((local / sidecar).stat().st_size))
     with pytest.raises(

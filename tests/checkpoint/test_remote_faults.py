@@ -1,4 +1,4 @@
-"""Object storage that fails, stalls and cuts, and pushes that are killed."""
+"""Test object storage that fails, stalls and cuts, and pushes that are killed."""
 
 import random
 import subprocess
@@ -47,7 +47,7 @@ def test_storage_of_which_30_percent_of_the_requests_fail_only_slows_things(
 
 @pytest.mark.parametrize("kind", ["lost", "gone"])
 def test_an_upload_that_ended_without_an_answer_is_made_again(s3, tmp_path, monkeypatch, kind):
-    """Asked again, storage may no longer know the upload."""
+    """On a second request, storage may have forgotten the upload."""
     ended = set()
 
     def fault(_number, method, path, query):
@@ -109,7 +109,7 @@ def pusher():
 
 
 def push_elsewhere(pusher, endpoint, url, local, victim):
-    """Push in another process; its exit status, as of `os.waitpid`."""
+    """Push in another process; return its exit status, as `os.waitpid` does."""
     pusher.stdin.write(f"{endpoint} {url} {local}\n")
     pusher.stdin.flush()
     victim.set_result(int(pusher.stdout.readline()))
@@ -120,7 +120,7 @@ def push_elsewhere(pusher, endpoint, url, local, victim):
 def test_a_push_that_is_killed_leaves_no_half_checkpoint_and_the_next_one_goes_on(
     s3, tmp_path, monkeypatch, pusher, seed
 ):
-    """SIGKILL at a seeded request, which still arrives or does not; a step saved before it stays as it is."""
+    """SIGKILL at a seeded request, which arrives or not; an earlier step stays unchanged."""
     generator = random.Random(seed)
     # A push makes about 20 requests; the last of them commit.
     kill_at, kind = generator.randint(2, 24), generator.choice(["kill", "kill-lost"])

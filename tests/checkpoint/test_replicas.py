@@ -1,4 +1,4 @@
-"""State that several ranks have: which of them writes it, and what is said where it differs."""
+"""Test state that several ranks hold: which rank writes it, and the errors if it differs."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def tensors():
         torch.empty(0),
         torch.randn(9, generator=generator).bfloat16(),
         torch.randn(3, 4, generator=generator).t(),
-        torch.randn(6, generator=generator)[1:],  # 4 bytes from a word's begin
+        torch.randn(6, generator=generator)[1:],  # 4 bytes behind a word's begin
         torch.randn(2, dtype=torch.complex64, generator=generator).conj(),
         torch.tensor([True, False, True]),
         torch.arange(300),
@@ -89,7 +89,7 @@ def tensors():
 
 @pytest.fixture(params=["host", "device"])
 def digests_of(request, monkeypatch):
-    """Digests as they are taken on the host, and as on a GPU, in batches of 64 bytes; the CPU stands for one."""
+    """Return the digest function of the host, or of a GPU (on the CPU, in batches of 64 bytes)."""
     if request.param == "host":
         return replicas.digest_tensors
     monkeypatch.setattr(replicas, "_BATCH_BYTES", 64)

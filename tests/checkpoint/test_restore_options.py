@@ -1,4 +1,4 @@
-"""Which checkpoint is restored, how much of it must fit, and which steps there are."""
+"""Test the choice of the checkpoint, partial restores, and the listing of steps."""
 
 import random
 import shutil
@@ -216,7 +216,7 @@ def test_an_optimizer_keeps_the_state_of_the_parameters_that_are_left(tmp_path):
 
 
 class Renamed(nn.Module):
-    """As `model("a", "b")` was called once, within other modules."""
+    """The former form of `model("a", "b")`, within other modules."""
 
     def __init__(self):
         super().__init__()
@@ -299,7 +299,7 @@ def test_a_name_map_that_is_wrong_is_told_and_nothing_changes(tmp_path, rename, 
 
 
 class Hooked(nn.Linear):
-    """A module with a hook before loading, which judges its own names."""
+    """A module with a hook before loading, which checks its own names."""
 
     def __init__(self):
         super().__init__(2, 2)

@@ -1,4 +1,4 @@
-"""Restoring while others save and delete, from storage that hiccups, and after something damaged was read in part."""
+"""Test restores beside saves and deletions, from unreliable storage, and after partial reads."""
 
 import errno
 import itertools
@@ -15,7 +15,7 @@ from holdfast.checkpoint.restore import open as opening
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
 
 COUNT = 9 << 20
-"""Of 32 bits: more than is read at once."""
+"""The number of 32-bit elements: more than one read returns."""
 
 
 def state_of(value, *names):
@@ -30,7 +30,7 @@ def save(folder, *steps, **options):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """How often was paused."""
+    """Return the list of the pauses that were made."""
     paused = []
     monkeypatch.setattr(opening, "_pause", paused.append)
     return paused
@@ -61,7 +61,7 @@ def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(
 def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(
     tmp_path, monkeypatch, last
 ):
-    """Also where there is always another one, which then goes, too."""
+    """This also holds if another checkpoint always appears, and then disappears, too."""
     save(tmp_path / "other", *range(101, last + 1))
     save(tmp_path, 100)
     real = opening.open_checkpoint

@@ -1,4 +1,4 @@
-"""The policy, over every kind of folder: what must never go, and that each rule does what it says."""
+"""Test the retention policy over random folders: protected checkpoints stay, each rule holds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ MARKS = st.builds(
 
 @st.composite
 def folders(draw, marks=MARKS):
-    """What `scan` may find: newest first, the proper name of a step before its replaced one."""
+    """Draw a result of `scan`: newest first, a step's proper folder before its replaced one."""
     found = []
     for step in sorted(draw(st.sets(st.integers(0, 12), max_size=7)), reverse=True):
         for replaced in draw(st.sampled_from([[False], [False], [False], [True], [False, True]])):
@@ -148,7 +148,7 @@ def test_without_the_time_no_want_ends_and_no_checkpoint_is_old(found, policy):
 
 
 def beyond_the_newest(checkpoints, committed, damaged, keep):
-    """What a Checkpointer with `keep=N` has always deleted: what is meant by `Retention(last=N)` without marks."""
+    """Return the checkpoints that `keep=N` deletes, equal to `Retention(last=N)` without marks."""
     whole = [info for info in checkpoints if info.state == "written" and info.path not in damaged]
     first_of_step = {}
     for info in whole:

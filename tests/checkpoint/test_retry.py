@@ -1,4 +1,4 @@
-"""When a failed save is made again, agreed by ranks that are threads here."""
+"""Test when a failed save is repeated, by agreement of ranks that are threads here."""
 
 import threading
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from holdfast.checkpoint.distributed.retry import TRIES, Retry
 
 
 class Job:
-    """Two ranks that share a store. `failed` has one of them find a failure."""
+    """Two ranks that share a store; `failed` makes one rank notice a failure."""
 
     def __init__(self, patience_s):
         store = dist.HashStore()
@@ -62,7 +62,7 @@ def test_all_ranks_make_it_at_the_call_after_the_last_that_any_has_begun(job, ah
     two.failed(ahead)
     found = []
     waiting = threading.Thread(target=lambda: found.extend(calls(two.ranks[ahead], 2)))
-    waiting.start()  # its next call waits for the other rank's word
+    waiting.start()  # its next call waits for the other rank's answer
     two.failed(behind)
     assert calls(two.ranks[behind], 6) == [False] * 4 + [True, False]
     waiting.join(ENDS_S)

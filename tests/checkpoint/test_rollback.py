@@ -1,4 +1,4 @@
-"""Training goes back to a checkpoint from which it went well."""
+"""Test a return of the training to a healthy checkpoint."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from holdfast.core.errors import NotFound
 
 @pytest.fixture
 def folder(tmp_path):
-    """Checkpoints of five steps, of which the second and the fourth are healthy."""
+    """Return a folder with five steps, of which the second and the fourth are healthy."""
     with Checkpointer(tmp_path, keep=None) as ckpt:
         for step in (10, 20, 30, 40, 50):
             ckpt.save(step, {"w": torch.full((4,), float(step))}).result()

@@ -1,4 +1,4 @@
-"""Metrics that a save notes on its checkpoint, and what is done by them."""
+"""Test metrics that a save records on its checkpoint, and their use."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ def test_those_of_the_step_that_was_reported_are_taken(tmp_path):
     with Checkpointer(tmp_path, keep=None) as ckpt:
         run.step(1, loss=torch.tensor(0.5, requires_grad=True), accuracy=0.9)
         ckpt.save(1, STATE).result()
-        ckpt.save(2, STATE).result()  # which nobody has reported
+        ckpt.save(2, STATE).result()  # never reported
         run.step(3, loss=0.25, steps_per_s=float("inf"), who="me")
         ckpt.save(3, STATE).result()
         run.step(4, loss=0.125)

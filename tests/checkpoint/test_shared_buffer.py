@@ -19,7 +19,7 @@ WAYS = {
     State.WRITING: [State.SEALED, State.WRITING],
     State.COMMITTED: [State.SEALED, State.WRITING, State.COMMITTED],
 }
-"""How one comes to each state once `begin` was called."""
+"""The states on the way to each state, after `begin`."""
 ALLOWED = {
     (State.COPYING, State.SEALED),
     (State.SEALED, State.WRITING),
@@ -34,7 +34,7 @@ ALLOWED = {
 
 @pytest.fixture
 def make():
-    """Makes arenas, and closes them."""
+    """Yield a function that makes arenas; close them afterwards."""
     with contextlib.ExitStack() as closing:
 
         def made(image_bytes=100, notes_bytes=0):
@@ -54,7 +54,7 @@ def brought_to(arena, state):
 
 
 def in_a_child(work):
-    """Run `work` in a process of its own; whether it came to its end."""
+    """Run `work` in a forked process; return True if it came to its end."""
     child = os.fork()
     if child == 0:
         try:
@@ -78,7 +78,7 @@ def test_only_the_moves_that_are_drawn_are_allowed(make, now, to):
     generation = brought_to(arena, now)
     if (now, to) in ALLOWED or (
         now is to is State.FREE
-    ):  # what is free may be freed: the end is the same
+    ):  # a free arena may be freed: the result is the same
         with contextlib.suppress(ArenaError) if now is to else contextlib.nullcontext():
             arena.move(to, generation)
         assert arena.state is to
@@ -168,7 +168,7 @@ def test_another_process_sees_and_moves_the_same(make):
 
 
 def test_of_all_who_enter_a_state_at_once_one_gets_in(make):
-    """Four processes try to take it for writing, again and again."""
+    """Four processes try to take the arena for writing, again and again."""
     arena = make()
     rounds, workers = 4, 4
     for _ in range(rounds):
@@ -198,7 +198,7 @@ def test_of_all_who_enter_a_state_at_once_one_gets_in(make):
 
 
 def holding(arena):
-    """A process that has the arena's lock, and the end of a pipe that tells when it does."""
+    """Start a process that holds the arena's lock, and wait until it does."""
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -236,7 +236,7 @@ def test_the_lock_of_a_process_that_is_killed_is_let_go(make):
 
 
 def test_a_thread_waits_for_another_one_too(make):
-    """The copying thread and the one that hears the writing process move the same arenas."""
+    """The copying thread and the thread of the writing process's messages move the same arenas."""
     arena = make()
     generation = arena.begin(1)
     with arena._alone():
@@ -249,7 +249,7 @@ def test_a_thread_waits_for_another_one_too(make):
 
 
 def test_a_move_that_waited_while_its_use_ended_changes_nothing(make, monkeypatch):
-    """Whether the use is the right one must be looked at when nobody else moves it, not before."""
+    """The check of the use must happen under the lock, not before."""
     arena = make()
     generation = brought_to(arena, State.COMMITTED)
     real, failed = Arena._alone, []
@@ -271,7 +271,7 @@ def test_a_move_that_waited_while_its_use_ended_changes_nothing(make, monkeypatc
 
 
 def test_whoever_maps_it_while_it_is_begun_sees_its_capacity(make):
-    """The writing process hears of an arena a moment before the first copy into it begins."""
+    """The writing process receives an arena just before the first copy into it begins."""
     arena = make()
 
     child = os.fork()
@@ -329,7 +329,7 @@ def test_one_that_is_emptied_gives_its_memory_back_though_a_forked_child_has_it_
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    # Whoever has it knows that nothing is there.
+    # Every reader then finds that the arena is empty.
     assert arena.progress(generation).state is State.FREE
     assert not any(arena.image)
     arena.empty()

@@ -1,4 +1,4 @@
-"""SIGTERM: the last save is durable before the process ends, or the grace time is over; real processes throughout."""
+"""Test SIGTERM on real processes: the last save is durable at the end, or the grace time is over."""
 
 import logging
 import signal

@@ -1,4 +1,4 @@
-"""Any box of any saved tensor, read byte by byte from the files."""
+"""Test reads of any box of any saved tensor, byte by byte from the files."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def opened(tmp_path_factory):
 
 
 class Planner:
-    """Hands out one target for each item."""
+    """Return one target for each item."""
 
     def __init__(self, targets):
         self.targets = targets

@@ -42,13 +42,13 @@ def ckpt(tmp_path):
 )
 @given(state=st.dictionaries(st.text("abcdef", min_size=1, max_size=3), states, max_size=3))
 def test_any_nested_state_comes_back_as_it_was(ckpt, state):
-    """Through one Checkpointer, so that each state has another shape than the one before it."""
+    """All examples use one Checkpointer, so that the state's structure changes with each save."""
     ckpt.save(1, state)
-    # Into nothing: every container is made anew, with its own types of keys.
+    # Into nothing: every container is created, with its own types of keys.
     target = dict.fromkeys(state)
     assert ckpt.restore(target) == 1
     assert_same(target, state)
-    # And into itself.
+    # And into the state itself.
     assert ckpt.restore(state) == 1
     assert_same(target, state)
 

@@ -1,4 +1,4 @@
-"""Reading parts of files: into memory that makes large requests to the disk, and as well where there is none."""
+"""Test reads of parts of files, with huge pages for large disk requests, and without them."""
 
 import ctypes
 import mmap
@@ -19,7 +19,7 @@ HUGE_PAGE_BYTES = 2 << 20
 
 @pytest.fixture
 def stored(tmp_path):
-    """A file of noise with its digests: its content, and what reads it."""
+    """Return the content of a file of noise, and its verified reader."""
     content = os.urandom(SIZE_BYTES)
     digests = digests_of(memoryview(content))
     (tmp_path / "data").write_bytes(content)
@@ -30,7 +30,7 @@ def stored(tmp_path):
 
 @pytest.fixture
 def refused(monkeypatch):
-    """The kernel has no huge pages."""
+    """Make the kernel refuse huge pages."""
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 9999)
 
 
@@ -63,7 +63,7 @@ def test_a_changed_byte_is_not_handed_out(stored, tmp_path):
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages"
 )
 def test_the_memory_begins_with_a_huge_page_and_asks_for_them():
-    """Small pages make small requests, of which some disks take a limited number a second."""
+    """Small pages make small requests, and some disks limit the requests a second."""
     memory = verified_files._huge_pages(1 << 20)
     assert len(memory) == 1 << 20
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -1,4 +1,4 @@
-"""The real process that writes: its saves, its deaths, and the trainer's."""
+"""Test the real writing process: its saves, its deaths, and the trainer's deaths."""
 
 import fcntl
 import glob
@@ -29,12 +29,12 @@ from holdfast.core.errors import SaveFailed
 from holdfast.testing import FakeClock
 
 SLOW_BYTES_S = 4096 * 20
-"""A file of the layout below every 50 ms."""
+"""A rate of one file of the layout below every 50 ms."""
 LAYOUT = hand_made(sizes=TEN_FILES)
 
 
 class Bench:
-    """A writer, an arena and a layout that it knows."""
+    """A writer, and an arena and a layout that the writer has."""
 
     def __init__(self, folder, *, layout=LAYOUT, timeout_s=60.0, max_write_bytes_s=None):
         self.folder = folder
@@ -79,7 +79,10 @@ def bench(tmp_path):
 
 
 def files_of(folder, step):
-    """Of the save of a step while it is written. It may vanish while one looks, for which `Path.glob` raises."""
+    """Return the files of a step's unfinished save.
+
+    The folder may vanish meanwhile, for which `Path.glob` would raise.
+    """
     return glob.glob(f"{folder}/.step-{step:010d}.*.tmp/*.distcp")  # noqa: PTH207
 
 
@@ -88,7 +91,7 @@ def kill(pid, number=signal.SIGKILL):
 
 
 def has_ended(pid):
-    """Waits until a process that need not be a child of this one has ended."""
+    """Wait until a process, maybe no child of this one, has ended; return False if it lives on."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -180,10 +183,10 @@ def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ran
     saves, note = [first.save(1), second.save(1)], order_of(first.folder, 1).staging / "rank-1.note"
     until(note.exists)
     until(lambda: not left.exists())
-    left.mkdir()  # another process tidies up once more
+    left.mkdir()  # another process cleans up again
     kill(first.writer.pid)
     until(lambda: not left.exists())
-    saves.append(third.save(1))  # which the first waits for
+    saves.append(third.save(1))  # the first save waits for this one
     for save in saves:
         save.result(ENDS_S)
     assert is_whole(first.folder, 1, 1, [each.layout for each in ranks])
@@ -212,7 +215,7 @@ def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench
     assert [path.name for path in made.folder.iterdir() if not path.name.startswith(".")] == [
         "step-0000000001"
     ]
-    # The next one finds a process that lives.
+    # The next save finds a living process.
     made.save(3).result(ENDS_S)
     assert made.is_whole(3)
 
@@ -244,7 +247,7 @@ def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench)
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monkeypatch, rank):
-    """They would wait for it as long as a save may take."""
+    """They would wait for this rank until a save's time limit."""
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
     made = bench(
         layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S
@@ -264,7 +267,7 @@ def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monke
 
 
 def test_storage_that_hangs_fails_the_save_that_waits_for_it_and_no_other_one(bench):
-    """A pipe that nobody reads hangs whoever opens it to write. Another process would wait as long."""
+    """A pipe without a reader blocks a process that opens it for writing, also the next process."""
     made = bench(timeout_s=0.5)
     order = order_of(made.folder, 1)
     order.staging.mkdir()
@@ -320,7 +323,7 @@ def test_where_the_other_ranks_cannot_be_told_for_storage_that_hangs_the_save_fa
 
 
 def test_storage_that_hangs_a_deletion_fails_no_save_that_nobody_has_begun(bench, monkeypatch):
-    """A pipe that nobody writes hangs whoever opens it to read, as the one who looks for old ones does."""
+    """A pipe without a writer blocks a process that opens it for reading, as the deletion does."""
     monkeypatch.setattr(writer_module, "_ENDING_S", 0.0)
     made = bench(timeout_s=0.5)
     old = made.folder / "step-0000000000"
@@ -371,7 +374,7 @@ def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_tha
 def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_hangs(
     bench, monkeypatch
 ):
-    """All of a job may be stopped for hours by its scheduler, and go on."""
+    """A scheduler may stop all of a job for hours, and continue it."""
     writer, clock = bench(timeout_s=60.0).writer, FakeClock()
     monkeypatch.setattr(writer_module.time, "monotonic", clock.monotonic_s)
     monkeypatch.setattr(
@@ -455,7 +458,7 @@ def test_one_that_hangs_is_found_and_replaced(bench, monkeypatch, caplog):
 
 
 def test_it_says_that_it_lives_before_it_takes_an_order(monkeypatch):
-    """Else one that hangs in its first save would be taken for one that has not started yet."""
+    """Otherwise a process that hangs in its first save would count as not yet started."""
     monkeypatch.setattr(Service, "_keep_saying", lambda _: None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -467,7 +470,7 @@ def test_it_says_that_it_lives_before_it_takes_an_order(monkeypatch):
 
 
 def test_a_trainer_does_not_wait_until_its_order_is_heard(monkeypatch):
-    """Orders that are taken back pile up while one save is written, and the optimizer's step waits for who sends."""
+    """Cancelled requests pile up during a save, and the optimizer's step waits for the sender."""
     orders, written = [], threading.Event()
 
     def write_slowly(_service, message, _replicas):
@@ -478,7 +481,7 @@ def test_a_trainer_does_not_wait_until_its_order_is_heard(monkeypatch):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     serving = threading.Thread(target=Service(theirs, os.getpid(), 0.0).serve)
     serving.start()
-    count = 2000  # a socket holds a tenth of that
+    count = 2000  # a socket holds a tenth
     sending = threading.Thread(
         target=lambda: [send(ours, {"save": number}) for number in range(count)], daemon=True
     )
@@ -539,7 +542,7 @@ def test_a_save_that_was_committed_before_its_process_died_is_not_made_again(ben
     kill(made.writer.pid)
     until(
         lambda: made.writer._socket is None
-    )  # it is known: else the order is taken for one of the dead process
+    )  # else the request is taken for one of the dead process
     assert made.again(order_of(made.folder, 1)).result(ENDS_S) == replace(written, seconds=0.0)
     assert (made.folder / "step-0000000001" / "holdfast.json").stat().st_ino == before
 
@@ -557,7 +560,7 @@ def test_an_order_of_a_use_that_is_over_fails_and_changes_nothing(bench):
 
 
 def test_one_that_cannot_be_started_again_fails_the_save(bench, monkeypatch, tmp_path):
-    """Nobody may wait for ever."""
+    """No caller may wait for ever."""
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
     save = made.save(1)
     until(lambda: files_of(made.folder, 1))
@@ -573,7 +576,7 @@ def refuse(*_):
 
 
 def test_where_no_thread_can_be_started_either_the_save_fails(bench, monkeypatch):
-    """Also of Python 3.12 on, as soon as the interpreter ends. Nobody may wait for ever."""
+    """From Python 3.12 on, this also happens at the interpreter's end. No caller may wait for ever."""
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
     save = made.save(1)
     until(lambda: files_of(made.folder, 1))
@@ -599,7 +602,7 @@ def test_a_process_that_no_thread_hears_is_ended_and_the_next_save_starts_anothe
 
 
 class Overtaken:
-    """A lock that another thread has taken and let go once whenever it is free, before its owner goes on."""
+    """A lock that calls `other` once, right after its first release."""
 
     def __init__(self, lock, other):
         self._lock, self._other = lock, other
@@ -650,7 +653,7 @@ def test_one_that_cannot_be_started_at_all_leaves_nothing_open(bench, monkeypatc
 
 
 def test_one_that_dies_after_it_gave_up_the_arena_fails_the_save(bench, monkeypatch):
-    """It could not write, freed the arena, and died before it could say so."""
+    """The process could not write, freed the arena, and died before its report."""
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
     save = made.save(1)
@@ -683,7 +686,7 @@ def test_closing_ends_the_process_and_twice_does_no_harm(bench):
 
 
 def test_closing_does_not_wait_for_a_process_that_storage_holds_for_ever(bench, monkeypatch):
-    """Not even SIGKILL ends one then."""
+    """Even SIGKILL does not end such a process."""
     made = bench()
     made.save(1).result(ENDS_S)
     process, is_over = made.writer._process, threading.Event()
@@ -724,7 +727,7 @@ def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobo
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, subprocess.Popen(["sleep", "60"]) as trainer:
         service = Service(theirs, trainer.pid, 0.0)
-        for _ in range(2000):  # a socket holds a tenth of that
+        for _ in range(2000):  # a socket holds a tenth
             service._say_alive()
         saying = threading.Thread(target=service._say, args=({"ended": {}},), daemon=True)
         saying.start()
@@ -759,7 +762,7 @@ def test_closing_a_writer_whose_process_was_just_found_dead_does_no_harm(bench, 
 
 
 def test_sharing_an_arena_with_the_process_leaves_its_lock_alone(bench):
-    """Closing any descriptor of a file lets go of all of a process's locks on it (fcntl(2))."""
+    """Closing any descriptor of a file releases all the process's locks on the file (fcntl(2))."""
     made = bench()
     made.save(1).result(ENDS_S)
     with made.arena._alone():
@@ -772,12 +775,12 @@ def test_sharing_an_arena_with_the_process_leaves_its_lock_alone(bench):
                 os._exit(7)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    del made.writer._arenas[number]  # it is closed once, under its first number
+    del made.writer._arenas[number]  # closed once, under its first number
     assert code == 7
 
 
 def following(made, files):
-    """Order a save whose first files alone are copied, and wait until these are written."""
+    """Request a save with only the first files copied, and wait until these are written."""
     made.arena.move(State.FREE, made.arena.generation)
     generation = half_copied(made.arena, made.layout, 1, files)
     ended = made.again(order_of(made.folder, 1))
@@ -850,7 +853,7 @@ def test_a_trainer_that_is_killed_while_it_copies_leaves_nothing(bench):
 def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends_by_itself(
     bench, forks
 ):
-    """Also where a child of the trainer, such as one that loads data, still holds the other end of the line."""
+    """This also holds if a child of the trainer, such as a data worker, keeps the socket open."""
     made = bench()
     made.save(1).result(ENDS_S)
     script = Path(__file__).parent / "ordered_then_killed.py"

@@ -1,4 +1,4 @@
-"""One writer a folder: two jobs, a holder that is killed, a newer attempt, and checkpoints of another run."""
+"""Test one writer a folder: two jobs, killed holders, newer attempts, other runs' checkpoints."""
 
 import errno
 import fcntl
@@ -44,7 +44,7 @@ def state_of(value):
 
 @pytest.fixture
 def other(tmp_path):
-    """Starts another process that holds the folder."""
+    """Yield a function that starts another process which holds the folder."""
     started = []
 
     def start(run="", generation=0):
@@ -117,7 +117,7 @@ def test_a_holder_that_is_ending_is_waited_for(tmp_path, other):
 
 
 def test_a_child_of_a_dead_trainer_holds_nothing(tmp_path):
-    """As a worker of a data loader does that outlives it."""
+    """For example a data worker that outlives the trainer."""
     code = HOLD.replace(
         "time.sleep(600)",
         "import os\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)",
@@ -146,7 +146,7 @@ def test_a_newer_attempt_takes_over_from_one_that_hangs_and_fences_it(tmp_path, 
         assert ckpt.save(1, state_of(1)).result()
         assert read_holder(tmp_path).generation == 2
     supervised("a", 1)
-    with Checkpointer(tmp_path) as ckpt:  # after the newer one has ended, any may
+    with Checkpointer(tmp_path) as ckpt:  # after the end of the newer one, any may
         assert ckpt.save(2, state_of(2)).result()
 
 
@@ -194,11 +194,11 @@ def test_the_last_save_of_a_dead_trainer_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", waits)
     acquire(tmp_path, Identity(), now_s=2.0)
     os.close(fd)
-    assert seen == [1.0]  # it was not fenced before it had ended
+    assert seen == [1.0]  # not fenced before its end
 
 
 class FakeTime:
-    """Passes while it is waited for; calls `at_each` with the seconds so far."""
+    """A clock that moves by 1 s a sleep, and calls `at_each` with the seconds so far."""
 
     def __init__(self, at_each):
         self.now_s, self._at_each = 0.0, at_each
@@ -213,7 +213,7 @@ class FakeTime:
 
 @pytest.fixture
 def unfinished(tmp_path):
-    """The last save of a dead trainer, which its writing process is at."""
+    """Yield the last save of a dead trainer, which its writing process still writes."""
     acquire(tmp_path, Identity(run="a"), now_s=1.0).release()
     staging = Staging(tmp_path, 2, "abcd-1")
     (staging.path / "__0_0.distcp").touch()
@@ -302,7 +302,7 @@ def test_checkpoints_of_another_run_are_refused_with_the_ways_out(tmp_path, supe
     ):
         Checkpointer(tmp_path).restore(state_of(0))
     assert [info.step for info in scan(tmp_path)] == [1]
-    (tmp_path / WRITER_NAME).unlink()  # the last way out
+    (tmp_path / WRITER_NAME).unlink()  # the last resort
     assert Checkpointer(tmp_path).restore(state_of(0)) == 1
 
 
@@ -390,7 +390,7 @@ def test_a_process_without_a_name_does_not_open_the_folder_to_another_run(tmp_pa
         assert ckpt.restore(state_of(0)) == 100
     with pytest.raises(BadUse, match=r"another run \(run 'a'.*this is run 'b'"):
         Checkpointer(tmp_path, run="b").restore(state_of(0))
-    with Checkpointer(tmp_path, fresh=True) as ckpt:  # what is set aside names no run any more
+    with Checkpointer(tmp_path, fresh=True) as ckpt:  # the set-aside folder names no run any more
         ckpt.save(1, state_of(1)).result()
     assert Checkpointer(tmp_path, run="b").restore(state_of(0)) == 1
 
@@ -425,7 +425,7 @@ def test_a_fresh_run_that_cannot_set_the_old_aside_is_refused(tmp_path, monkeypa
 
 @pytest.mark.parametrize("older_has", ["saved", "begun to save", "restored"])
 def test_fresh_sets_aside_what_an_older_one_of_the_same_process_has(tmp_path, older_has):
-    """As a cell of a notebook that is run again, while the name is bound to the older one."""
+    """A cell of a notebook may run again while the name is bound to the older Checkpointer."""
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(90, state_of(90)).result()
     older = Checkpointer(tmp_path)
@@ -539,7 +539,7 @@ def test_what_cannot_be_is_refused(tmp_path, options):
 
 
 def test_a_writing_process_that_is_taken_over_from_takes_up_nothing(tmp_path):
-    """Also the one that outlives its trainer: what it was writing has no name."""
+    """This also holds for a process that outlives its trainer: its save gets no name."""
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, state_of(1)).result()
     pid = ckpt._engine._writer.pid
@@ -554,7 +554,7 @@ def test_a_writing_process_that_is_taken_over_from_takes_up_nothing(tmp_path):
 
 
 def test_a_trainer_that_is_taken_over_from_ends_at_its_next_call(tmp_path):
-    """By default a save that fails is made again; this one would train on for nothing."""
+    """By default, a failed save is repeated; this trainer would train in vain."""
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, state_of(1)).result()
     _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
@@ -575,7 +575,7 @@ def test_a_trainer_that_is_taken_over_from_deletes_nothing_of_its_successor(tmp_
     unfinished.mkdir()
     os.kill(
         ckpt._engine._writer.pid, signal.SIGKILL
-    )  # another one looks for what dead processes left
+    )  # another process looks for leftovers of dead ones
     with pytest.raises(SaveFailed, match="has been taken over by"):
         ckpt.save(2, state_of(2)).result()
     ckpt.close()

@@ -1,6 +1,7 @@
-"""Digests taken by the GPU's kernel against those of the C library; without a GPU in Triton's interpreter.
+"""Compare the digests of the GPU's kernel with the C library's.
 
-Run as a script under `TRITON_INTERPRET=1`, it does the latter.
+Without a GPU, run the kernel in Triton's interpreter. As a script under `TRITON_INTERPRET=1`, this
+file does the latter.
 """
 
 import importlib.util
@@ -42,12 +43,12 @@ EDGES = [
     ),
     *(9216, 9217, 9280, 65_535, 65_536, 65_537, 65_600, 66_000),
 ]
-"""Around each length at which a stripe, a block, a program's share or the chain's read-ahead ends."""
+"""Lengths around each end of a stripe, a block, a program's share or the chain's read-ahead."""
 needs_gpu = pytest.mark.skipif(not available(), reason="needs a GPU and Triton")
 
 
 class Pieces:
-    """Random bytes on a device, and pieces of them at addresses divisible by 8, whatever the rest of them is."""
+    """Random bytes on a device, and pieces of them at addresses divisible by 8."""
 
     def __init__(self, sizes_bytes, device, seed=0):
         seeded = random.Random(seed)
@@ -78,13 +79,13 @@ class Pieces:
 
 
 def differing(pieces, digests):
-    """The lengths whose digests differ."""
+    """Return the lengths whose digests differ."""
     both = zip(pieces.sizes_bytes, pieces.digested(digests), pieces.expected(), strict=True)
     return [size_bytes for size_bytes, found, expected in both if found != expected]
 
 
 def interpreted():
-    """What the script checks; some pieces a group, so that the halves of the scratch memory are used in turn."""
+    """Run the script's checks; several groups of pieces use both halves of the scratch memory."""
     seeded = random.Random(1)
     pieces = Pieces([*EDGES, *(seeded.randrange(241, 12_000) for _ in range(12)), 65_537, 241], CPU)
     digests = DeviceDigests(

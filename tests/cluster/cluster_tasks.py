@@ -1,4 +1,4 @@
-"""Commands for the tests: tasks that write their result as `holdfast.cluster` asks, and agents; what they leave."""
+"""Build tasks and agents for the tests of `holdfast.cluster`, and inspect their traces."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ _WRITE = "import os, sys; open(sys.argv[1] + '.tmp', 'w').write('done'); os.rena
 
 
 def python_task(folder: Path, name: str, before: str = "") -> Task:
-    """A task that runs `before` and then writes its result."""
+    """Return a task that runs `before` and then writes its result."""
     result = folder / f"{name}.result"
     return Task(
         name=name, command=(sys.executable, "-c", f"{before}\n{_WRITE}", str(result)), result=result
@@ -24,7 +24,10 @@ def python_task(folder: Path, name: str, before: str = "") -> Task:
 
 
 def sleeping_task(folder: Path, name: str, *, seconds: float = 600) -> Task:
-    """A task that notes its own pid and that of a child in a session of its own, and then sleeps."""
+    """Return a task that records its pid and a child's pid, and then sleeps.
+
+    The child has a session of its own.
+    """
     note = folder / f"{name}.pids"
     return python_task(
         folder,
@@ -37,16 +40,18 @@ def sleeping_task(folder: Path, name: str, *, seconds: float = 600) -> Task:
 
 
 def noted_pids(folder: Path, name: str) -> list[int]:
-    """The pids that a sleeping task noted, once it has."""
+    """Wait until a sleeping task has recorded its pids, and return them."""
     note = folder / f"{name}.pids"
     await_true(lambda: note.exists() and note.read_text().endswith("\n"))
     return [int(pid) for pid in note.read_text().split()]
 
 
 def agent_command(folder: Path) -> list[str]:
-    """An agent: notes its pid, that of a child in a session of its own and its SECRET, says so, and sleeps.
+    """Return the command of an agent that records pids and SECRET, and then sleeps.
 
-    The note is FOLDER/agent-INDEX.pids. With the file FOLDER/end-INDEX, holding an exit code, it ends instead.
+    The pids are the agent's and a child's, which has its own session. The record is
+    FOLDER/agent-INDEX.pids. If the file FOLDER/end-INDEX exists, the agent exits with the code
+    in that file.
     """
     script = (
         "import os, pathlib, subprocess, sys, time\n"
@@ -63,7 +68,7 @@ def agent_command(folder: Path) -> list[str]:
 
 
 def agent_note(folder: Path, index: int) -> tuple[list[int], str]:
-    """The pids that an agent noted, once it has, and its SECRET; the note is gone afterwards."""
+    """Wait for an agent's record; return the pids and the SECRET, and delete the record."""
     note = folder / f"agent-{index}.pids"
     await_true(note.exists)
     pid, child, secret = note.read_text().split()
@@ -71,7 +76,8 @@ def agent_note(folder: Path, index: int) -> tuple[list[int], str]:
     return [int(pid), int(child)], secret
 
 
-# Places an agent that may linger for long: it notes its pid, and ends a moment after this process has, with a note.
+# Places an agent that may linger for long. The agent records its pid, and ends a moment after this
+# process, with a second record.
 OWNER_THAT_LINGERS = """
 import os, sys
 from pathlib import Path
@@ -96,12 +102,12 @@ placed.stop()
 
 
 def states(placement: Placement) -> list[tuple[str, int | None]]:
-    """State and exit code of each place."""
+    """Return the state and exit code of each place."""
     return [(place.state, place.exit_code) for place in placement.poll()]
 
 
 def is_on_a_command_line(secret: str) -> bool:
-    """Whether any process of this machine shows it to everybody."""
+    """Return True if a secret is on the command line of any process of this machine."""
     for process in psutil.process_iter():
         try:
             if any(secret in word for word in process.cmdline()):
@@ -112,12 +118,12 @@ def is_on_a_command_line(secret: str) -> bool:
 
 
 def is_in_a_file(secret: str, folder: Path) -> bool:
-    """Whether any file under the folder holds it."""
+    """Return True if any file below a folder contains a secret."""
     return any(secret.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 def none_lives(pids: Iterable[int]) -> bool:
-    """Whether all these processes have ended; one that nobody reaps counts as ended."""
+    """Return True if all these processes have ended; a zombie counts as ended."""
 
     def lives(pid: int) -> bool:
         try:
@@ -129,7 +135,7 @@ def none_lives(pids: Iterable[int]) -> bool:
 
 
 def await_true(condition: Callable[[], bool], *, timeout_s: float = 240) -> None:
-    """Wait for something that another process does."""
+    """Wait until another process has made a condition true."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come true"
@@ -142,7 +148,7 @@ def exit_codes(finished: Iterable[Finished]) -> dict[str, int]:
 
 @contextmanager
 def started(argv: list[str], **options) -> Iterator[subprocess.Popen]:
-    """A process that is gone on leaving, also when the test failed in between."""
+    """Start a process, and kill the process at the end of the block, even if the test fails."""
     with subprocess.Popen(argv, **options) as process:
         try:
             yield process

@@ -1,4 +1,4 @@
-"""Test the marks on the Nodes of Kubernetes: the changes, and the sentences without a permission."""
+"""Test the marks on Nodes of Kubernetes: the changes, and the sentences without permission."""
 
 import json
 
@@ -24,7 +24,7 @@ def node(**spec):
 
 
 def merged(thing, change):
-    """RFC 7386."""
+    """Apply a merge patch (RFC 7386)."""
     if not isinstance(change, dict):
         return change
     result = dict(thing) if isinstance(thing, dict) else {}
@@ -37,7 +37,7 @@ def merged(thing, change):
 
 
 class FakeApi:
-    """One Node; refuses changes that were planned for another version of it."""
+    """An API server with one Node, which refuses changes planned for another version."""
 
     def __init__(self, found, *, status=None, changed_meanwhile=0):
         self.node, self.status, self.changed_meanwhile = found, status, changed_meanwhile

@@ -40,7 +40,7 @@ JOBSET_SPEC = {
     "successPolicy": {"operator": "str", "targetReplicatedJobs": ["str"]},
     "suspend": "bool",
 }
-"""The fields of jobset.x-k8s.io/v1alpha2; names are those of models of the official client, or of types."""
+"""The fields of jobset.x-k8s.io/v1alpha2; a string names a type or a model of the client."""
 
 SPECS = {
     "JobSet": JOBSET_SPEC,
@@ -65,7 +65,7 @@ SPECS = {
 
 
 def check(found, schema, where):
-    """Compare a part of a manifest with its fields: a dictionary, a list of one, or the name of a type."""
+    """Compare a part of a manifest with its schema: a dictionary, a list or a type's name."""
     if isinstance(schema, dict):
         assert isinstance(found, dict), where
         unknown = set(found) - set(schema)

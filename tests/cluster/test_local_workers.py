@@ -85,7 +85,8 @@ def test_a_result_decides_over_the_exit_code_as_it_will_on_resume(tmp_path):
 
 
 def test_no_more_than_limit_run_at_a_time_and_so_many_do(tmp_path):
-    # Each waits until a second is there: with fewer than two at a time this would not end.
+    # Each task waits until a second one runs: with fewer than two at a time this test would not
+    # end.
     (tmp_path / "at-work").mkdir()
     count = (
         f"import os, pathlib, time\nplace = pathlib.Path({str(tmp_path / 'at-work')!r})\n"
@@ -99,7 +100,7 @@ def test_no_more_than_limit_run_at_a_time_and_so_many_do(tmp_path):
         "t1": 0,
     }
 
-    # Fails if another holds the one place.
+    # Fails if another task holds the one place.
     alone = f"import os\nos.mkdir({str(tmp_path / 'place')!r})\nprint(1)\nos.rmdir({str(tmp_path / 'place')!r})"
     tasks = [python_task(tmp_path, f"alone{number}", alone) for number in range(4)]
     assert set(

@@ -1,4 +1,4 @@
-"""The test cluster itself: what others' tests rely on, and that nothing of it is left."""
+"""Test the private Slurm: the features that other tests use, and that no process of it is left."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ if reason := PrivateSlurm.missing():
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Everything alive that was started with this cluster's SLURM_CONF."""
+    """Return all living processes that were started with this cluster's SLURM_CONF."""
     marker = f"SLURM_CONF={folder}/slurm.conf".encode()
     found = []
     for process in psutil.process_iter():

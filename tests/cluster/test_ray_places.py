@@ -1,4 +1,4 @@
-"""The Ray places on a real Ray of this machine: four emulated nodes."""
+"""Test the Ray places on a real Ray of this machine, with four emulated nodes."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ SECRET = {"SECRET": "open-sesame"}
 
 @pytest.fixture(scope="module")
 def four_nodes():
-    """A head that offers nothing, and four nodes."""
+    """Start a head without resources, and four nodes."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
@@ -99,7 +99,8 @@ def test_four_nodes_of_which_one_dies_and_one_agent_is_killed(standing, tmp_path
         assert not any(none_lives(noted[:1]) for noted in alive)
         await_true(lambda: none_lives(again if dead.index == 1 else pids[dead.index]))
 
-        # It comes back when another node does; until Ray knows that its node is dead, it ends again.
+        # The place returns with another node. Until Ray has noticed the death of the node, the
+        # place ends again.
         why = "Ray has 3 nodes with {'CPU': 2, 'GPU': 1}, free or not; 4 are asked for"
         await_true(
             lambda: not placement.restart(dead.index) and placement.poll()[dead.index].why == why
@@ -159,7 +160,7 @@ def test_with_a_linger_what_is_placed_outlives_a_killed_owner_but_no_stop(standi
 
 @pytest.mark.parametrize("dies", [True, False])
 def test_what_is_placed_lingers_also_where_ray_kills_the_leash_before_the_actor(tmp_path, dies):
-    """It does so with all children of an actor that it ends, which may see that."""
+    """Ray kills all children of an actor that it ends, and the actor may still see their end."""
     agent = (
         "import os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
         "(folder / 'pid').write_text(str(os.getpid()))\n"

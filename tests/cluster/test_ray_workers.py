@@ -1,4 +1,4 @@
-"""The Ray workers on a real Ray of this machine."""
+"""Test the Ray workers on a real Ray of this machine."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'hold
 
 @pytest.fixture(scope="module")
 def standing_ray():
-    """A Ray that is there already, which no run may stop."""
+    """Start a Ray that no run may stop."""
     ray.init(
         address="local",
         num_cpus=3,
@@ -45,7 +45,7 @@ def test_a_ray_of_its_own_runs_every_task_and_is_gone_afterwards(tmp_path, monke
 
 
 def test_a_task_whose_worker_is_killed_runs_again_elsewhere(standing_ray, tmp_path):
-    # The first time it notes Ray's worker and waits for it to be killed.
+    # In its first start, the task records Ray's worker and waits to be killed.
     note = tmp_path / "worker"
     before = (
         f"import os, pathlib, psutil, time\nnote = pathlib.Path({str(note)!r})\n"

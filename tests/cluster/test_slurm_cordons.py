@@ -1,4 +1,4 @@
-"""Drains of cordoned nodes, on a real Slurm and on one that refuses."""
+"""Test drains of cordoned nodes, on a real Slurm and on one that refuses."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_node_is_drained_with_the_reason_and_only_holdfasts_drain_is_taken_bac
 
 
 class Refusing:
-    """A Slurm that lets this user change nothing."""
+    """A Slurm in which this user may change nothing."""
 
     def __call__(self, argv):
         if "update" in argv:

@@ -1,4 +1,4 @@
-"""The guard of the private Slurm, without a Slurm."""
+"""Test the guard of the private Slurm, without a Slurm."""
 
 import subprocess
 import sys
@@ -7,8 +7,9 @@ from cluster_tasks import await_true, none_lives
 
 from holdfast.testing.slurm_guard import end_processes
 
-# A chain as a node's step daemon has it: the middle is srun, in a group of its own, the last its shepherd, which tells
-# of srun's end. It ignores what a group that is left orphaned is sent.
+# A chain of processes, as below a node's step daemon. The middle process is srun, in its own
+# process group. The last process is srun's shepherd, which reports the end of srun, and ignores the
+# signals to an orphaned process group.
 _CHAIN = """
 import os, pathlib, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)

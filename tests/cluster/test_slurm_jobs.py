@@ -1,4 +1,4 @@
-"""Single jobs against a Slurm that answers what the test wants; the real one is in recover/slurm/test_slurm_runs.py."""
+"""Test single jobs against a scripted Slurm; recover/slurm/test_slurm_runs.py uses a real one."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""States of nodes, from recorded outputs of `scontrol show node`; the real one is in test_slurm_cordons.py."""
+"""Test states of nodes from recorded outputs of `scontrol show node`.
+
+test_slurm_cordons.py uses a real Slurm.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Slurm places on a real Slurm, private to this file."""
+"""Test the Slurm places on a real Slurm, private to this file."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ def cluster(tmp_path_factory):
 def slurm(cluster, monkeypatch):
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, cluster.environment[name])
-    # As if this ran within a job and a place of its own, none of which may reach the new one.
+    # Variables of a surrounding job and place, which must not reach the new place.
     monkeypatch.setenv("SLURM_NTASKS", "77")
     monkeypatch.setenv("HOLDFAST_PLACE", "88")
     yield cluster
@@ -80,7 +80,7 @@ def test_four_nodes_of_which_two_die_and_one_agent_is_killed(slurm, tmp_path):
         again, _ = agent_note(tmp_path, 1)
         await_true(lambda: states(placement) == [RUNNING] * 4)
 
-        lost = (2, 0)  # at last the one that runs the batch script
+        lost = (2, 0)  # finally the node that runs the batch script
         assert slurm.run(["squeue", "--noheader", "--format=%B"]).strip() == hosts[0]
         for index in lost:
             lose_node(slurm, hosts[index])

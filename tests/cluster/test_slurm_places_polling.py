@@ -1,4 +1,4 @@
-"""The Slurm places against a Slurm that says what the test wants; the real one is in test_slurm_places.py."""
+"""Test the Slurm places against a scripted Slurm; test_slurm_places.py uses a real one."""
 
 import sys
 
@@ -14,7 +14,7 @@ RUNNING = ("running", None)
 
 
 class ScriptedSlurm:
-    """squeue answers with `job`, or fails with it if it is an exception."""
+    """A Slurm whose squeue prints `job`, or raises `job` if that is an exception."""
 
     def __init__(self, *, nodes: str = "") -> None:
         self.job: str | Exception = "PENDING||Priority"

@@ -1,4 +1,4 @@
-"""The Slurm workers against a Slurm that says what the test wants; the real one is in test_slurm_workers.py."""
+"""Test the Slurm workers against a scripted Slurm; test_slurm_workers.py uses a real one."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from holdfast.testing import FakeClock
 
 
 class ScriptedSlurm:
-    """Each squeue is answered by the next of `polls`, the last one for ever."""
+    """A Slurm that answers each squeue with the next of `polls`; the last one repeats."""
 
     def __init__(self, *polls: Callable[[Manifest], str], max_array_size: int = 1001) -> None:
         self.polls = list(polls)
@@ -53,7 +53,7 @@ def failing(message: str):
 
 
 def recording(element: int, exit_code: int, *, left: tuple[int, ...]):
-    """A poll at which an element has recorded an exit code, with `left` still in the queue."""
+    """Return a poll that finds an exit code of an element, and `left` still in the queue."""
 
     def poll(manifest):
         (Path(manifest.records) / str(element)).write_text(str(exit_code))

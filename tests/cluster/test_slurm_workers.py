@@ -1,4 +1,4 @@
-"""The Slurm workers on a real Slurm, private to this file."""
+"""Test the Slurm workers on a real Slurm, private to this file."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ def test_an_array_with_a_failing_task_and_one_whose_node_dies(slurm, tmp_path):
     tasks = [python_task(tmp_path, f"good-{number}", f"print({number})") for number in range(4)]
     tasks.append(python_task(tmp_path, "bad", "raise SystemExit(7)"))
     note = tmp_path / "node"
-    # Sleeps the first time, and on the node where it is requeued runs to its end.
+    # In its first start, the task sleeps; on the node of its requeue, the task runs to its end.
     tasks.append(
         python_task(
             tmp_path,
@@ -82,7 +82,7 @@ def test_an_array_with_a_failing_task_and_one_whose_node_dies(slurm, tmp_path):
     assert logs["victim"] == "first\nsecond\n"
     assert not list((tmp_path / "f").glob("slurm-*"))
 
-    # Resume: only the failed one runs.
+    # Resume: only the failed task runs.
     tasks[4] = python_task(tmp_path, "bad")
     finished = list(workers("slurm").run(tasks, folder=tmp_path / "f"))
     assert [each.task.name for each in finished if not each.skipped] == ["bad"]

@@ -1,4 +1,4 @@
-"""One record of each kind, and that a ledger gives them back, whatever database it is in."""
+"""Records of each kind, and a check that any database returns them unchanged."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ CHECKPOINT = Checkpoint(
 
 
 def check_that_records_come_back(url, ledger):
-    """What is added to `ledger` is found by another that is opened at `url`."""
+    """Check that records added to `ledger` are found by another ledger opened at `url`."""
     ledger.add_run(RUN)
     ledger.add_attempt(ATTEMPT)
     ledger.add_event(EVENT)

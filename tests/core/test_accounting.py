@@ -32,7 +32,7 @@ def attempt(number, started_at_s=0.0, start_step=None):
 
 
 def steps(number, first, last, *, began_s, step_s=1.0, first_step_s=None, **more):
-    """Steps `first` to `last`, one each `step_s`, the first ending at `began_s + step_s`."""
+    """Return steps `first` to `last`, `step_s` apart, the first ending at `began_s + step_s`."""
     return [
         StepRecord(
             attempt=number,
@@ -106,7 +106,7 @@ def surviving(found):
 
 @pytest.fixture
 def one_fault():
-    """Steps 1-30 from 10 s to 40 s, fault at 40.5, seen at 42, restored 20, steps 21-60 from 50 s to 90 s."""
+    """Steps 1-30 at 10-40 s, a fault at 40.5 s, detected at 42 s, steps 21-60 at 50-90 s."""
     return summary(
         attempts=[attempt(1, 0.0, 0), attempt(2, 43.0, 20)],
         journal=[*steps(1, 1, 30, began_s=10), *steps(2, 21, 60, began_s=50)],
@@ -378,7 +378,7 @@ def test_stalls_and_sections_between_steps_are_told_apart():
     ("events", "incidents", "expected"),
     [
         ([], [incident(1, 1, 1)], 0),
-        ([], [], 1),  # the supervisor was killed, somebody resumed the run
+        ([], [], 1),  # the supervisor was killed, and a person resumed the run
         ([], [incident(1, 1, 1, action="stop")], 1),
         ([event("stop_asked", by="SIGINT")], [], 2),
         ([event("stop_asked", by="the time limit of Slurm job 12")], [], 1),

@@ -1,4 +1,4 @@
-"""Children that end, hang, are restarted too often, or whose parent is cancelled."""
+"""Test children that end, hang or are restarted too often, and cancelled parents."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The chain of a run in plain words: of each kind of incident, of notes, of runs that go on."""
+"""Test the chain of a run in plain words: each kind of incident, notes, and runs that go on."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Frames and greetings between ends that are slow, gone, or strangers; both kinds of ends understand each other."""
+"""Test frames and greetings with slow, lost and unknown peers, between both kinds of ends."""
 
 import asyncio
 import contextlib
@@ -97,7 +97,7 @@ def test_what_is_large_arrives_in_parts(ends):
 
 
 def greeted(first):
-    """Whether a blocking end and one of an event loop take a first message for the greeting."""
+    """Return, for a blocking end and one of an event loop, whether each accepts a first message."""
     found = []
     for is_blocking in (True, False):
         one, other = socket.socketpair()

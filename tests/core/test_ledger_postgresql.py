@@ -1,4 +1,4 @@
-"""The ledger in a real PostgreSQL: the same records, its own full-text search, several processes at once."""
+"""Test the ledger in a real PostgreSQL: records, full-text search, several processes at once."""
 
 import subprocess
 import sys
@@ -25,13 +25,13 @@ def running():
 
 @pytest.fixture
 def server(running):
-    """The folder of a server's socket."""
+    """Return the folder of a server's socket."""
     return running.folder
 
 
 @pytest.fixture
 def url(running):
-    """A database of its own for each test."""
+    """Return the URL of a new database for each test."""
     return running.new_database()
 
 

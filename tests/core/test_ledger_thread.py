@@ -1,4 +1,4 @@
-"""A ledger that does not answer, and an event loop that goes on."""
+"""Test an event loop that goes on while its ledger does not answer."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ def event(number):
 
 
 class Answering:
-    """A ledger that carries out each operation once it may."""
+    """A ledger that holds back each operation until the test permits it."""
 
     def __init__(self):
         self.may, self.done, self.url = threading.Event(), [], "u"
@@ -173,7 +173,7 @@ def test_a_real_ledger_has_everything_in_order(tmp_path):
 
 @pytest.mark.skipif(postgresql_binaries() is None, reason="no PostgreSQL server is installed")
 def test_a_frozen_server_holds_up_no_caller_and_has_all_records_afterwards():
-    """The calls below would wait for the server for ever."""
+    """Without the thread, the calls below would wait for the server for ever."""
     pytest.importorskip("psycopg")
     with PrivatePostgreSQL() as server, Ledger.open(server.new_database()) as ledger:
         ledger.add_run(RUN)

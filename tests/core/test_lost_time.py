@@ -1,4 +1,4 @@
-"""The account of every rank's seconds: each has one cause, and what an incident cost is the incident's."""
+"""Test the account of every rank's seconds: one cause each, and the incident that cost them."""
 
 import math
 
@@ -99,7 +99,8 @@ ONE_FAULT = {
         event("restored", 2, 49.5, rank=3, restore_s=2.0),
     ],
 }
-"""Fault at 40.5, seen at 42, all ended at 43, decided at 43.5, restarted at 46.5, restored at 49, going at 50."""
+"""Fault at 40.5 s, detected 42, ended 43, decided 43.5, restarted 46.5, restored 49, training 50.
+"""
 
 
 def test_each_stretch_of_a_restart_has_its_cause():

@@ -1,4 +1,4 @@
-"""What a process may still take, by recorded trees of control groups and by real ones."""
+"""Test the memory that a process may still take, in recorded and in real control groups."""
 
 import sys
 from pathlib import Path
@@ -69,7 +69,7 @@ def tree(tmp_path):
 
 
 def test_without_a_limit_the_node_counts(tree):
-    of_node = tree.left_bytes  # it has not even a /proc/self/cgroup
+    of_node = tree.left_bytes  # the tree lacks even /proc/self/cgroup
     assert of_node > MIB
     tree.mounted(V2 + V1)
     tree.process_is_in("4:memory:/a\n0::/a\n")
@@ -121,7 +121,7 @@ def test_the_tightest_group_counts_by_what_it_has_left_not_by_its_limit(tree):
     job = "/system.slice/slurmstepd.scope/job_1"
     tree.process_is_in(f"0::{job}/step_0/user/task_0\n")
     group = f"/sys/fs/cgroup{job}"
-    tree.v2(group, limit=64 * MIB, used=63 * MIB)  # siblings have taken it
+    tree.v2(group, limit=64 * MIB, used=63 * MIB)  # siblings have taken the memory
     tree.v2(f"{group}/step_0", limit=32 * MIB, used=10 * MIB)
     tree.v2(f"{group}/step_0/user", used=10 * MIB)
     (tree.root / f"{group[1:]}/step_0/user/task_0").mkdir()  # without the memory controller
@@ -159,7 +159,7 @@ CONTAINER = "/kubepods/burstable/pod1/ab"
 
 
 def test_a_container_of_version_1_mounts_its_group_alone(tree):
-    """Without a namespace of control groups its path is that of the node, and its pod's limit is only told."""
+    """The group's path is the node's, and only a statistic states the pod's limit."""
     tree.mounted(
         f"35 31 0:32 {CONTAINER} /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n"
     )
@@ -199,7 +199,7 @@ def test_a_process_outside_of_the_root_of_its_namespace_is_not_limited_by_that(t
 
 
 def test_both_versions_at_once(tree):
-    """Of a hybrid system either may have the memory."""
+    """In a hybrid system, either version may control the memory."""
     tree.mounted(
         V1 + "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
     )
@@ -212,7 +212,7 @@ def test_both_versions_at_once(tree):
 
 
 def test_names_that_the_table_of_mounts_escapes(tree):
-    """Systemd writes a hyphen in a name as `\\x2d`, and the table of mounts a backslash in octal."""
+    """Systemd writes a hyphen as `\\x2d`; the table of mounts writes a backslash in octal."""
     own = "/system.slice/my\\x2djob: 1.scope"
     mounted = own.replace("\\", "\\134").replace(" ", "\\040")
     tree.mounted(f"35 31 0:32 {mounted} /my\\040groups rw - cgroup2 cgroup2 rw\n")
@@ -252,7 +252,7 @@ LEFT = "from holdfast.core.memory import available_memory_bytes as left; print(l
 
 
 def test_a_process_in_really_nested_groups(limited_group):
-    """The limit is two groups above it."""
+    """The limit is set two groups above the process."""
     limited = limited_group(256 * MIB)
     found = limited.run([sys.executable, "-c", LEFT])
     assert found.returncode == 0, found.stderr

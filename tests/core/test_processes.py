@@ -1,4 +1,4 @@
-"""Modules that are run in processes of their own, and what is seen of processes."""
+"""Test modules that run in new processes, and the observed activity of processes."""
 
 import os
 import site
@@ -45,7 +45,7 @@ def test_an_empty_path_that_the_user_has_set_is_not_the_working_directory(tmp_pa
 def test_no_folder_that_python_takes_packages_from_comes_before_the_standard_library(
     monkeypatch, place
 ):
-    """Such as a distribution's dist-packages, those below a virtual environment, and the user's own."""
+    """For example the distribution's, a virtual environment's and the user's packages."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
     monkeypatch.setattr(site, place, lambda: [FOUND_IN] if place == "getsitepackages" else FOUND_IN)
@@ -61,7 +61,7 @@ def test_installed_packages_do_not_come_before_the_standard_library(monkeypatch)
 
 
 def fork(tmp_path):
-    """Start a process with a child, which has read a megabyte and computed for some ticks of the kernel's clock."""
+    """Start a process whose child has read a megabyte and used some CPU time."""
     ready = tmp_path / "ready"
     child = f"""
 import time

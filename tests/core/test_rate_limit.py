@@ -1,4 +1,4 @@
-"""The rate is kept to, on a clock that stands still but where somebody waits."""
+"""Test that the rate holds, on a clock that moves only while a caller waits."""
 
 import asyncio
 import threading
@@ -30,7 +30,7 @@ def test_the_rate_is_kept_to(clock):
     pace = RateLimit(1000.0, clock.now_s, clock.sleep)
     for _ in range(50):
         pace.wait(100)
-    assert clock.at_s == pytest.approx(104.9)  # the last is on its way as its wait ends
+    assert clock.at_s == pytest.approx(104.9)  # the last bytes are sent as their wait ends
 
 
 def test_threads_keep_to_it_together():

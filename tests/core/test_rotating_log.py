@@ -1,4 +1,4 @@
-"""The bounded log: what it keeps, where it cuts, what it counts; and reading it while it is written."""
+"""Test the bounded log: its kept bytes, cuts and counts, and reading during writing."""
 
 import random
 from contextlib import closing
@@ -60,7 +60,7 @@ def test_bounded_and_in_order_whatever_is_written(tmp_path_factory, chunks, max_
 
 
 def newest_part_of(tail):
-    """What was not read yet, and the number of the part that the last of it stands in."""
+    """Return the bytes that were not read yet, and the number of the last part read."""
     pieces = list(tail.read())
     return b"".join(data for data, _ in pieces), pieces[-1][1] if pieces else None
 
@@ -72,7 +72,7 @@ def test_a_tail_reads_every_line_once_and_in_order_over_rotations(tmp_path, seed
     written, found, by_part = 0, [], {}
     with closing(LogTail(tmp_path / "rank-0.log")) as tail:
         for _ in range(200):
-            for _ in range(source.randrange(20)):  # less than is kept between two looks
+            for _ in range(source.randrange(20)):  # less than the log keeps between two reads
                 log.write(b"line %06d\n" % written)
                 written += 1
             for data, part in tail.read():

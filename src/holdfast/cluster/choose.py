@@ -1,4 +1,4 @@
-"""Which workers, which places: the one module that knows all kinds by name."""
+"""Choose workers or places by the name of their kind."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,19 @@ WORKER_KINDS = ("local", "slurm", "ray")
 
 
 def workers(on: str, *, limit: int | None = None, sbatch_options: Sequence[str] = ()) -> Workers:
-    """The workers named, ready to run tasks.
+    """Return workers of a kind, ready to run tasks.
 
     Args:
-        on: "local" (processes of this machine), "slurm" (a job array) or "ray" (the cluster at RAY_ADDRESS if that is
-            set, else one of this machine, started and stopped for the run).
-        limit: the most tasks at a time; by default the number of cores (local, and ray on this machine), or what the
-            cluster allows.
-        sbatch_options: slurm only; for sbatch, such as "--partition=cpu" or "--time=30".
+        on: "local" (processes of this machine), "slurm" (a job array) or "ray" (the cluster at
+            RAY_ADDRESS if set, else a Ray of this machine, started and stopped for the run).
+        limit: the most tasks at a time; None: the number of cores (local, and ray on this machine),
+            else the cluster's own limit.
+        sbatch_options: options for sbatch, for slurm only, such as "--partition=cpu" or
+            "--time=30".
 
     Raises:
-        BadUse: no such kind, a limit below 1, options without slurm, or the kind's program or package is missing.
+        BadUse: there is no such kind, the limit is below 1, options are given without slurm, or the
+            kind's program or package is missing.
     """
     if on not in WORKER_KINDS:
         raise BadUse(f"There are no workers named {on!r}. Choose one of {', '.join(WORKER_KINDS)}.")
@@ -32,7 +34,8 @@ def workers(on: str, *, limit: int | None = None, sbatch_options: Sequence[str] 
         raise BadUse(
             f"sbatch options mean nothing to {on} workers. Leave them out, or choose slurm."
         )
-    # Each where it is chosen: the room's far ends run as `python -m`, and must not be imported by the room itself.
+    # Import each kind only when chosen: the modules that run as `python -m` must not be loaded
+    # already.
     if on == "local":
         from holdfast.cluster.local import LocalWorkers, core_count
 
@@ -55,21 +58,24 @@ def places(
     sbatch_options: Sequence[str] = (),
     linger_s: float = 0.0,
 ) -> Places:
-    """The nodes named, ready to have a process placed on each.
+    """Return nodes of a kind, ready to have a process placed on each.
 
     Args:
-        on: "local" (so many processes of this machine, each of which sees all of it), "slurm" (one allocation) or
-            "ray" (a placement group in the cluster at RAY_ADDRESS, else in a Ray of this machine's own).
-        nodes: how many.
-        gpus_per_node: what each node must give; 0 for none. Means nothing to local.
-        cpus_per_node: likewise; None for what the cluster gives by itself.
-        sbatch_options: slurm only; for sbatch, such as "--partition=gpu" or "--exclusive".
-        linger_s: what the placed processes have to end by themselves when this one died. Means nothing to slurm, whose
-            processes end by themselves in any case.
+        on: "local" (processes of this machine, each of which sees the whole machine), "slurm" (one
+            allocation) or "ray" (a placement group in the cluster at RAY_ADDRESS, else in a Ray of
+            this machine).
+        nodes: the number of nodes.
+        gpus_per_node: the GPUs to reserve on each node; ignored for local.
+        cpus_per_node: the CPUs to reserve on each node, None for the cluster's default; ignored for
+            local.
+        sbatch_options: options for sbatch, for slurm only, such as "--partition=gpu" or
+            "--exclusive".
+        linger_s: the seconds that placed processes have to end by themselves after the death of
+            this process; ignored for slurm, whose processes always end by themselves.
 
     Raises:
-        BadUse: no such kind, a number that makes no sense, options without slurm, or the kind's program or package is
-            missing.
+        BadUse: there is no such kind, a number is impossible, options are given without slurm, or
+            the kind's program or package is missing.
     """
     if on not in WORKER_KINDS:
         raise BadUse(f"There are no nodes named {on!r}. Choose one of {', '.join(WORKER_KINDS)}.")

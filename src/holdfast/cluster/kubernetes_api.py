@@ -35,14 +35,14 @@ class Api(Protocol):
         """Return an object.
 
         Raises:
-            ApiError: there is no answer, or another one than the object.
+            ApiError: the server does not answer, or does not return the object.
         """
 
     def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Merge a change into an object (RFC 7386); return the object.
 
         Raises:
-            ApiError: there is no answer, or another one than the object.
+            ApiError: the server does not answer, or does not return the object.
         """
 
 

@@ -1,4 +1,4 @@
-"""Workers on this machine: so many processes at a time."""
+"""Run tasks as processes of this machine, a limited number at a time."""
 
 import os
 import queue
@@ -13,7 +13,10 @@ from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, 
 
 
 def core_count() -> int:
-    """The cores that this process may use, which in a container or under a scheduler are fewer than there are."""
+    """Return the number of cores that this process may use.
+
+    In a container or under a scheduler, the machine may have more.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -21,7 +24,7 @@ def core_count() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWorkers:
-    """Runs up to `limit` tasks at a time as processes of this machine, each in a session of its own."""
+    """Run up to `limit` tasks at a time as processes of this machine, each in its own session."""
 
     limit: int
 
@@ -53,7 +56,7 @@ class LocalWorkers:
                 task, leashed = running.pop(ended.get())
                 finished = settle(task, release(leashed), folder)
                 if waiting:
-                    start_next()  # before the yield: the caller's work shall not keep a core idle
+                    start_next()  # before the yield, so that the caller's work leaves no core idle
                 yield finished
         finally:
             release_all(leashed for _, leashed in running.values())

@@ -1,4 +1,4 @@
-"""What a place is: a long-lived process, one a node, that dials back to whoever wanted it."""
+"""Define a place: a long-lived process, one a node, that connects to its caller."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,21 @@ from typing import Literal, Protocol
 from holdfast.core.errors import BadUse
 
 ENV_PLACE = "HOLDFAST_PLACE"
-"""In the environment of every placed command: its number, from 0."""
+"""The environment variable with the index of a placed command, from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """How one of the processes is.
+    """The state of one placed process.
 
     Attributes:
-        index: its number, from 0.
-        host: where it runs or ran; empty while that is not known.
-        state: "waiting" for a node, or for its start there; "running"; "ended", by itself or with its node.
-        exit_code: of one that ended, negative for a signal; None where nobody could tell, as when its node died.
-        why: what is known beyond that, such as what the scheduler says; may be empty.
+        index: the number of the place, from 0.
+        host: the host on which the process runs or ran; empty if unknown.
+        state: "waiting" for a node or for the start there; "running"; "ended", by itself or with
+            its node.
+        exit_code: the exit code of an ended process, negative for a signal; None if unknown, for
+            example after the death of the node.
+        why: further facts, such as the scheduler's reason; may be empty.
     """
 
     index: int
@@ -31,34 +33,38 @@ class Place:
 
 
 class Placement(Protocol):
-    """Processes that were placed. Of one thread; every call but `stop` returns at once or after a short question."""
+    """Placed processes, for use in one thread.
+
+    Every call but `stop` returns at once or after a short request to the cluster.
+    """
 
     def poll(self) -> list[Place]:
-        """How each of them is, by index."""
+        """Return the state of each place, by index."""
         ...
 
     def restart(self, index: int) -> bool:
-        """Start one that ended again, in its place.
+        """Start an ended process again, in the same place.
 
         Returns:
-            Whether that is under way; not if it has not ended, or if there is no node for it any more.
+            True if a start is under way; False if the process has not ended, or has no node any
+            more.
         """
         ...
 
     def stop(self) -> None:
-        """End all of them with all their descendants; does nothing the second time.
+        """End all processes with all their descendants; a second call does nothing.
 
         Raises:
-            HoldfastError: they may still run; it says how to end them by hand.
+            HoldfastError: the processes may still run; the message states how to end them by hand.
         """
         ...
 
 
 class Places(Protocol):
-    """Nodes to be had."""
+    """Nodes on which processes can be placed."""
 
     def address_host(self) -> str:
-        """The name or address of this machine to which the placed processes dial.
+        """Return the name or address of this machine to which placed processes connect.
 
         Raises:
             BadUse: the cluster does not answer.
@@ -68,33 +74,33 @@ class Places(Protocol):
     def start(
         self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path
     ) -> Placement:
-        """Start the command once a node, as nodes come; returns before they have.
+        """Request nodes, and start the command once on each; return before the nodes are ready.
 
-        When this process is gone, however it went, local and Ray's processes are ended by the machine they run on,
-        after the time that they were given to end by themselves.
-        Slurm knows nothing of this process: its processes must end by themselves when nobody answers them, and what
-        is left of them is cancelled by the next start in the same folder.
+        When this process dies, for any reason, the processes of local and Ray are ended by their
+        own machine, after their time to end by themselves. Slurm does not watch this process: there
+        the placed processes must end by themselves when their connection is lost. The next start in
+        the same folder cancels any that remain.
 
         Args:
-            command: argv, the same on every node, which tells itself apart by `HOLDFAST_PLACE`.
-            environment: added to the environment that a process has on its node. It may hold secrets: it is passed
-                on no command line and stands in no file of Holdfast's.
-            folder: made if absent; `place-INDEX.log` there is what a process printed. Of one placement at a time; for
-                Slurm on a file system that all nodes share, for Ray the same path on each node.
+            command: the command, equal on all nodes; `HOLDFAST_PLACE` in the environment differs.
+            environment: variables added to each node's own. The values may be secrets: Holdfast
+                puts them on no command line and into no file.
+            folder: the folder for the logs `place-INDEX.log`, created if absent, for one placement
+                at a time. Slurm needs a shared file system here, Ray the same path on each node.
 
         Raises:
-            BadUse: the cluster refuses; with its words.
+            BadUse: the cluster refuses; the message has the cluster's error.
         """
         ...
 
 
 def log_of_place(index: int, folder: Path) -> Path:
-    """Where the place's log is."""
+    """Return the path of a place's log."""
     return folder / f"place-{index}.log"
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Refuse to place nothing.
+    """Check that there is a command to place.
 
     Raises:
         BadUse: the command is empty.

@@ -1,4 +1,4 @@
-"""Places on this machine: so many processes, each on a leash."""
+"""Place processes on this machine, each on a leash."""
 
 import os
 import socket
@@ -13,9 +13,9 @@ from holdfast.cluster.placement import ENV_PLACE, Place, check_command, log_of_p
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlaces:
-    """Takes this machine for `nodes` of them; each process sees all of it.
+    """Treat this machine as `nodes` nodes; each process sees the whole machine.
 
-    If this process dies, those placed have `linger_s` to end by themselves.
+    If this process dies, the placed processes have `linger_s` seconds to end by themselves.
     """
 
     nodes: int
@@ -35,7 +35,7 @@ class LocalPlaces:
 
 
 class LocalPlacement:
-    """A leashed process a place."""
+    """One leashed process for each place."""
 
     def __init__(
         self,

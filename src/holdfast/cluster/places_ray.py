@@ -1,4 +1,4 @@
-"""Places on the nodes of a Ray cluster: an actor a node, in one placement group."""
+"""Place processes on the nodes of a Ray cluster: one actor a node, in one placement group."""
 
 import os
 import socket
@@ -17,12 +17,15 @@ from holdfast.core.errors import BadUse
 
 @dataclass(frozen=True, kw_only=True)
 class RayPlaces:
-    """Asks for `nodes` different nodes of the Ray at RAY_ADDRESS, or one of a Ray of this machine's own.
+    """Request `nodes` different nodes of the Ray at RAY_ADDRESS, or one node of a Ray started here.
 
     Attributes:
-        gpus_per_node: of each actor; Ray shows its command those alone, by CUDA_VISIBLE_DEVICES.
-        cpus_per_node: of each actor; 1 by default.
-        linger_s: what the placed processes have to end by themselves when this one died.
+        nodes: the number of nodes.
+        gpus_per_node: the GPUs of each actor; Ray shows the command only these GPUs, by
+            CUDA_VISIBLE_DEVICES.
+        cpus_per_node: the CPUs of each actor; None means 1.
+        linger_s: the seconds that placed processes have to end by themselves after the death of
+            this process.
 
     Raises:
         BadUse: Ray is not installed.
@@ -66,7 +69,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def _has_cluster() -> bool:
-    """Whether there is a Ray to join; without importing it, which takes a second."""
+    """Return True if there is a Ray to join, without importing Ray, which takes a second."""
     return bool(os.environ.get("RAY_ADDRESS")) or (
         "ray" in sys.modules and sys.modules["ray"].is_initialized()
     )
@@ -74,7 +77,7 @@ def _has_cluster() -> bool:
 
 @dataclass(kw_only=True)
 class _Actor:
-    """An actor that was asked for, and what it promised: its host, then its command's exit code."""
+    """A requested actor, and the futures of its host and of its command's exit code."""
 
     handle: Any
     host: Any
@@ -82,7 +85,10 @@ class _Actor:
 
 
 class RayPlacement:
-    """An actor a place. When this process is gone, Ray ends them at once and the leashes their commands in time."""
+    """One actor for each place.
+
+    After the death of this process, Ray ends the actors at once, and each leash ends its command.
+    """
 
     def __init__(
         self,
@@ -97,7 +103,8 @@ class RayPlacement:
         self._ray, self._nodes = ray, places.nodes
         self._command, self._environment, self._folder = command, environment, folder
         self._linger_s = places.linger_s
-        # An actor may end without us: then its command must not stay beside that of the actor which replaces it.
+        # An actor may end although this process lives. Then its command must not run on beside the
+        # command of the actor that replaces it.
         self._owner = sign_of_life(host) if places.linger_s > 0 else ""
         self._needs = {"CPU": places.cpus_per_node or 1}
         if places.gpus_per_node:
@@ -106,9 +113,8 @@ class RayPlacement:
         strategy = "STRICT_SPREAD" if places.nodes > 1 else "PACK"
         self._group = ray.util.placement_group(bundles, strategy=strategy)
         self._actors = [self._start(index, append=False) for index in range(places.nodes)]
-        self._connection: ExitStack | None = (
-            connection.pop_all()
-        )  # from here on it is for `stop` to disconnect
+        # From here on, `stop` disconnects.
+        self._connection: ExitStack | None = connection.pop_all()
 
     def poll(self) -> list[Place]:
         """See `Placement.poll`."""
@@ -122,14 +128,13 @@ class RayPlacement:
     def restart(self, index: int) -> bool:
         """See `Placement.restart`.
 
-        If its node died, the new one waits until Ray has another for it; or ends at once, like the old one, while Ray
-        has not noticed.
+        If the node died, the new process waits until Ray has another node. Before Ray has noticed
+        the death, the new process ends at once, as the old one did.
         """
         if self._connection is None or self._place(index).state != "ended":
             return False
-        self._ray.kill(
-            self._actors[index].handle
-        )  # it may have ended its command alone, or be cut off
+        # The actor may live on without its command, or be cut off.
+        self._ray.kill(self._actors[index].handle)
         self._actors[index] = self._start(index, append=True)
         return True
 
@@ -141,7 +146,7 @@ class RayPlacement:
         with connection:
             for actor in self._actors:
                 self._ray.kill(actor.handle)
-            # Their leashes still ask whether we live.
+            # The leashes still check whether this process lives.
             ends = [actor.exit_code for actor in self._actors]
             self._ray.wait(ends, num_returns=len(ends), timeout=_STOP_TIMEOUT_S)
             self._ray.util.remove_placement_group(self._group)
@@ -161,7 +166,8 @@ class RayPlacement:
             )
             .remote()
         )
-        # To the actor itself, and not to its constructor: what that gets is kept by Ray's head node.
+        # Passed to the actor's method, not to its constructor, whose arguments Ray's head node
+        # keeps.
         log = str(log_of_place(index, self._folder))
         environment = {**self._environment, ENV_PLACE: str(index)}
         host = handle.start.remote(
@@ -199,7 +205,7 @@ class RayPlacement:
 
 
 class _Leashed:
-    """The actor: the command on a leash, which is this process."""
+    """The actor: a process that runs the command on a leash."""
 
     def start(
         self,
@@ -211,7 +217,7 @@ class _Leashed:
         owner: str,
     ) -> str:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
-        # The environment of Ray's worker beneath: it says which GPUs are this actor's.
+        # The environment of Ray's worker comes first, because Ray sets the actor's GPUs there.
         told = {**os.environ, **environment}
         self._leashed = start_on_leash(
             command, Path(log), append=append, environment=told, linger_s=linger_s, owner=owner
@@ -221,6 +227,7 @@ class _Leashed:
     def wait(self) -> int:
         exit_code = self._leashed.wait()
         assert self._leashed.stdin is not None
-        # Without a word: Ray may have killed the leash alone, as it ends this actor for its owner's death.
+        # Close without a byte: Ray may have killed only the leash, while it ends this actor because
+        # its owner died.
         self._leashed.stdin.close()
         return exit_code

@@ -1,10 +1,10 @@
-"""Places on the nodes of one Slurm allocation.
+"""Place processes on the nodes of one Slurm allocation.
 
-One batch job has one step, which starts the far end (`slurm_place`) on each node. With --no-kill a
-dead node leaves the allocation and the other nodes go on, also if the dead node ran the batch
-script. The job is not requeued: its processes would come back under a token that no caller holds
-any more. As with `slurm`, all files of a submission are in FOLDER/slurm-TOKEN, and the next caller
-finds the job by its name if the submitter is gone.
+One batch job has one step, which starts `slurm_place` on each node. With --no-kill a dead node
+leaves the allocation and the other nodes go on, also if the dead node ran the batch script. The job
+is not requeued, because the requeued processes would use a token that no caller has any more. As
+with `slurm`, all files of a submission are in FOLDER/slurm-TOKEN, and the next caller finds the job
+by its name if the submitter is gone.
 """
 
 import logging
@@ -33,9 +33,8 @@ from holdfast.cluster.slurm_place import PlaceRecord, read_record, request_of
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 
-_ASK_EVERY_S = (
-    5.0  # slurmctld serves the whole cluster; the state of the processes comes from their records
-)
+# slurmctld serves the whole cluster, so requests are rare; records give the state of processes.
+_ASK_EVERY_S = 5.0
 _NODES_TRIED = 16
 _OUTPUT_SHOWN_CHARS = 2000
 _AWAITED = {"PENDING", "CONFIGURING"}
@@ -185,7 +184,7 @@ class SlurmPlacement:
         self._stopped = False
 
     def poll(self) -> list[Place]:
-        """Return the places; see `Placement.poll`. A dead node shows once Slurm has noticed it."""
+        """Return the places; see `Placement.poll`. Slurm notices a dead node only later."""
         now_s = self._places.clock.monotonic_s()
         if not self._stopped and (self._asked_s is None or now_s - self._asked_s >= _ASK_EVERY_S):
             self._asked_s = now_s
@@ -276,9 +275,8 @@ def _own_address_towards(host: str) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(
-                address
-            )  # connecting a datagram socket sends nothing: the kernel only chooses the route
+            # Connecting a datagram socket sends nothing: the kernel only chooses the route.
+            probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError:
         return ""

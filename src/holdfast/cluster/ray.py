@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster, or of a Ray of this machine's own; `pip install 'holdfast[ray]'`."""
+"""Run tasks in a Ray cluster, or in a Ray of this machine; `pip install 'holdfast[ray]'`."""
 
 import logging
 import os
@@ -14,15 +14,15 @@ from holdfast.cluster.local import core_count
 from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, skip_finished
 from holdfast.core.errors import BadUse
 
-_OBJECT_STORE_BYTES = 80 * 2**20  # near Ray's least: only exit codes pass through it
-_MAX_RETRIES = 2  # of a task whose worker or node died; one that ended by itself is not run again
+_OBJECT_STORE_BYTES = 80 * 2**20  # near Ray's minimum, since the store holds only exit codes
+_MAX_RETRIES = 2  # after the death of a worker or node; a task that ended is not run again
 
 
 def demand_ray() -> None:
-    """Refuse to go on without Ray.
+    """Check that Ray is installed.
 
     Raises:
-        BadUse: it is not installed.
+        BadUse: Ray is not installed.
     """
     if find_spec("ray") is None:
         raise BadUse("Ray is not installed. Run pip install 'holdfast[ray]'.")
@@ -30,10 +30,11 @@ def demand_ray() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RayWorkers:
-    """Runs each task as a remote function of one CPU.
+    """Run each task as a remote function with one CPU.
 
     Attributes:
-        limit: the most at a time; by default what the cluster, or this machine's cores, allow.
+        limit: the most tasks at a time; None: as many as the cluster, or this machine's cores,
+            allow.
 
     Raises:
         BadUse: Ray is not installed.
@@ -48,7 +49,7 @@ class RayWorkers:
         """See `Workers.run`.
 
         Raises:
-            BadUse: also, on the first step, when no Ray answers at RAY_ADDRESS.
+            BadUse: also, on the first step, if no Ray answers at RAY_ADDRESS.
         """
         check_tasks(tasks)
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,14 +77,13 @@ class RayWorkers:
                     task, why = running.pop(ended), None
                     try:
                         exit_code = ray.get(ended)
-                    except (
-                        ray.exceptions.RayError
-                    ) as error:  # its workers died too often, or could not run it
+                    except ray.exceptions.RayError as error:
+                        # The workers died too often, or could not run the task.
                         exit_code, why = 1, str(error)
                     yield settle(task, exit_code, folder, why=why)
             finally:
                 for each in running:
-                    ray.cancel(each, force=True)  # kills the worker, and the leash its command
+                    ray.cancel(each, force=True)  # kills the worker; the leash kills the command
                 if running:
                     ray.wait(list(running), num_returns=len(running), timeout=10)
 
@@ -91,8 +91,8 @@ class RayWorkers:
 def _run_task(
     command: Sequence[str], result: str, log: str, environment: dict[str, str], working_folder: str
 ) -> int:
-    """On the worker: the driver's environment, as a worker of a standing cluster has its own."""
-    if Path(result).exists():  # the worker died after the command was done
+    """Run a task on a worker, with the driver's environment in place of the worker's own."""
+    if Path(result).exists():  # the worker died after the command's end
         return 0
     return run_on_leash(
         command, Path(log), environment=environment, working_folder=Path(working_folder)
@@ -101,18 +101,19 @@ def _run_task(
 
 @contextmanager
 def connected(limit: int | None) -> Iterator[Any]:
-    """Ray, connected; disconnected again, and stopped if it was started here. One of the caller's is left alone.
+    """Connect to Ray; after the block, disconnect, and stop a Ray that was started here.
+
+    A connection that the caller already has is used, and stays open.
 
     Args:
-        limit: the CPUs of a Ray that is started here; by default this machine's cores.
+        limit: the CPUs of a Ray that is started here; None: this machine's cores.
 
     Raises:
         BadUse: no Ray answers at RAY_ADDRESS, or none starts here.
     """
     told = os.environ.get("RAY_USAGE_STATS_ENABLED")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = (
-        "0"  # read on import and by the processes that init starts
-    )
+    # Read on import, and by the processes that `init` starts.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         import ray
 
@@ -126,7 +127,7 @@ def connected(limit: int | None) -> Iterator[Any]:
             "object_store_memory": _OBJECT_STORE_BYTES,
         }
         try:
-            # "local": else Ray would join whichever other one runs on this machine.
+            # "local": otherwise Ray would join any other Ray that runs on this machine.
             ray.init(
                 address=address or "local",
                 logging_level=logging.ERROR,

@@ -24,14 +24,12 @@ from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 
-_COMMAND_TIMEOUT_S = (
-    120.0  # Slurm's own clients retry for up to MessageTimeout, 10 s by default, several times
-)
+# Slurm's own clients try several times, each for MessageTimeout (10 s by default).
+_COMMAND_TIMEOUT_S = 120.0
 _DEFAULT_MAX_ARRAY_SIZE = 1001  # slurm.conf(5), MaxArraySize
 _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 1.0, 20.0, 1.5
-FORGOTTEN = (
-    "Invalid job id specified"  # squeue's error for a job whose record slurmctld has deleted
-)
+FORGOTTEN = "Invalid job id specified"
+"""The error of squeue for a job whose record slurmctld has deleted."""
 _OUTPUT_SHOWN_CHARS = 4000
 
 _log = logging.getLogger(__name__)
@@ -63,9 +61,8 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
     except OSError as error:
         raise HoldfastError(f"{argv[0]} cannot be run: {error.strerror}.") from error
     if done.returncode != 0:
-        said = " ".join(
-            (done.stderr or done.stdout).split()
-        )  # several lines, where no slurmctld answers
+        # Without an answer from slurmctld, the error has several lines.
+        said = " ".join((done.stderr or done.stdout).split())
         raise HoldfastError(f"{argv[0]} failed: {said}")
     return done.stdout
 

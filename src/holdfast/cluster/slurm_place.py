@@ -1,8 +1,9 @@
-"""The far end of `places_slurm`: what each node runs, as `python -m holdfast.cluster.slurm_place SUBMISSION COMMAND…`.
+"""Run a placed command on one node of a Slurm allocation, for `places_slurm`.
 
-It runs the command on a leash and keeps a record of it, SUBMISSION/places/INDEX. A command that did not end with 0 may
-be wanted again: for a while the far end then waits for a file that asks for it (`request_of`), and starts it once more
-when that comes.
+Each node runs `python -m holdfast.cluster.slurm_place SUBMISSION COMMAND…`, which runs the command
+on a leash and keeps its record, SUBMISSION/places/INDEX. After an exit code other than 0, the
+process waits two minutes for a file that requests another start (`request_of`), and then starts the
+command again.
 """
 
 import os
@@ -23,13 +24,13 @@ _LOOK_S = 0.5
 
 
 class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a far end says of its command.
+    """The record of a placed command.
 
     Attributes:
-        node: as Slurm calls it.
-        starts: how often the command was started.
-        exit_code: of the last of them, None while it runs.
-        over: the far end is gone; nothing will be started there again.
+        node: the name of the node in Slurm.
+        starts: the number of starts so far.
+        exit_code: the exit code of the last start; None while the command runs.
+        over: True if no further start can follow, because the process on the node ends.
     """
 
     node: str
@@ -38,22 +39,22 @@ class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     over: bool = False
 
     def write(self, submission: Path, index: int) -> None:
-        """Write it, whole or not at all."""
+        """Write the record, whole or not at all."""
         write_atomic(record_of(submission, index), msgspec.json.encode(self))
 
 
 def record_of(submission: Path, index: int) -> Path:
-    """Where a place's record is."""
+    """Return the path of a place's record."""
     return submission / "places" / str(index)
 
 
 def request_of(submission: Path, index: int, starts: int) -> Path:
-    """The file that asks for one start more than `starts`."""
+    """Return the path of the file that requests another start after `starts` starts."""
     return submission / "places" / f"{index}.{starts}"
 
 
 def read_record(submission: Path, index: int) -> PlaceRecord | None:
-    """The record of a place, None if it left none yet."""
+    """Return the record of a place; None if there is none yet."""
     try:
         return msgspec.json.decode(record_of(submission, index).read_bytes(), type=PlaceRecord)
     except FileNotFoundError:
@@ -61,7 +62,7 @@ def read_record(submission: Path, index: int) -> PlaceRecord | None:
 
 
 def run_place(submission: Path, command: Sequence[str]) -> int:
-    """Run the command, again where that is asked for; its last exit code."""
+    """Run the command, and again at each request; return the last exit code."""
     index, node = int(os.environ["SLURM_PROCID"]), os.environ["SLURMD_NODENAME"]
     environment, log = {**os.environ, ENV_PLACE: str(index)}, log_of_place(index, submission.parent)
     starts = 0

@@ -1,8 +1,10 @@
-"""The far end of `slurm`: what each element of the job array runs, as `python -m holdfast.cluster.slurm_task MANIFEST`.
+"""Run the tasks of one element of a Slurm job array, for `slurm`.
 
-An element runs its share of the tasks of the manifest one after the other, and leaves a record a task: a file with the
-exit code. A requeued element (its node died, it was preempted) runs those again that have neither a result nor a
-record, or whose record is of a signal, which may have been the requeue itself.
+Each element runs `python -m holdfast.cluster.slurm_task MANIFEST`: its share of the manifest's
+tasks, one after another. Each task leaves a record, a file with the exit code. An element is
+requeued after preemption or the death of its node. A requeued element skips a task with a result,
+and a task whose record has an exit code of 0 or more. A task with a record of a signal runs again,
+because the signal may have come from the requeue.
 """
 
 import json
@@ -18,14 +20,15 @@ from holdfast.core.atomic import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What the array is to run.
+    """The tasks of a job array.
 
     Attributes:
-        elements: of the array; element E has the tasks E, E + elements, E + 2 elements, ….
+        elements: the number of elements; element E has the tasks E, E + elements, E + 2 elements,
+            ….
         records: the folder of the records.
-        commands: argv of each task.
-        results: path of each task's result.
-        logs: path of each task's log.
+        commands: the command of each task.
+        results: the path of each task's result.
+        logs: the path of each task's log.
     """
 
     elements: int
@@ -35,12 +38,12 @@ class Manifest:
     logs: tuple[str, ...]
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the manifest, whole or not at all."""
         write_atomic(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read what `write` wrote."""
+        """Read a manifest that `write` wrote."""
         told = json.loads(path.read_bytes())
         return cls(
             elements=told["elements"],
@@ -52,7 +55,7 @@ class Manifest:
 
 
 def read_record(records: Path, number: int) -> int | None:
-    """The exit code that task `number` left, None if it left none."""
+    """Return the exit code in the record of task `number`; None without a record."""
     try:
         return int((records / str(number)).read_text())
     except FileNotFoundError:
@@ -60,7 +63,7 @@ def read_record(records: Path, number: int) -> int | None:
 
 
 def run_element(manifest: Manifest, element: int) -> bool:
-    """Run the tasks of one element; whether all have their result."""
+    """Run the tasks of one element; return True if all of them have a result."""
     records = Path(manifest.records)
     for number in range(element, len(manifest.commands), manifest.elements):
         exit_code = read_record(records, number)

@@ -1,4 +1,4 @@
-"""What a task is, and when it is done: its result file decides, never an exit code alone."""
+"""Define a task and its end: the result file decides, never the exit code alone."""
 
 import re
 from collections.abc import Generator, Sequence
@@ -8,19 +8,19 @@ from typing import Protocol
 
 from holdfast.core.errors import BadUse
 
-_SAFE_NAME = re.compile(
-    r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}"
-)  # a file name with ".log" stays under 255 bytes
+# A file name with ".log" stays under 255 bytes.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One command to run once.
+    """A command to run once.
 
     Attributes:
-        name: unique among the tasks of a run, and safe as a file name.
-        command: argv; runs with this process's environment and working folder, on whichever worker.
-        result: written by the command whole or not at all, on a file system that all workers share.
+        name: the name, unique among the tasks of a run and safe as a file name.
+        command: the command, run on any worker with this process's environment and working folder.
+        result: the file that the command writes, whole or not at all, on a file system that all
+            workers share.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """How a task ended.
+    """The end of a task.
 
     Attributes:
         task: the task.
-        exit_code: 0 when the result exists. Else the command's, negative for a signal; 1 when it is not known, or
-            was 0 and no result came of it: the log then says so.
-        log: what the command printed; a skipped task may have none.
-        skipped: the result existed before, and nothing was run.
+        exit_code: 0 if the result exists. Otherwise the command's exit code, negative for a signal;
+            1 if the code is unknown, or if the command ended with 0 but without a result.
+        log: the file with the command's output; a skipped task may have no such file.
+        skipped: True if the result existed before, so that nothing was run.
     """
 
     task: Task
@@ -47,30 +47,32 @@ class Finished:
 
 
 class Workers(Protocol):
-    """Runs tasks, several at a time."""
+    """Workers that run several tasks at a time."""
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
-        """Run the tasks, yielding each as it finishes, in any order; failed ones too, for the caller to judge.
+        """Run the tasks, and yield each at its end, failed or not, in any order.
 
-        Closing the generator early (leaving the loop over it, an exception, Ctrl-C) ends whatever still runs. A caller
-        that keeps it in a variable does so with `contextlib.closing`.
+        Closing the generator early (by leaving the loop, an exception, Ctrl-C) ends all running
+        tasks. A caller that keeps the generator in a variable needs `contextlib.closing` for this.
 
         Args:
-            tasks: what to run.
-            folder: made if absent; holds a log a task, NAME.log, begun anew by each run. Of one run at a time, and,
-                like the results, on a file system that all workers share.
+            tasks: the tasks.
+            folder: the folder for the logs, created if absent, for one run at a time. Each run
+                writes a new NAME.log for each task. All workers must share the file system of the
+                folder and the results.
 
         Raises:
-            BadUse: at once, for names that are not unique or not safe, or an empty command.
+            BadUse: raised at once if a name is not unique or not safe, or a command is empty.
         """
         ...
 
 
 def check_tasks(tasks: Sequence[Task]) -> None:
-    """Refuse tasks that could not be told apart, or not be run.
+    """Check that all tasks can be run and told apart.
 
     Raises:
-        BadUse: a name is not unique or not safe as a file name, a result is not unique, or a command is empty.
+        BadUse: a name is not unique or not safe as a file name, a result is not unique, or a
+            command is empty.
     """
     seen: dict[str, Task] = {}
     results: dict[Path, Task] = {}
@@ -91,12 +93,12 @@ def check_tasks(tasks: Sequence[Task]) -> None:
 
 
 def log_of(task: Task, folder: Path) -> Path:
-    """Where the task's log is."""
+    """Return the path of a task's log."""
     return folder / f"{task.name}.log"
 
 
 def skip_finished(tasks: Sequence[Task], folder: Path) -> tuple[list[Finished], list[Task]]:
-    """The tasks whose result exists, as finished, and the rest."""
+    """Return the tasks whose result exists, as finished, and the other tasks."""
     skipped: list[Finished] = []
     pending: list[Task] = []
     for task in tasks:
@@ -108,13 +110,16 @@ def skip_finished(tasks: Sequence[Task], folder: Path) -> tuple[list[Finished], 
 
 
 def settle(task: Task, exit_code: int, folder: Path, *, why: str | None = None) -> Finished:
-    """The end of a task that ran: its result decides, so that this run and a later one judge it alike.
+    """Return the end of a task that ran.
+
+    The result decides, so that this run and a later one come to the same end.
 
     Args:
         task: the task.
-        exit_code: what is known of the command's end.
-        folder: of the logs.
-        why: appended to the log of a task without a result, where the command itself could not say it.
+        exit_code: the exit code of the command, as far as known.
+        folder: the folder of the logs.
+        why: a reason to append to the log of a task without a result, if the command cannot have
+            printed the reason itself.
     """
     log = log_of(task, folder)
     if task.result.exists():

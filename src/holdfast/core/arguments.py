@@ -1,4 +1,7 @@
-"""Check arguments that users give, before any work: the message names the argument, its value and what is allowed."""
+"""Check users' arguments before any work.
+
+Each message names the argument, its value and the allowed values.
+"""
 
 import os
 import re
@@ -9,15 +12,15 @@ from holdfast.core.errors import BadUse
 from holdfast.core.whole import whole_number
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
-"""One slash is enough: `Path` makes one of two."""
+"""Match one slash as well, because `Path` turns two slashes into one."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Check for one of a few words.
+    """Check that a value is one of the allowed words.
 
     Raises:
-        BadUse: it is none of them.
+        BadUse: the value is anything else.
     """
     if value not in allowed:
         raise BadUse(
@@ -26,30 +29,30 @@ def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def check_above_zero(name: str, value: Any) -> None:
-    """Check for a number above 0.
+    """Check that a value is a number above 0.
 
     Raises:
-        BadUse: it is none.
+        BadUse: the value is anything else.
     """
     if not isinstance(value, int | float) or not value > 0:
         raise BadUse(f"{name} is {value!r}; allowed is a number above 0.")
 
 
 def check_from_zero(name: str, value: Any) -> None:
-    """Check for a number from 0 on.
+    """Check that a value is a number from 0 on.
 
     Raises:
-        BadUse: it is none.
+        BadUse: the value is anything else.
     """
     if not isinstance(value, int | float) or not value >= 0:
         raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
 
 
 def check_limits(**limits: Any) -> None:
-    """Check each limit that is not None for a number above 0.
+    """Check that each limit is None or a number above 0.
 
     Raises:
-        BadUse: one is none.
+        BadUse: a limit is anything else.
     """
     for name, limit in limits.items():
         if limit is not None:
@@ -57,10 +60,10 @@ def check_limits(**limits: Any) -> None:
 
 
 def check_whole(name: str, value: Any, *, least: int) -> int:
-    """Check for a whole number from `least` on, and return it as an int.
+    """Check that a value is a whole number from `least` on, and return the number as an int.
 
     Raises:
-        BadUse: it is none.
+        BadUse: the value is anything else.
     """
     number = whole_number(value)
     if number is None or number < least:
@@ -69,14 +72,16 @@ def check_whole(name: str, value: Any, *, least: int) -> int:
 
 
 def local_path(given: Any, *, instead_of_url: str) -> Path:
-    """Return the absolute path that a user means: `~` and variables of the environment are expanded.
+    """Return the absolute path of a user's path, with `~` and environment variables expanded.
 
     Args:
         given: the path.
-        instead_of_url: the end of the message where `given` is a URL; `{url}` stands for it.
+        instead_of_url: the end of the message if `given` is a URL; `{url}` in the text becomes the
+            URL.
 
     Raises:
-        BadUse: it is no path, or empty, or a URL, or names a variable that is not set or a user that does not exist.
+        BadUse: `given` is no path, is empty, is a URL, or names a variable or user that does not
+            exist.
     """
     if not isinstance(given, str | bytes | os.PathLike):
         raise BadUse(f"The path is {given!r}. Give a str or a pathlib.Path.")
@@ -92,7 +97,7 @@ def local_path(given: Any, *, instead_of_url: str) -> Path:
             )
         return found
 
-    if not os.path.lexists(path):  # a folder may have such a name
+    if not os.path.lexists(path):  # the name of an existing folder may contain `$`
         path = _VARIABLE.sub(value, path)
     if url := _URL.match(path):
         if url[1].lower() == "file":

@@ -1,7 +1,7 @@
-"""Files that are whole or absent.
+"""Write files that are whole or absent.
 
-A crash at any instant leaves the old file or the new one, never a mixture; what it can leave besides is a
-`.NAME.*.tmp` file in the same folder, which nobody reads and which the next write of that name does not mind.
+A crash at any instant leaves the old file or the new file, never a mixture. A crash may also leave
+a `.NAME.*.tmp` file in the same folder, which no later read or write of NAME uses.
 """
 
 import errno
@@ -23,15 +23,17 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write a file at, which becomes `path`, durably, if the block ends well.
+    """Yield a temporary path to write to; rename the file to `path`, durably, after the block.
 
-    Same-folder temporary file, fsync, rename, fsync of the folder. For what writes files itself, or more than memory
-    holds.
+    The temporary file is in the folder of `path`. The file is fsynced, renamed, and the folder
+    fsynced. Use `write_atomic` for bytes that fit in memory. An exception in the block deletes the
+    temporary file.
 
     Raises:
-        FileExistsError: `path` is a device, a pipe or the like, in whose place no file should be put.
-        OSError: the write failed (of `path`, where the error names no other file); `path` is as it was before, or,
-            where only the last fsync (of the folder) failed, holds the new file but may be as before after a power cut.
+        FileExistsError: `path` is neither a regular file nor a folder, for example a device or a
+            pipe.
+        OSError: the write failed, and `path` is unchanged. If only the last fsync failed, `path`
+            holds the new file, but a power cut may bring the old file back.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise FileExistsError(errno.EEXIST, "It is no regular file", str(path))
@@ -47,20 +49,19 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
-            error.filename = str(
-                path
-            )  # the name that whoever reads it knows; a full disk's error has none at all
+            # The caller knows `path` only, and the error of a full disk names no file at all.
+            error.filename = str(path)
         raise
     fsync_folder(path.parent)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by a file that holds exactly `data`, durably, readable by whom the umask says.
+    """Replace `path`, durably, by a file of exactly `data` with the permissions of the umask.
 
     Raises:
-        OSError: as `replacing`.
+        OSError: see `replacing`.
     """
-    # Not tempfile.mkstemp: its files are 0600 whatever the umask, and a report or a checkpoint is there to be
-    # read by others.
+    # Not tempfile.mkstemp, which ignores the umask and creates files of mode 0600: other users read
+    # reports and checkpoints, too.
     with replacing(path) as temporary, temporary.open("xb") as file:
         file.write(data)

@@ -1,11 +1,12 @@
-"""Bounded frames over sockets, and the token that is demanded before the first of them.
+"""Send and receive bounded frames over sockets, and check a token before the first frame.
 
-A frame is four bytes of length (little endian) and that many bytes. A greeting is the name of a protocol, of a fixed
-length, and a frame that holds a token: whoever listens reads the greeting, within a time limit, before anything else.
-Each end may be asyncio's (`read_frame`, `is_greeted`) or a blocking socket (`receive_frame`, `await_greeting`).
+A frame is four bytes of length (little endian) and that many bytes. A greeting is the name of a
+protocol, of a fixed length, and a frame that holds a token. A server reads the greeting, within a
+time limit, before anything else. Either end may use asyncio (`read_frame`, `is_greeted`) or a
+blocking socket (`receive_frame`, `await_greeting`).
 
-What a frame holds is its users' business. Only the standard library is imported here: processes that run generated
-code use these frames, too.
+This module defines no content of frames, and imports only the standard library, because processes
+that run generated code use frames, too.
 """
 
 import socket
@@ -20,28 +21,28 @@ if TYPE_CHECKING:
 _LENGTH_BYTES: Final = 4
 _MAX_TOKEN_BYTES: Final = 512
 _RECEIVE_BYTES: Final = 1 << 20
-"""Memory is taken as bytes arrive, not as a length announces."""
+"""Bytes received at once, so that a false length does not allocate memory."""
 _LOSS_OPTIONS: Final = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 10_000,
 }
-"""Seconds, seconds, probes, milliseconds: tcp(7)."""
+"""The socket options (tcp(7)), in seconds, seconds, probes and milliseconds."""
 
 
 class HungUp(ConnectionResetError, EOFError):
-    """The other side ended the connection."""
+    """The peer ended the connection."""
 
     def __init__(self) -> None:
         super().__init__("the peer ended the connection")
 
 
 def frame(body: bytes, max_bytes: int, *, what: str = "A message") -> bytes:
-    """Return the frame that holds `body`.
+    """Return a frame that holds `body`.
 
     Raises:
-        ChannelError: `what` is longer than `max_bytes`.
+        ChannelError: `body` is longer than `max_bytes`; the message calls the body `what`.
     """
     if len(body) > max_bytes:
         raise ChannelError(f"{what} has {len(body)} bytes; at most {max_bytes} fit.")
@@ -52,8 +53,8 @@ async def read_frame(reader: "asyncio.StreamReader", max_bytes: int) -> bytes:
     """Read the next frame from a stream.
 
     Raises:
-        HungUp: the other side is gone.
-        ChannelError: a longer frame is announced.
+        HungUp: the peer ended the connection.
+        ChannelError: the frame is longer than `max_bytes`.
     """
     try:
         size_bytes = _size_bytes(await reader.readexactly(_LENGTH_BYTES), max_bytes)
@@ -65,12 +66,17 @@ async def read_frame(reader: "asyncio.StreamReader", max_bytes: int) -> bytes:
 def receive_frame(
     connection: socket.socket, max_bytes: int, *, within_s: float | None = None
 ) -> bytes:
-    """Receive the next frame from a blocking socket, whole `within_s`; None: within the socket's own timeouts.
+    """Receive the next frame from a blocking socket.
+
+    Args:
+        connection: the socket.
+        max_bytes: the longest frame that is accepted.
+        within_s: the time for the whole frame; None: the socket's own timeout for each part.
 
     Raises:
-        HungUp: the other side is gone.
+        HungUp: the peer ended the connection.
         TimeoutError: the frame did not arrive in time.
-        ChannelError: a longer frame is announced.
+        ChannelError: the frame is longer than `max_bytes`.
     """
     until_s = None if within_s is None else time.monotonic() + within_s
     length = _receive(connection, _LENGTH_BYTES, until_s)
@@ -90,11 +96,11 @@ def receive_exactly(
 
 
 def receive_into(connection: socket.socket, target: memoryview) -> None:
-    """Fill `target` from a blocking socket, however long that takes, as long as each part arrives in its timeout.
+    """Fill `target` from a blocking socket, without a limit to the whole time.
 
     Raises:
-        HungUp: the other side is gone.
-        TimeoutError: nothing arrived in the socket's timeout.
+        HungUp: the peer ended the connection.
+        TimeoutError: no byte arrived within the socket's timeout.
     """
     while target:
         count = connection.recv_into(target)
@@ -111,7 +117,7 @@ def greeting(magic: bytes, token: bytes) -> bytes:
 def await_greeting(
     connection: socket.socket, magic: bytes, token: bytes, *, within_s: float
 ) -> bool:
-    """Receive a greeting on a blocking socket; return whether it has this protocol and token.
+    """Receive a greeting on a blocking socket; return True if its protocol and token are right.
 
     Raises:
         HungUp, TimeoutError: see `receive_frame`.
@@ -122,10 +128,12 @@ def await_greeting(
 
 
 async def is_greeted(connection: socket.socket, magic: bytes, token: bytes) -> bool:
-    """Receive a greeting on a socket of the event loop; see `await_greeting`. The caller limits the time.
+    """Receive a greeting on a socket of the event loop; see `await_greeting`.
+
+    The caller limits the time.
 
     Raises:
-        HungUp: the other side is gone.
+        HungUp: the peer ended the connection.
     """
     size_bytes = _greeting_bytes(await sock_receive(connection, len(magic) + _LENGTH_BYTES), magic)
     return size_bytes is not None and is_token(await sock_receive(connection, size_bytes), token)
@@ -135,7 +143,7 @@ async def sock_receive(connection: socket.socket, size_bytes: int) -> bytes:
     """Receive `size_bytes` bytes from a socket of the event loop.
 
     Raises:
-        HungUp: the other side is gone.
+        HungUp: the peer ended the connection.
     """
     import asyncio
 
@@ -150,21 +158,22 @@ async def sock_receive(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def is_token(given: bytes, token: bytes) -> bool:
-    """Compare a token with the right one, in constant time."""
-    import hmac  # a process without a token does without it
+    """Compare a token with the right token, in constant time."""
+    import hmac  # here, since a process without a token does not need the module
 
     return hmac.compare_digest(given, token)
 
 
 def notice_loss(connection: socket.socket) -> None:
-    """Send at once, and end the connection soon after the other machine is gone, whether or not anything is sent.
+    """Send without delay, and end the connection about 10 s after the peer's machine is lost.
 
-    A connection to a host may be silent for long: without probes a node's loss of power would stay unnoticed.
+    A connection to a host may be silent for long. Without probes, a node's loss of power would go
+    unnoticed.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _LOSS_OPTIONS.items():
-        if hasattr(socket, name):  # of Linux
+        if hasattr(socket, name):  # Linux only
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -176,7 +185,7 @@ def _size_bytes(length: bytes, max_bytes: int) -> int:
 
 
 def _greeting_bytes(head: bytes, magic: bytes) -> int | None:
-    """Return the announced size of the token; None if the greeting is another protocol's."""
+    """Return the size of the token; None if the greeting belongs to another protocol."""
     size_bytes = int.from_bytes(head[len(magic) :], "little")
     return size_bytes if head.startswith(magic) and size_bytes <= _MAX_TOKEN_BYTES else None
 

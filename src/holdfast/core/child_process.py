@@ -1,9 +1,9 @@
-"""Child processes: read that a child is ready, restart it with a limit, release and end it.
+"""Wait for, restart, release and end child processes.
 
-`core.processes` has how a module of Holdfast is started (`module_command`) and how a child ends with its parent in the
-kernel's hands (`die_with_parent`). A child that ends in its own way instead reads its standard input, a pipe, in
-`await_release`: one byte (`release`) says that the child is not wanted any more, the end of the pipe without a byte
-that the parent died.
+`core.processes` starts a module of Holdfast (`module_command`), and has the kernel kill a child
+whose parent dies (`die_with_parent`). A child that cleans up before it ends calls `await_release`
+instead, which reads the child's standard input, a pipe. One byte (`release`) means that the parent
+needs the child no more; the end of the pipe without a byte means that the parent died.
 """
 
 import contextlib
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class RestartLimit:
-    """Counts the ends of a child that is started again each time.
+    """Count the ends of a child that is restarted after each end.
 
     Attributes:
-        restarts: how often the child may be started again.
-        quick_end_s: a child that ran for less has ended quickly.
-        quick_ends: quick ends in a row after which the child is given up: what ended it would end the next one.
+        restarts: the most restarts of the child.
+        quick_end_s: an end after less time than this is a quick end.
+        quick_ends: the quick ends in a row after which the child is not restarted, because the next
+            start would end as quickly; 0: no limit.
     """
 
     restarts: int
@@ -36,27 +37,31 @@ class RestartLimit:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the child is given up."""
+        """True once the child must not be restarted."""
         return self._ends > self.restarts or 0 < self.quick_ends <= self._quick_ends
 
     def allows_restart(self, ran_s: float = math.inf) -> bool:
-        """Record that the child ended after `ran_s` seconds; return whether to start it again."""
+        """Record that the child ended after `ran_s` seconds; return True if it may be restarted."""
         self._ends += 1
         self._quick_ends = self._quick_ends + 1 if ran_s < self.quick_end_s else 0
         return not self.is_exceeded
 
 
 def first_line(process: "subprocess.Popen[bytes]", timeout_s: float) -> bytes:
-    """Read the line by which a child says that it is ready; empty if the child ended or is silent for `timeout_s`."""
+    """Read the line that a child prints when it is ready.
+
+    Returns:
+        The line; empty if the child ended or printed nothing for `timeout_s` seconds.
+    """
     assert process.stdout is not None, "standard output is a pipe"
     ready, _, _ = select.select([process.stdout], [], [], timeout_s)
     return process.stdout.readline() if ready else b""
 
 
 def release(process: "subprocess.Popen[bytes]") -> None:
-    """Send one byte to a child's standard input and close it; do nothing where that is done or the child has ended.
+    """Send one byte to a child's standard input, and close the input.
 
-    The end of the pipe alone could stay unseen: another child, forked meanwhile, may hold the pipe open.
+    The function does nothing if the input is closed already or the child has ended.
     """
     assert process.stdin is not None, "standard input is a pipe"
     if process.stdin.closed:
@@ -69,13 +74,14 @@ def release(process: "subprocess.Popen[bytes]") -> None:
 
 
 def await_release() -> bool:
-    """In a child: wait until the parent calls `release` or dies; return whether the parent released this process."""
-    # Not sys.stdin: its buffer's lock would be held at the interpreter's exit, which then aborts.
+    """Wait, in a child, until the parent calls `release` or dies; return True after `release`."""
+    # Not sys.stdin: this thread would hold the lock of the stdin buffer at the interpreter's exit,
+    # and the interpreter would abort.
     return bool(os.read(0, 1))
 
 
 def end_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
-    """Wait for a child that is about to end, SIGKILL it after `timeout_s`; return its exit code."""
+    """Wait for a child that is about to end, SIGKILL it after `timeout_s`; return the exit code."""
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -84,7 +90,7 @@ def end_within(process: "subprocess.Popen[bytes]", timeout_s: float) -> int:
 
 
 async def end_soon(process: "asyncio.subprocess.Process", timeout_s: float) -> None:
-    """Wait for a child that is about to end; SIGKILL it after `timeout_s`, or when the caller is cancelled."""
+    """Wait for a child that is about to end, with SIGKILL after `timeout_s` or on cancellation."""
     import asyncio
 
     try:
@@ -95,9 +101,9 @@ async def end_soon(process: "asyncio.subprocess.Process", timeout_s: float) -> N
 
 
 async def answer_of(process: "asyncio.subprocess.Process", question: bytes) -> tuple[bytes, bytes]:
-    """Send `question` to a child; return what it printed to standard output and error, each where that is a pipe.
+    """Send `question` to a child; return the bytes that the child wrote to stdout and stderr.
 
-    The child is killed if the caller is cancelled.
+    A stream that is no pipe gives empty bytes. If the caller is cancelled, the child is killed.
     """
     try:
         out, err = await process.communicate(question)

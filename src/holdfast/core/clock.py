@@ -1,4 +1,7 @@
-"""Time, injected: everything that waits or stamps takes a `Clock`; tests use `holdfast.testing.FakeClock`."""
+"""Inject time: code that waits or records times takes a `Clock`.
+
+Tests use `holdfast.testing.FakeClock`.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,11 +12,14 @@ class Clock(Protocol):
     """Two clocks in one: wall time for records, monotonic time for limits."""
 
     def now_s(self) -> float:
-        """Seconds since the Unix epoch, UTC; for records that people read."""
+        """Return seconds since the Unix epoch, UTC, for records that people read."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that only ever grow; for limits. On Linux one timeline for all processes of a host."""
+        """Return seconds that never decrease, for limits.
+
+        On Linux, all processes of a host share one time line.
+        """
         ...
 
 
@@ -30,19 +36,19 @@ class SystemClock:
 
 
 def elapsed_s() -> float:
-    """Return seconds that only ever grow. On Linux they grow while the machine is suspended, too."""
+    """Return seconds that never decrease; on Linux, suspended time counts as well."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def wall_offset_s() -> float:
-    """Return the present difference of the wall clock and `elapsed_s`, in seconds."""
+    """Return the present wall-clock time minus `elapsed_s`, in seconds."""
     return time.time() - elapsed_s()
 
 
 class SteadyClock:
-    """Clocks whose wall time does not jump: the machine's wall clock is read once.
+    """A clock whose wall time never jumps, because the machine's wall clock is read once.
 
-    So the distances between the records of a run stay true if the wall clock is set meanwhile.
+    The distances between the records of a run stay true if the wall clock is set during the run.
     """
 
     def __init__(
@@ -56,7 +62,7 @@ class SteadyClock:
 
         Args:
             offset_s: see `wall_offset_s`; the same for all processes of a host that must agree.
-            elapsed_s: returns seconds that only ever grow.
+            elapsed_s: returns seconds that never decrease.
             monotonic_s: returns the seconds for limits.
         """
         self._offset_s = offset_s

@@ -1,26 +1,26 @@
-"""The one tree of errors.
+"""Define the tree of errors.
 
 HoldfastError                     exit code 1
 ├── BadUse                        2: wrong arguments, paths or state; nothing was done
 │   ├── NotFound                  2: no such run, incident, script or folder
-│   └── StateMismatch             2: the state given does not fit the checkpoint
-├── LedgerError                   2: the ledger cannot be opened or is of another version
+│   └── StateMismatch             2: the given state does not fit the checkpoint
+├── LedgerError                   2: the ledger cannot be opened or has another version
 ├── CheckpointError               1
 │   ├── SaveFailed                1: this save is not durable; earlier checkpoints are untouched
-│   ├── NoVerifiedCheckpoint      1: checkpoints exist and none verifies
-│   ├── DamagedCheckpoint         1: one that was named is not what its manifest says
+│   ├── NoVerifiedCheckpoint      1: checkpoints exist, but none verifies
+│   ├── DamagedCheckpoint         1: the named checkpoint does not match its manifest
 │   └── StorageFailed             1: object storage refused, or failed in all attempts
-└── ChannelError                  1: the control channel to the supervisor refused or broke
+└── ChannelError                  1: the control channel to the supervisor was refused or broke
 
-Messages are for the person who reads them at night: one sentence of what is wrong, with the values, and one
-with the next step. The command line prints them without a traceback and leaves with `exit_code`.
+Each message has one sentence on the error, with the values, and one with the next step. The command
+line prints the message without a traceback, and exits with `exit_code`.
 """
 
 from typing import ClassVar
 
 
 class HoldfastError(Exception):
-    """Anything Holdfast raises on purpose."""
+    """Any error that Holdfast raises on purpose."""
 
     exit_code: ClassVar[int] = 1
 
@@ -32,27 +32,32 @@ class BadUse(HoldfastError, ValueError):
 
 
 class NotFound(BadUse):
-    """A run, incident, script or folder that was named does not exist."""
+    """The named run, incident, script or folder does not exist."""
 
 
 class StateMismatch(BadUse):
-    """The state passed to `restore` does not fit what the checkpoint holds; nothing was changed, or it says so."""
+    """The state passed to `restore` does not fit the checkpoint.
+
+    The state is unchanged, unless the message states a change.
+    """
 
 
 class LedgerError(HoldfastError):
-    """The ledger cannot be opened, or was written by another version."""
+    """The ledger cannot be opened, or has another version."""
 
     exit_code = 2
 
 
 class CheckpointError(HoldfastError):
-    """Something went wrong with a checkpoint."""
+    """An operation on a checkpoint failed."""
 
 
 class SaveFailed(CheckpointError):
     """A save did not become durable; every earlier checkpoint is untouched.
 
-    `errno`: where the system gave one. `is_final`: another try would fail as well.
+    Attributes:
+        errno: the system's error number, if there is one.
+        is_final: True if another try would fail as well.
     """
 
     errno: int | None = None
@@ -60,15 +65,18 @@ class SaveFailed(CheckpointError):
 
 
 class NoVerifiedCheckpoint(CheckpointError):
-    """Checkpoints exist and none of them verifies."""
+    """Checkpoints exist, but none verifies."""
 
 
 class DamagedCheckpoint(CheckpointError):
-    """A checkpoint that was named is not what its manifest says; nothing of it was taken over."""
+    """The named checkpoint does not match its manifest; none of its data were loaded."""
 
 
 class StorageFailed(CheckpointError):
-    """Object storage refused a request, or failed in all attempts; it says nothing of what lies there."""
+    """Object storage refused a request, or failed in all attempts.
+
+    The error proves nothing about the stored objects.
+    """
 
 
 class ChannelError(HoldfastError):

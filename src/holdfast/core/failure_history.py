@@ -1,4 +1,7 @@
-"""How often a job has failed so far: the supervisor knows it from the ledger, and tells the ranks as they start."""
+"""Count a job's failures so far, for the ranks.
+
+The supervisor reads the count from the ledger, and passes the count in the ranks' environment.
+"""
 
 import json
 import os
@@ -15,14 +18,17 @@ ENV_FAILURES: Final = "HOLDFAST_FAILURES"
 
 @dataclass(frozen=True, kw_only=True)
 class FailureHistory:
-    """Failures of a run after its first step, in so many seconds of training."""
+    """The failures of a run after a first step, in so many seconds of training."""
 
     failures: int = 0
     trained_s: float = 0.0
 
     @classmethod
     def of_run(cls, attempts: "Iterable[Attempt]", incidents: "Iterable[Incident]") -> Self:
-        """What the ledger says. A start that made no step had nothing to lose, and does not count."""
+        """Count in the ledger's records.
+
+        An attempt that completed no step had nothing to lose, and does not count.
+        """
         trained_s = {
             one.number: one.ended_at_s - one.first_step_at_s
             for one in attempts
@@ -35,10 +41,10 @@ class FailureHistory:
 
     @classmethod
     def of_environment(cls) -> Self:
-        """What the supervisor told this rank; nothing where there is none."""
+        """Read the history from the environment; no failures without a supervisor."""
         told = os.environ.get(ENV_FAILURES)
         return cls() if told is None else cls(**json.loads(told))
 
     def as_environment(self) -> dict[str, str]:
-        """For the ranks."""
+        """Return the environment variable to set for the ranks."""
         return {ENV_FAILURES: json.dumps(asdict(self))}

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""Measure how much memory this process can still take."""
 
 import contextlib
 import functools
@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 import psutil
 
 _UNLIMITED_BYTES: Final = 1 << 62
-"""Version 1 of control groups states no limit as 2^63 less a page."""
+"""Version 1 of control groups states "no limit" as 2^63 less a page."""
 
 
 class _Version(NamedTuple):
     limits: tuple[str, ...]
     used: str
     cache_of: str
-    """What precedes `active_file` in `memory.stat`, of the group and all groups below it."""
+    """The prefix of `active_file` in `memory.stat`, for the sum of a group and all groups below."""
 
 
 _V2: Final = _Version(("memory.max", "memory.high"), "memory.current", "")
@@ -26,10 +26,10 @@ _V1: Final = _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", "tota
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Return what the node has left, or what a control group of this process has left, whichever is less.
+    """Return the bytes left on the node or in this process's control groups, whichever are fewer.
 
-    Every group from the process's own one up to the topmost one that is mounted counts, of version 1 and 2 of
-    cgroups(7). A group that a container does not see cannot be counted, but for its limit in version 1.
+    All mounted groups count, from the process's own group up to the topmost, in version 1 and 2 of
+    cgroups(7). A container cannot see the groups above its own; only version 1 states their limit.
 
     Args:
         root: the folder that holds `proc` and the mount points.
@@ -41,18 +41,18 @@ def _left_bytes(root: Path) -> Iterator[int]:
     try:
         own = os.fsdecode((root / "proc/self/cgroup").read_bytes())
         groups = _groups(root, own)
-    except (OSError, ValueError):  # not Linux, or not what its manual says
+    except (OSError, ValueError):  # not Linux, or an undocumented format
         return
     for version, folder, is_own in groups:
         limit_bytes = min(_limit_bytes(folder / name) for name in version.limits)
         if limit_bytes >= _UNLIMITED_BYTES and not (is_own and version is _V1):
             continue
         of = _statistics(folder / "memory.stat")
-        # The least limit of this group and those above it, of which a container does not see all.
+        # The least limit of this group and the groups above, some of which a container cannot see.
         limit_bytes = min(limit_bytes, of.get("hierarchical_memory_limit", _UNLIMITED_BYTES))
         with contextlib.suppress(OSError, ValueError):  # the group has no memory controller
             left_bytes = limit_bytes - int((folder / version.used).read_text())
-            # The cache of files counts as used, and is given up when the memory is wanted.
+            # The page cache counts as used, but the kernel frees the cache when memory is needed.
             yield left_bytes + sum(
                 of.get(f"{version.cache_of}{kind}_file", 0) for kind in ("active", "inactive")
             )
@@ -74,11 +74,12 @@ def _statistics(path: Path) -> dict[str, int]:
 
 @functools.lru_cache(maxsize=8)
 def _groups(root: Path, own: str) -> tuple[tuple[_Version, Path, bool], ...]:
-    """Return the folders of the groups that limit a process, and which is its own.
+    """Return the folders of the groups that limit a process, each with True for its own group.
 
     Args:
-        root: of the file system.
-        own: the content of `/proc/self/cgroup`. It changes when the process is moved to another group.
+        root: the root of the file system.
+        own: the content of `/proc/self/cgroup`, which changes when the process moves to another
+            group.
     """
     paths: dict[_Version, PurePosixPath] = {}
     for line in own.splitlines():
@@ -97,10 +98,7 @@ def _groups(root: Path, own: str) -> tuple[tuple[_Version, Path, bool], ...]:
 
 
 def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
-    """Return what is mounted of the hierarchies that limit memory, by mount point.
-
-    Source: proc_pid_mountinfo(5).
-    """
+    """Return the mounted hierarchies that limit memory, by mount point: proc_pid_mountinfo(5)."""
     mounts: dict[str, tuple[PurePosixPath, _Version]] = {}
     for line in os.fsdecode((root / "proc/self/mountinfo").read_bytes()).splitlines():
         before, _, after = line.partition(" - ")
@@ -118,10 +116,11 @@ def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
 
 
 def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
-    """Return where a group lies in a mount that shows the groups from `mounted` down; None: not there.
+    """Return a group's path in a mount of the groups from `mounted` down; None if not there.
 
-    In a namespace of control groups both paths are seen from its root, and groups above are `..`. Their names are not
-    known, so that only the top of such a mount counts.
+    In a namespace of control groups, both paths are relative to the namespace's root, and each
+    group above is `..`. The names of those groups are unknown, so only the top of such a mount
+    counts.
     """
     if own.is_relative_to(mounted):
         inside = own.relative_to(mounted)

@@ -1,7 +1,7 @@
 """The seam between the code that runs a rank's phases and the recorder of the rank's profile.
 
-`holdfast.profile` sets the process's sink. The checkpoint and evaluation rooms note phases by `note_phase`, which does
-nothing without a sink.
+`holdfast.profile` sets the process's sink. The checkpoint and evaluation rooms record phases with
+`note_phase`, which does nothing without a sink.
 """
 
 import os
@@ -20,7 +20,7 @@ class PhaseSink(Protocol):
     """Records the phases of this process."""
 
     def span(self, phase: str, start_ns: int, end_ns: int) -> None:
-        """Record a phase, with its beginning and end by `time.monotonic_ns`. Never block, never raise."""
+        """Record a phase; both times are of `time.monotonic_ns`. Never block, never raise."""
         ...
 
 
@@ -50,7 +50,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def own_node() -> str:
-    """Return the name of this node: `$HOLDFAST_PROFILE_NODE` of its sampler, else the host's name."""
+    """Return this node's name: `$HOLDFAST_PROFILE_NODE` of its sampler, else the host's name."""
     import socket
 
     return os.environ.get(ENV_NODE) or socket.gethostname()

@@ -1,6 +1,6 @@
-"""Processes: whose they are, how they begin and end. Exits said in words, trees killed, children tied to their parents.
+"""Start, watch and kill processes.
 
-Linux's prctl is used where it is there; elsewhere those calls do nothing and the guard's sweep is what remains.
+The calls of Linux's prctl(2) do nothing on other systems; there, only `kill_descendants` remains.
 """
 
 import atexit
@@ -21,11 +21,11 @@ from typing import Any
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 _LOOKS_BETWEEN_REQUESTS = 20
-"""Attempts to read two counts between which no rank polls the store."""
+"""Attempts to read two counts while no rank polls the store between the reads."""
 
 
 def whoami() -> str:
-    """Return the name of the user of this process, `unknown` where the system has none."""
+    """Return the name of this process's user; `unknown` if the system has none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user in this container
@@ -33,10 +33,11 @@ def whoami() -> str:
 
 
 def module_command(module: str) -> tuple[list[str], dict[str, str]]:
-    """What runs a module of this package in a process of its own: the first words of the command, and the environment.
+    """Return a command line and environment that run a module of this package in a new process.
 
-    Files of the working directory are not taken for modules of the standard library, and the package is found where
-    this process found it, also if that was by `sys.path` alone.
+    The caller appends the module's arguments. Files of the working directory do not hide modules of
+    the standard library. The new process finds the package where this process found the package,
+    also if only `sys.path` named the place.
     """
     found_in = str(Path(__file__).parents[2])
     environment = dict(os.environ)
@@ -44,19 +45,19 @@ def module_command(module: str) -> tuple[list[str], dict[str, str]]:
     installed_in = [*sysconfig.get_paths().values(), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         installed_in.append(site.getusersitepackages())
-    if found_in not in installed_in:  # else it is found, and behind the standard library
+    if found_in not in installed_in:  # else Python finds the package without PYTHONPATH
         paths.append(found_in)
     if any(paths):
-        environment["PYTHONPATH"] = os.pathsep.join(
-            filter(None, paths)
-        )  # an empty one is the working directory
+        # An empty entry means the working directory.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return [sys.executable, "-P", "-m", module], environment
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
-    """Ask the kernel to SIGKILL this process when its parent ends, however that ends.
+    """Have the kernel SIGKILL this process when its parent ends, for any reason.
 
-    `parent_pid`: of the parent, where it is known; if that is gone already, this process ends now.
+    Args:
+        parent_pid: the parent, if known; if that parent has ended already, this process ends now.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid not in (None, os.getppid()):
@@ -64,7 +65,7 @@ def die_with_parent(parent_pid: int | None = None) -> None:
 
 
 def become_subreaper() -> None:
-    """Adopt every descendant whose own parent ends, so that none can escape `kill_descendants`."""
+    """Adopt each descendant whose own parent ends, so that `kill_descendants` finds all of them."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -90,17 +91,17 @@ def kill_descendants(
     left: str | None = None,
     but: int | None = None,
 ) -> None:
-    """Send SIGKILL to the descendants of a process until none is left. SIGKILL also ends stopped processes.
+    """Send SIGKILL to the descendants of a process until none is left.
+
+    SIGKILL also ends stopped processes. A process that is stuck in the kernel may survive.
 
     Args:
-        of_pid: the process; None: this one.
-        timeout_s: the longest wait for those that SIGKILL does not end at once.
-        spared: a word of the command lines of processes that may end by themselves.
-        spared_s: the time that these have for it.
-        left: the name of those among the spared ones that are left alone.
-        but: a process that is left alone with its own descendants.
-
-    A process that is stuck in the kernel may survive: nobody can end it.
+        of_pid: the process; None: this process.
+        timeout_s: the longest wait for processes that SIGKILL does not end at once.
+        spared: a word of the command lines of processes that may first end by themselves.
+        spared_s: the seconds that the spared processes have to end.
+        left: the name of the spared processes that are never killed.
+        but: a process that is spared with its own descendants.
     """
     import psutil
 
@@ -121,12 +122,12 @@ def kill_descendants(
                     child.kill()
             except psutil.Error:  # it has ended, or belongs to another user
                 continue
-        # Not psutil's own wait: it would reap a child whose exit somebody else is waiting for.
+        # Not psutil's own wait: psutil would reap a child whose exit code other code waits for.
         time.sleep(0.02)
 
 
 def reap_orphans(*, but: int | None = None) -> None:
-    """Wait for the children of this process that have ended, which are orphans that it has adopted; not for `but`."""
+    """Reap this process's ended children, which are adopted orphans; leave the child `but`."""
     import psutil
 
     for child in psutil.Process().children():
@@ -159,7 +160,7 @@ def _is_left(process: object, spared: str | None, left: str | None) -> bool:
 def process_state(pid: int) -> str | None:
     """Return the kernel's state of a process by psutil's name ("stopped", "disk-sleep", …).
 
-    The state is "hidden" where it may not be read, and None once the process is gone.
+    The state is "hidden" if this user may not read it, and None once the process is gone.
     """
     import psutil
 
@@ -182,17 +183,20 @@ def parent_of(pid: int) -> int | None:
 
 
 def activity(pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
-    """Return what the process of each rank has used so far, with its descendants; None if that is hidden or gone.
+    """Return the CPU seconds and I/O bytes that each rank has used so far, with its descendants.
 
-    What they have used is CPU seconds, and a count of bytes that grows with each read and write. Descendants that ended
-    are in their parents' numbers, as far as the parents waited for them.
+    The bytes grow with each read and write. A descendant that has ended counts if its parent has
+    reaped the descendant.
 
     Args:
         pids: the process of each rank.
+
+    Returns:
+        By rank, the seconds and bytes; None if the process is hidden or gone.
     """
     import psutil
 
-    hidden = (psutil.Error, OSError)  # psutil leaves some errors of /proc as they are
+    hidden = (psutil.Error, OSError)  # psutil passes on some errors of /proc
     children: dict[int, list[psutil.Process]] = {}
     try:
         for process in psutil.process_iter():
@@ -230,7 +234,7 @@ def _used(process: object) -> tuple[float, int]:
         servers = _store_threads(process.pid)
         for _ in range(_LOOKS_BETWEEN_REQUESTS):
             served_bytes, io = _io_bytes(servers), process.io_counters()
-            # A mapped file's pages are read without a call that reads.
+            # `read_chars` lacks the pages of a mapped file, which are read without a system call.
             io_bytes = (
                 io.read_bytes
                 + io.write_bytes
@@ -246,7 +250,8 @@ def _used(process: object) -> tuple[float, int]:
 def _store_threads(pid: int) -> list[Path]:
     """Return the threads of a process that serve PyTorch's TCPStore, as folders of /proc.
 
-    All ranks poll the store, also while they wait for the rank that serves it: this is no activity of that rank.
+    All ranks poll the store, even while they wait for the rank that serves the store. Those polls
+    are no activity of the serving rank.
     """
     found = []
     for thread in Path(f"/proc/{pid}/task").glob("*"):
@@ -277,7 +282,7 @@ def _status(process: object) -> str | None:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9, and so on."""
+    """Return the name of a signal, for example SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -285,12 +290,16 @@ def signal_name(number: int) -> str:
 
 
 def exit_as(returncode: int) -> None:
-    """End this process as another ended: with its code, or by its signal (`subprocess` writes that negative)."""
+    """End this process as another process ended: with its exit code, or by its signal.
+
+    Args:
+        returncode: as `subprocess` reports it, negative for a signal.
+    """
     if returncode >= 0:
         sys.exit(returncode)
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that matters was the other's
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the other's core dump is of use
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {-returncode})
     if returncode != -signal.SIGKILL:
         signal.signal(-returncode, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""A limit to the rate at which bytes are written, sent or read, for threads and for tasks of an event loop."""
+"""Limit the bytes per second that threads or tasks of an event loop write, send or read."""
 
 import threading
 import time
@@ -6,22 +6,22 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 CATCH_UP_S: Final = 0.05
-"""Time lost to late wake-ups of an event loop that `AsyncRateLimit` makes up for."""
+"""The longest late wake-up of an event loop for which `AsyncRateLimit` makes up."""
 
 
 async def _sleep(seconds: float) -> None:
-    import asyncio  # a process without an event loop does without the time to import one
+    import asyncio  # here, since a process without an event loop need not spend the import time
 
     await asyncio.sleep(seconds)
 
 
 class _Turns:
-    """The turns of callers, one after another, each as long as its bytes take at `max_bytes_s`.
+    """Give callers turns, one after another, each as long as its bytes take at `max_bytes_s`.
 
     Args:
-        max_bytes_s: the rate; None for no limit. May be changed at any time.
-        now_s: the time, monotonic.
-        catch_up_s: a turn may begin this long before the call if the turns before it have ended by then.
+        max_bytes_s: the rate; None: no limit. The rate may be changed at any time.
+        now_s: returns monotonic seconds.
+        catch_up_s: a turn may begin this long before the call if the turns before it ended by then.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class _Turns:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there is a rate."""
+        """True if there is a limit."""
         return self.max_bytes_s is not None
 
     def _take_turn(self, size_bytes: int, max_bytes_s: float) -> tuple[float, float]:
-        """Take the next turn; return in how many seconds the turn begins and ends, negative for the past."""
+        """Take the next turn; return the seconds until its begin and its end (negative: past)."""
         with self._taking_turns:
             now_s = self._now_s()
             begin_s = max(self._free_at_s, now_s - self._catch_up_s)
@@ -48,9 +48,10 @@ class _Turns:
 
 
 class RateLimit(_Turns):
-    """Holds all threads together to `max_bytes_s`, from one file and one save to the next; None: as fast as it goes.
+    """Limit all threads together to `max_bytes_s`; None: no limit.
 
-    What comes waits for what came before it, so that in any stretch of time the rate is exceeded by one chunk at most.
+    The limit holds across files and saves. Each caller waits for the turns of all earlier callers,
+    so in any stretch of time at most one chunk exceeds the rate.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class RateLimit(_Turns):
         self._sleep = sleep
 
     def wait(self, size_bytes: int) -> None:
-        """Wait until the turn of `size_bytes` more begins."""
+        """Wait until the turn of these bytes begins."""
         if self.max_bytes_s is None:
             return
         begins_in_s, _ = self._take_turn(size_bytes, self.max_bytes_s)
@@ -72,10 +73,10 @@ class RateLimit(_Turns):
 
 
 class AsyncRateLimit(_Turns):
-    """Holds all tasks of an event loop together to `max_bytes_s`; None: as fast as it goes.
+    """Limit all tasks of an event loop together to `max_bytes_s`; None: no limit.
 
-    A turn is over after `bytes / rate`, one caller after another. Time lost to a late wake-up, up to `CATCH_UP_S`, is
-    made up for.
+    Each caller waits until its own turn has ended. A late wake-up of up to `CATCH_UP_S` seconds
+    does not lower the rate: the next turn begins earlier.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class AsyncRateLimit(_Turns):
         self._sleep = sleep
 
     async def wait(self, size_bytes: int) -> None:
-        """Wait until the turn of `size_bytes` more has ended."""
+        """Wait until the turn of these bytes has ended."""
         if self.max_bytes_s is None:
             return
         _, ends_in_s = self._take_turn(size_bytes, self.max_bytes_s)

@@ -1,7 +1,8 @@
-"""A log file of bounded size, written by one process.
+"""Write a log file of bounded size, from one process.
 
-`NAME` is the newest part, `NAME.1` the one before it, and so on; what falls off the end is gone. Parts are cut at
-line ends, so a citation of a line stays a whole line. A crash loses nothing that `write` was given.
+`NAME` is the newest part, `NAME.1` the part before, and so on. The oldest part is deleted. Parts
+are cut at line ends, so that a cited line stays whole. A crash loses no bytes that were passed to
+`write`.
 """
 
 import os
@@ -14,11 +15,11 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RotatingLog:
-    """Keeps the last `max_bytes` of what is written to it, in `PARTS` files.
+    """Keep the last `max_bytes` bytes of a log, in `PARTS` files.
 
     Attributes:
-        written_bytes: all that was ever written.
-        dropped_bytes: how much of it fell off the end.
+        written_bytes: all bytes that were ever passed to `write`.
+        dropped_bytes: the bytes of them that are deleted or could not be written.
     """
 
     def __init__(self, path: Path, *, max_bytes: int) -> None:
@@ -32,9 +33,9 @@ class RotatingLog:
         self._filled_bytes = self._file.tell()
 
     def write(self, data: bytes) -> None:
-        """Append `data`, turning to a new part where this one is full.
+        """Append `data`; begin a new part when the newest part is full.
 
-        A disk that does not take it costs those lines, never the process that prints them.
+        If the disk fails, the lines are lost, but the writing process continues.
         """
         self.written_bytes += len(data)
         try:
@@ -48,8 +49,8 @@ class RotatingLog:
             if len(data) <= room:
                 self._append(data)
                 return
-            # Cut at a line's end: the last one that fits, else (a line longer than what is left) the first
-            # one beyond, unless the line alone would fill a part twice.
+            # Cut at a line's end: at the last end that fits; else, for a line longer than the room
+            # left, at the first end beyond, unless that line alone would fill a part twice.
             cut = (
                 data.rfind(b"\n", 0, max(room, 0)) + 1
                 or data.find(b"\n", 0, room + self._part_bytes) + 1
@@ -87,17 +88,17 @@ class RotatingLog:
 
 
 def part_path(path: Path, index: int) -> Path:
-    """The file of part `index`: 0 is the newest."""
+    """Return the file of part `index`; part 0 is the newest."""
     return path if index == 0 else path.with_name(f"{path.name}.{index}")
 
 
 def parts_oldest_first(path: Path) -> list[Path]:
-    """The parts that exist, in the order they were written."""
+    """Return the existing parts in the order in which they were written."""
     return [part for index in range(PARTS - 1, -1, -1) if (part := part_path(path, index)).exists()]
 
 
 class LogTail:
-    """Reads a bounded log from its oldest part on, and what is appended later, over its rotations."""
+    """Read a bounded log from its oldest part on, and later lines across rotations."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,29 +106,30 @@ class LogTail:
         self._part = 0
 
     def read(self) -> Iterator[tuple[bytes, int]]:
-        """All that was not read yet, in pieces, each with the part of the log it stands in: 0 the first that was read.
+        """Yield all bytes that were not read yet, in pieces, each with the number of its part.
 
-        Where parts fell off the end unread, `PARTS` numbers are left out: what was read before them is gone too.
+        The first part that was read has number 0. If parts were deleted unread, `PARTS` numbers are
+        skipped: the bytes before and after the gap do not belong together.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the log cannot be read.
         """
         while True:
             if self._file is not None:
                 while chunk := self._file.read(_CHUNK_BYTES):
                     yield chunk, self._part
-            # Only now: what was appended to a part before it was rotated away has been read above.
+            # Only now: bytes appended to a part before its rotation were read above.
             if not self._turn():
                 return
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _turn(self) -> bool:
-        """Go on to the next part, or to the oldest if this one is gone; whether there was one."""
+        """Open the next part, or the oldest if this part is deleted; return False without one."""
         reading = None if self._file is None else os.fstat(self._file.fileno()).st_ino
         parts = parts_oldest_first(self._path)
         try:
@@ -137,7 +139,7 @@ class LogTail:
                 return False
             following = parts[at].open("rb")
         except FileNotFoundError:
-            return False  # rotated just now; the next look finds it
+            return False  # rotated just now; the next call finds the part
         if os.fstat(following.fileno()).st_ino != inodes[at]:
             following.close()
             return False

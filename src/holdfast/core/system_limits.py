@@ -1,4 +1,4 @@
-"""Name the limits of a process or its node that a save can reach, as the commands that set them do."""
+"""Name the limits of a process or node that a save can reach, with the commands that set them."""
 
 import errno
 import resource
@@ -13,18 +13,18 @@ _RAISE: Final = "Raise that limit where the job is started"
 
 
 def in_words(error: BaseException) -> str:
-    """Return the text of an error, with the limit that the error has reached and the value of the limit.
+    """Return the text of an error, with the limit that the error has reached and its value.
 
-    An error of another kind has only its own text.
+    For an error that reaches no such limit, return the error's own text.
     """
     found = _limit(error) if isinstance(error, OSError) else None
     return str(error) if found is None else f"{error}; {found[0]}"
 
 
 def advice_on(error: BaseException) -> str:
-    """Return advice on the limit that an error has reached; empty if the error reaches none of these limits.
+    """Return advice on the limit that an error has reached; empty if there is no such limit.
 
-    An error that has only an `errno`, such as another rank's error, is enough.
+    An error with only an `errno`, such as another rank's error, is enough.
     """
     found = _limit(error)
     return "" if found is None else found[1]
@@ -32,7 +32,7 @@ def advice_on(error: BaseException) -> str:
 
 @contextmanager
 def naming_limits(consequence: str) -> Iterator[None]:
-    """Raise an error that has reached one of these limits as a `CheckpointError` with the limit and advice.
+    """Add the reached limit and advice to an error of the block.
 
     Raises:
         CheckpointError: a limit was reached; the message begins with `consequence`.

@@ -9,7 +9,7 @@ class Tasks:
     """The background tasks of one owner."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        """Start with none; `failed` receives the error with which a task ends."""
+        """Start without tasks; `failed` receives the error of each task that fails."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed = failed
 

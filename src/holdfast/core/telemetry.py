@@ -1,8 +1,10 @@
-"""The journal of steps: one JSON object a line, beside the ledger, because its rate is not a database's.
+"""Write and read the journal of steps: one JSON object a line.
 
-What a crash can leave: kill -9 of the writer loses no line that `append` returned for; at most the last line
-is torn, which readers leave out and the next writer cuts off. The journal is not fsynced, so a power cut can
-cost the newest lines; they are telemetry, the state itself is in the checkpoints.
+The journal is a file beside the ledger, because steps come too fast for a database.
+
+A kill -9 of the writer loses no line that `append` has written. At most the last line is torn;
+readers leave a torn line out, and the next writer cuts the line off. The journal is not fsynced, so
+a power cut can lose the newest lines. The training state is in the checkpoints, not here.
 """
 
 import json
@@ -21,20 +23,20 @@ READ_BACK_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One training step, as the lowest rank that reported it saw it."""
+    """One training step, as the lowest reporting rank reported the step."""
 
     attempt: int
     rank: int
     step: int
-    """Steps completed."""
+    """The number of completed steps."""
     at_s: float
-    """When it was completed, seconds since the Unix epoch."""
+    """The time of completion, in seconds since the Unix epoch."""
     step_s: float
-    """Seconds since the same rank's previous step, without sections such as save, restore and evaluate."""
+    """Seconds since the same rank's previous step, without sections (save, restore, evaluate)."""
     loss: float | None = None
-    """May be NaN or infinite: that is news, not an error."""
+    """May be NaN or infinite, which is no error of the record."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What else the script reported, `val_loss` for example."""
+    """The script's other reported numbers, for example `val_loss`."""
 
     @classmethod
     def of_report(cls, attempt: int, rank: int, report: Mapping[str, Any], at_s: float) -> Self:
@@ -55,14 +57,17 @@ class StepRecord:
 
 
 _TAIL_BYTES = 256 * 1024
-"""More than one record has."""
+"""More bytes than one record has."""
 
 
 class StepJournal:
-    """The journal's one writer: the supervisor. A line is in the file, whole, when `append` returns."""
+    """Write the journal; the supervisor is its only writer.
+
+    When `append` returns, the file holds the whole line.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open the journal at `path`, making its folder, and cut off a line that a killed writer left torn.
+        """Open the journal at `path`, create its folder, and cut off a torn last line.
 
         Raises:
             OSError: the file cannot be opened.
@@ -74,7 +79,7 @@ class StepJournal:
             os.ftruncate(self._fd, whole_bytes)
 
     def last(self) -> StepRecord | None:
-        """Return the last record; None where there is none that can be read."""
+        """Return the last record; None if there is no readable record."""
         size_bytes = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
         lines = tail.splitlines()
@@ -87,10 +92,12 @@ class StepJournal:
         """Write one line.
 
         Raises:
-            OSError: the line could not be written (a full disk); none of it is left in the file.
+            OSError: the line could not be written (full disk); no part of the line is left in the
+                file.
         """
         line = _encode(record)
-        # One write a line: what a reader or a kill -9 sees ends, but for a full disk, at a line's end.
+        # One write a line, so that readers see whole lines even after a kill -9, except on a full
+        # disk.
         start_bytes = os.fstat(self._fd).st_size
         rest = memoryview(line)
         try:
@@ -101,7 +108,7 @@ class StepJournal:
             raise
 
     def close(self) -> None:
-        """Let go of the file. Closing twice is harmless."""
+        """Close the file; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -119,16 +126,17 @@ class StepJournal:
 
 
 def read_steps(path: Path, *, last_bytes: int | None = None) -> Iterator[StepRecord]:
-    """The steps of a journal, in the order they were written; nothing where there is no file yet.
+    """Yield the steps of a journal in the order of writing; no steps if there is no file yet.
 
-    A last line without its line end is torn or still being written, and left out.
+    A last line without its line end is torn or incomplete, and left out.
 
     Args:
-        path: of the journal.
-        last_bytes: read the whole lines of the last so many bytes; None: the whole journal.
+        path: the journal.
+        last_bytes: read only the whole lines within this many last bytes; None: the whole journal.
 
     Raises:
-        HoldfastError: a whole line is not a step record; the message names its number among the lines read.
+        HoldfastError: a whole line is no step record; the message has its number among the lines
+            read.
     """
     try:
         journal = path.open("rb")
@@ -162,7 +170,7 @@ def _encode(record: StepRecord) -> bytes:
         "loss": None if record.loss is None else _to_json(record.loss),
         "metrics": {name: _to_json(value) for name, value in record.metrics.items()},
     }
-    # allow_nan=False: NaN is not JSON (RFC 8259, section 6), so it is written as a string, by `_to_json`.
+    # allow_nan=False: JSON has no NaN (RFC 8259, section 6), so `_to_json` writes NaN as a string.
     return json.dumps(fields, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
 
 
@@ -186,7 +194,7 @@ def decode_step(line: bytes) -> StepRecord:
 
 
 def _to_json(value: float) -> float | str:
-    # "nan", "inf", "-inf": the words that float() reads back.
+    # "nan", "inf" and "-inf" are the words that float() reads.
     return value if math.isfinite(value) else str(float(value))
 
 
@@ -199,7 +207,7 @@ def _number(value: Any) -> float:
 
 
 def _whole_lines_bytes(fd: int) -> int:
-    """Where the last whole line ends."""
+    """Return the offset at which the last whole line ends."""
     end_bytes = os.fstat(fd).st_size
     while end_bytes > 0:
         start_bytes = max(0, end_bytes - READ_BACK_BYTES)

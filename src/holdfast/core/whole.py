@@ -1,14 +1,14 @@
-"""Recognize whole numbers, of any type that a training loop counts in."""
+"""Recognize whole numbers of any type that a training loop may count in."""
 
 import operator
 from typing import Any
 
 
 def whole_number(value: Any) -> int | None:
-    """Return a whole number as an int: of Python, of NumPy, or in a tensor of one element.
+    """Convert a whole number of Python, NumPy or a one-element tensor to an int.
 
     Returns:
-        None for anything else: floats, truth values of any type, text.
+        The number; None for anything else: floats, booleans of any type, text.
     """
     if type(value) is int:
         return value

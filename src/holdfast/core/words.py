@@ -1,4 +1,4 @@
-"""Quantities and untrusted text as a page shows them."""
+"""Format quantities and untrusted text for pages."""
 
 import math
 import re
@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 NBSP = "\N{NO-BREAK SPACE}"
 LINE_LIMIT = 2000
-"""Characters of one log line that are shown."""
+"""The most characters of one log line that are shown."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in the unit that reads best, to two or three figures."""
+    """Format seconds in the unit that reads best, with two or three figures."""
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
     if seconds < 0.9995:
@@ -29,7 +29,7 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """A share as a whole percentage; small ones to a tenth."""
+    """Format a share as a whole percentage; below 10 %, with one decimal."""
     if share is None:
         return "unknown"
     digits = 1 if 0 < share < 0.0995 else 0
@@ -37,7 +37,7 @@ def percent(share: float | None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes in decimal units."""
+    """Format bytes in decimal units."""
     value, unit = float(size_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if value < 999.5:
@@ -49,31 +49,35 @@ def size(size_bytes: int) -> str:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """`3 faults`, `1 fault`; thousands apart."""
+    """Format a count with its noun, `3 faults` or `1 fault`, with spaces between thousands."""
     return f"{number:,}".replace(",", NBSP) + NBSP + (one if number == 1 else many or one + "s")
 
 
 def plainly(number: int, one: str, many: str | None = None) -> str:
-    """As `count`, of text that is also searched and printed: `3,000 faults`, with plain spaces."""
+    """Format a count as `count` does, but with plain spaces, for text that is also searched.
+
+    The result is, for example, `3,000 faults`.
+    """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def moment(unix_s: float) -> str:
-    """A Unix time as a date, UTC."""
+    """Format a Unix time as a date, UTC."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def unit_of_time(longest_s: float) -> tuple[str, float]:
-    """The unit in which times up to `longest_s` read best, and its seconds."""
+    """Return the unit in which times up to `longest_s` read best, and its length in seconds."""
     if longest_s < 300:
         return "s", 1.0
     return ("min", 60.0) if longest_s < 3 * 3600 else ("h", 3600.0)
 
 
 def adding_up(parts: Mapping[str, float], digits: int) -> dict[str, str]:
-    """Numbers rounded so that what is printed adds up to the rounded total.
+    """Round numbers so that the printed numbers add up to the rounded total.
 
-    Largest remainder method: all are rounded down, then those cut most get one unit of the last digit more.
+    The largest remainder method: round all down, then give one unit of the last digit back to the
+    numbers that lost most.
     """
     scale = 10**digits
     exact = {name: value * scale for name, value in parts.items()}
@@ -85,7 +89,7 @@ def adding_up(parts: Mapping[str, float], digits: int) -> dict[str, str]:
 
 
 def clean(text: str) -> str:
-    """Text of a log made visible: no colours, no control or direction characters, bounded in length."""
+    """Make log text safe to show: no colours, control or direction characters; limited length."""
     text = _ANSI.sub("", text)
     if len(text) > LINE_LIMIT:
         text = f"{text[:LINE_LIMIT]} … ({len(text) - LINE_LIMIT} more characters)"

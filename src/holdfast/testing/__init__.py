@@ -1,7 +1,7 @@
 """Public fakes and faults, for the tests of this project and of its users.
 
-Of the other packages only `demo` uses them. `Injector` breaks a supervised run by a seeded schedule
-and logs the truth. `RankFaults` lets faults happen inside a training script.
+Among the other packages, only `demo` uses this one. `Injector` breaks a supervised run by a seeded
+schedule and logs the ground truth. `RankFaults` lets faults happen inside a training script.
 
 Imported from their modules:
 

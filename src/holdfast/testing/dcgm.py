@@ -1,4 +1,4 @@
-"""The page of a dcgm-exporter, and a command that prints what `dcgmi dmon` prints."""
+"""Imitate dcgm-exporter's page, and the output of `dcgmi dmon`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

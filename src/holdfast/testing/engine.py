@@ -1,6 +1,7 @@
-"""A simulated engine that keeps a record of what it was asked and what it finished, for tests of nothing done twice.
+"""A simulated engine that records its requests and answers, to test that no work is done twice.
 
-Name it as `holdfast.testing.engine:RecordedEngine`; its option `record` is the file, shared by all engines.
+The engine's name is `holdfast.testing.engine:RecordedEngine`. The option `record` names the file of
+the record, which all engines share.
 """
 
 import os
@@ -18,7 +19,7 @@ NAME = "holdfast.testing.engine:RecordedEngine"
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A line of the record: what an engine's process did with a request, in `time.monotonic()` of this machine."""
+    """A line of the record: an event of a request in an engine's process, by `time.monotonic()`."""
 
     what: Literal["asked", "recalled", "finished"]
     key: str
@@ -28,7 +29,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RecordedEngine(SimulatedEngine):
-    """See the module."""
+    """A simulated engine with a record; see the module."""
 
     def __init__(self, spec: EngineSpec) -> None:
         options = dict(spec.options)
@@ -71,11 +72,11 @@ class RecordedEngine(SimulatedEngine):
                 Recorded(what=what, key=self._keys[id_], pid=pid, at_s=now_s, started_s=began_s)
             )
             lines += b"\n"
-        os.write(self._file, lines)  # at once: lines of several engines never mix
+        os.write(self._file, lines)  # in one call, so that lines of several engines never mix
 
 
 def read_record(path: Path) -> list[Recorded]:
-    """All lines so far, in their order; one that a killed engine left torn is left out."""
+    """Return all lines so far, in order, without a line that a killed engine left torn."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""A harness without a harness: tasks of stated sizes, for tests of scheduling and for emulating a cluster.
+"""A synthetic harness: tasks of stated sizes, to test scheduling and to emulate a cluster.
 
-A suite entry names it as `holdfast.testing.harness:SyntheticHarness`; its options say what each sample costs.
+A suite entry names the harness as `holdfast.testing.harness:SyntheticHarness`; the entry's options
+state the cost of each sample.
 """
 
 import hashlib
@@ -35,14 +36,15 @@ def synthetic_entry(
     metric_s: Sequence[float] = (),
     max_new_tokens: int = 0,
 ) -> TaskEntry:
-    """A task of one request a sample.
+    """Return an entry of a task with one request a sample.
 
     Args:
-        name: of the task.
-        prompt_tokens: of each sample.
-        new_tokens: what an engine that is simulated generates for each; 0 asks for a log-probability.
-        metric_s: how long each sample's metric takes; empty for no metrics.
-        max_new_tokens: what a scheduler is told; 0 for the most of `new_tokens`.
+        name: the name of the task.
+        prompt_tokens: the length of each sample's prompt.
+        new_tokens: the tokens that a simulated engine generates for each sample; 0 requests a
+            log-probability instead.
+        metric_s: the seconds that each sample's metric takes; empty for no metrics.
+        max_new_tokens: the limit that the scheduler sees; 0 for the maximum of `new_tokens`.
     """
     options: dict[str, Any] = {
         "prompt_tokens": list(prompt_tokens),
@@ -54,7 +56,7 @@ def synthetic_entry(
 
 
 class SyntheticHarness:
-    """A `Harness` whose score is a digest of the answers: equal if and only if all answers are."""
+    """A `Harness` whose score is a digest of all answers: equal answers give equal scores."""
 
     name = NAME
 
@@ -100,13 +102,13 @@ class SyntheticHarness:
         answers: Sequence[Answer],
         facts: ModelFacts,  # noqa: ARG002
     ) -> bytes:
-        """See `Harness.measure`: sleeps as long as the entry says."""
+        """Sleep as long as the entry states, and return the metric; see `Harness.measure`."""
         time.sleep(entry.options["metric_s"][sample])
         return measured_of(answers)
 
 
 def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
-    """The samples of an entry of `synthetic_entry`."""
+    """Return the samples of an entry of `synthetic_entry`."""
     seed = int.from_bytes(hashlib.blake2b(entry.name.encode(), digest_size=3).digest(), "big")
     metric_s = entry.options.get("metric_s") or []
     samples = []
@@ -129,5 +131,5 @@ def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
 
 
 def measured_of(answers: Sequence[Answer]) -> bytes:
-    """What `SyntheticHarness.measure` says of a sample."""
+    """Return the metric that `SyntheticHarness.measure` returns for a sample's answers."""
     return json.dumps([answer.new_tokens for answer in answers]).encode()

@@ -133,7 +133,7 @@ class Hosts:
             _ip("-n", host, "link", "set", "lo", "up")
             _ip("-n", host, "address", "add", f"{address}/24", "dev", INTERFACE)
             _ip("-n", host, "link", "set", INTERFACE, "up")
-            # Programs ask for the route to an address elsewhere in order to find their own address.
+            # Programs look up the route to a remote address to find their own address.
             _ip("-n", host, "route", "add", "default", "dev", INTERFACE)
 
     def _write_names(self, host: str, own_address: str) -> None:
@@ -147,8 +147,8 @@ class Hosts:
         try:
             (_FILES / host).mkdir(parents=True)
             (_FILES / host / "hosts").write_text("".join(lines))
-            # Without a name server in this file the resolver asks this host, and is refused at
-            # once.
+            # Without a name server in this file, the resolver sends requests to this host, which
+            # refuses them at once.
             (_FILES / host / "resolv.conf").write_text("")
         except OSError as error:
             raise NoHosts(f"{_FILES} cannot be written: {error.strerror}") from error

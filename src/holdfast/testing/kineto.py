@@ -1,4 +1,4 @@
-"""A trace as PyTorch's profiler (Kineto) writes it of a rank on a GPU, and a profiler that takes such traces.
+"""Make a trace as PyTorch's profiler (Kineto) writes for a rank on a GPU, and fake that profiler.
 
 No GPU is needed. The fake has the parts of `torch.profiler.profile` that a deep capture calls.
 """
@@ -64,7 +64,7 @@ def kineto_trace(
 
 
 class FakeProfiler:
-    """A profiler whose trace is that of a rank on a GPU."""
+    """A profiler that writes the trace of a rank on a GPU."""
 
     def __init__(self, *, steps: int, kernels_a_step: int = 6, rank: int = 0) -> None:
         """Take no trace yet; see `kineto_trace`."""

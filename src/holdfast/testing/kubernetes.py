@@ -1,22 +1,24 @@
 """Kubernetes on one machine, private to one test: an API server whose pods are processes.
 
-The API server is kmock's emulator. A small controller reads Nodes, JobSets, Jobs and Pods from the server every few
-milliseconds, and does what the scheduler, the kubelets and the controllers of Job and JobSet would do:
+The API server is kmock's emulator. Every few milliseconds, a small controller reads Nodes, JobSets,
+Jobs and Pods from the server. The controller replaces the scheduler, the kubelets and the
+controllers of Job and JobSet:
 
     with PrivateKubernetes(tmp_path, nodes=3) as kubernetes:
         kubernetes.apply(manifest)
         kubernetes.kill_pod("train-node-0-1")
         kubernetes.wait_for(lambda: kubernetes.condition("jobsets", "train", "Completed"))
 
-- A Pod runs the command of its first container on a Node that is ready and free, that is not cordoned, and whose taints
-  it tolerates. Each Node takes one Pod at a time; other Pods wait.
-- Exit codes and termination messages are in the Pod's status. `podFailurePolicy` and `backoffLimit` of a Job, and
-  `failurePolicy` of a JobSet, are obeyed (see `kubernetes_policies`).
+- A Pod runs the command of its first container on a Node that is ready, free and not cordoned, and
+  whose taints the Pod tolerates. Each Node takes one Pod at a time; other Pods wait.
+- Exit codes and termination messages are in the Pod's status. The controller applies the
+  `podFailurePolicy` and `backoffLimit` of a Job and the `failurePolicy` of a JobSet (see
+  `kubernetes_policies`).
 - A deleted Pod receives SIGTERM, and SIGKILL after its grace period.
 
-Limits: no images, volumes, services or quotas; one container a Pod; all Pods share this host's network and files. The
-server merges objects as plain JSON, and checks neither schemas nor permissions nor `resourceVersion`. It needs
-`kmock` (PyPI) and `setpriv` (util-linux).
+Limits: no images, volumes, services or quotas; one container a Pod; all Pods share this host's
+network and files. The server merges objects as plain JSON, and checks neither schemas nor
+permissions nor `resourceVersion`. Needs `kmock` (PyPI) and `setpriv` (util-linux).
 """
 
 import asyncio
@@ -40,9 +42,9 @@ from holdfast.testing import kubernetes_policies as policies
 
 LOOK_S = 0.05
 GRACE_S = 30
-"""The grace period of Kubernetes, where a Pod has none."""
+"""The grace period of a Pod that states none, as in Kubernetes."""
 MESSAGE_BYTES = 4096
-"""The kubelet keeps so much of a termination message."""
+"""The most bytes that the kubelet keeps of a termination message."""
 END_TIMEOUT_S = 30.0
 STORY_LINES = 10
 KINDS = {
@@ -55,14 +57,15 @@ _PLURALS = {"Node": "nodes", "Pod": "pods", "Job": "jobs", "JobSet": "jobsets"}
 
 
 class PrivateKubernetes:
-    """Starts on entering; on leaving, all its processes are gone.
+    """An API server and its pods, from the beginning to the end of a `with` block.
 
     Args:
-        folder: receives the kubeconfig, and for each Pod its output (`pods/NAME.log`) and termination message.
+        folder: receives the kubeconfig, and for each Pod its output (`pods/NAME.log`) and
+            termination message.
         nodes: the number of Nodes, which are n1, n2, ….
 
     Attributes:
-        environment: the variables with which a process finds this API server and no other (KUBECONFIG).
+        environment: the variables with which a process finds only this API server (KUBECONFIG).
 
     Raises:
         BadUse: kmock or setpriv is not installed.
@@ -93,9 +96,9 @@ class PrivateKubernetes:
         self._numbers = itertools.count(1)
         self._processes: dict[str, _Process] = {}
         self._counted: set[str] = set()
-        """The names of the failed Pods that a Job has dealt with."""
+        """The names of the failed Pods that a Job has handled."""
         self._failures: dict[str, int] = {}
-        """For each Job, by its uid, the failures that count for its `backoffLimit`."""
+        """By the uid of each Job, the failures that count for its `backoffLimit`."""
 
     def __enter__(self) -> Self:
         (self.folder / "pods").mkdir(parents=True, exist_ok=True)
@@ -118,7 +121,7 @@ class PrivateKubernetes:
     # For tests
 
     def apply(self, manifest: Mapping[str, Any]) -> None:
-        """Create an object; the controller acts on it within moments."""
+        """Create an object; the controller reacts within moments."""
         plural = _PLURALS[manifest["kind"]]
         metadata = {"namespace": self.namespace, **manifest["metadata"]}
         metadata.setdefault("uid", f"{metadata['name']}-{next(self._numbers)}")
@@ -151,7 +154,7 @@ class PrivateKubernetes:
         """Return the newest Pod with a hostname, such as JOBSET-JOB-0-1.
 
         Raises:
-            KeyError: there is none.
+            KeyError: there is no such Pod.
         """
         found = [one for one in self.objects("pods") if one["spec"]["hostname"] == hostname]
         if not found:
@@ -159,7 +162,7 @@ class PrivateKubernetes:
         return max(found, key=lambda one: str(one["metadata"]["name"]))
 
     def output(self, hostname: str) -> str:
-        """Return what the newest Pod with a hostname has printed so far."""
+        """Return the output so far of the newest Pod with a hostname."""
         return (self.folder / "pods" / f"{self.pod(hostname)['metadata']['name']}.log").read_text()
 
     def patch(self, plural: str, name: str, change: Mapping[str, Any]) -> None:
@@ -167,7 +170,7 @@ class PrivateKubernetes:
         self._call(self._patch(plural, name, change))
 
     def answer(self, request: str, status: int) -> None:
-        """Answer requests such as "patch /api/v1/nodes/n1" with an HTTP status, as a server without permission does."""
+        """Answer requests such as "patch /api/v1/nodes/n1" with an HTTP status, such as 403."""
 
         def refuse() -> None:
             self._server[request] << status
@@ -175,7 +178,7 @@ class PrivateKubernetes:
         self._call(self._in_loop(refuse))
 
     def kill_pod(self, hostname: str) -> None:
-        """SIGKILL all processes of a running Pod at once, as for lack of memory.
+        """SIGKILL all processes of a running Pod at once, as the kernel does when memory runs out.
 
         Raises:
             KeyError: no such Pod runs.
@@ -198,7 +201,8 @@ class PrivateKubernetes:
         """Wait until a condition holds.
 
         Raises:
-            TimeoutError: the condition does not hold in time; the message has the Pods' phases and output.
+            TimeoutError: the condition did not hold in time; the message has the Pods' phases and
+                output.
         """
         deadline_s = time.monotonic() + timeout_s
         while not holds():
@@ -313,7 +317,7 @@ class PrivateKubernetes:
         await self._request("DELETE", self._path(plural, name))
 
     async def _listed(self, plural: str) -> list[dict[str, Any]]:
-        # From memory: the controllers look many times a second.
+        # Read from memory, since the controllers look many times a second.
         wanted = self._resource(plural)
         objects = self._server.objects.items()
         return [one.raw for (kind, _, _), one in objects if kind == wanted and not one.deleted]
@@ -478,7 +482,7 @@ class PrivateKubernetes:
 
 
 class _Process:
-    """The processes of one Pod: the first one, and all below."""
+    """The processes of one Pod: the first process and all its descendants."""
 
     def __init__(
         self, command: list[str], environment: Mapping[str, str], *, folder: Path, log: Path
@@ -514,9 +518,8 @@ class _Process:
         """SIGKILL all processes of the Pod."""
         if self._first.poll() is not None:
             return
-        self._first.send_signal(
-            signal.SIGSTOP
-        )  # so that it starts nothing more, and its children stay below it
+        # A stopped process starts no more children, and its children stay below it.
+        self._first.send_signal(signal.SIGSTOP)
         kill_descendants(self._first.pid, timeout_s=END_TIMEOUT_S)
         self._first.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""Decide like the controllers of Kubernetes and JobSet, by pure functions over their objects.
+"""Decide as the controllers of Kubernetes and JobSet do, by pure functions over their objects.
 
-`kubernetes.PrivateKubernetes` carries the decisions out. Of each API the part is here by which a
-run's pods are placed, started again or given up: completions and `podFailurePolicy` of an indexed
-Job, `failurePolicy` of a JobSet, cordons and taints of a Node.
+`kubernetes.PrivateKubernetes` carries out the decisions. Only the parts of each API are here that
+place, restart or give up a run's pods: completions and `podFailurePolicy` of an indexed Job,
+`failurePolicy` of a JobSet, cordons and taints of a Node.
 """
 
 import copy

@@ -1,4 +1,7 @@
-"""A client whose engine is in this process: no coordinator, nothing kept. For a few samples, and for tests."""
+"""A client with its engine in this process, without a coordinator or a journal.
+
+For a few samples, and for tests.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -18,13 +21,13 @@ from holdfast.evaluate.testing import (
 
 
 class LocalClient:
-    """See `EngineClient`. Equal requests are asked once.
+    """An `EngineClient` that sends equal requests once.
 
     Args:
-        engine: that has loaded its model.
-        facts: of that model.
-        harness: computes the metrics that a sample asks for, here and at once; with `entry`, its task.
-        entry: the entry that is run.
+        engine: an engine that has loaded its model.
+        facts: the facts about that model.
+        harness: computes the metrics of samples, at once and in this process; needs `entry`.
+        entry: the entry of the task.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""An OpenAI-compatible server on loopback that answers as a test says: rightly, wrongly, slowly, or not at all.
+"""An OpenAI-compatible server on loopback with scripted answers: right, wrong, slow, or none.
 
     with ModelServer() as server:
-        server.then(Status(429), Words('{"answer": 1}'))     # the next two; after these `otherwise`
-        ... ask server.url ...
+        server.then(Status(429), Words('{"answer": 1}'))  # then `otherwise`
+        ... send requests to server.url ...
         assert server.asked[0].body["model"] == "stub"
 
-Everything goes over real HTTP. Nothing here waits for longer than its client does, nor after the server was left.
+All traffic is real HTTP. The server waits no longer than its client, and not beyond the block.
 """
 
 import json
@@ -22,29 +22,29 @@ _WAIT_LIMIT_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that came."""
+    """A received request."""
 
     path: str
     headers: dict[str, str]
-    """Names in lower case."""
+    """The headers, with names in lower case."""
     body: Any
 
     @property
     def text(self) -> str:
-        """All that its messages say."""
+        """The text of all messages."""
         return "\n".join(str(one["content"]) for one in self.body["messages"])
 
 
 @dataclass(frozen=True)
 class Words:
-    """A chat completion with this text."""
+    """Answer with a chat completion with this text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Status:
-    """Any status, with headers and a body."""
+    """Answer with any status, headers and body."""
 
     code: int
     headers: tuple[tuple[str, str], ...] = ()
@@ -53,14 +53,14 @@ class Status:
 
 @dataclass(frozen=True)
 class Cut:
-    """The connection ends in the midst of the body; with `reset` by a reset, before any of it."""
+    """End the connection within the body; with `reset`, reset the connection before the body."""
 
     reset: bool = False
 
 
 @dataclass(frozen=True)
 class Drip:
-    """A byte now and then, for ever; with `headers` already the header does not end."""
+    """Send a byte now and then, without end; with `headers`, within the headers."""
 
     every_s: float = 0.02
     headers: bool = False
@@ -68,23 +68,23 @@ class Drip:
 
 @dataclass(frozen=True)
 class Flood:
-    """A body without an end, as fast as it is taken."""
+    """Send a body without end, as fast as the client reads."""
 
 
 @dataclass(frozen=True)
 class Silence:
-    """No answer at all."""
+    """Send no answer."""
 
 
 Answer: TypeAlias = Words | Status | Cut | Drip | Flood | Silence
 
 
 class ModelServer(ThreadingHTTPServer):
-    """A scripted model behind `url`.
+    """A server at `url` with scripted answers.
 
     Args:
-        otherwise: what to answer where no script is left; given the request, so that it can obey what it reads.
-        key: the only key that is taken; empty for any.
+        otherwise: returns the answer to a request when the script is empty; by default `{}`.
+        key: the only API key that is accepted; empty to accept any.
     """
 
     daemon_threads = True
@@ -96,7 +96,7 @@ class ModelServer(ThreadingHTTPServer):
         self.otherwise = otherwise or (lambda _: Words("{}"))
         self.key = key
         self.asked: list[Asked] = []
-        """Requests in the order in which they came."""
+        """The requests in the order of their arrival."""
         self._script: list[Answer] = []
         self._lock = threading.Lock()
         self._left = threading.Event()
@@ -104,22 +104,22 @@ class ModelServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The API's base."""
+        """The base URL of the API."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
     def then(self, *answers: Answer) -> "ModelServer":
-        """Answer the next requests with these, one after the other."""
+        """Answer the next requests with these answers, in order."""
         self._script.extend(answers)
         return self
 
     def take(self, asked: Asked) -> Answer:
-        """Note a request and say what it gets."""
+        """Record a request, and return its answer."""
         with self._lock:
             self.asked.append(asked)
             return self._script.pop(0) if self._script else self.otherwise(asked)
 
     def wait(self, seconds: float) -> bool:
-        """Wait, or less where the server is left meanwhile; whether it was."""
+        """Wait, or until the block ends if that is sooner; return True if the block has ended."""
         return self._left.wait(seconds)
 
     def __enter__(self) -> "ModelServer":
@@ -133,7 +133,7 @@ class ModelServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
+        """Ignore a client that has closed its connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -180,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _cut(self, *, reset: bool) -> None:
-        if reset:  # no lingering: the close becomes a reset
+        if reset:  # without lingering, the close becomes a reset
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         else:
             self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"choices": [')

@@ -1,9 +1,10 @@
-"""A stand-in for the module `pynvml`, with GPUs whose values a test sets.
+"""Replace the module `pynvml`, with GPUs whose values a test sets.
 
     nvml = FakeNvml([FakeGpu(sm_active=lambda t_s: 80.0)])
     source = Nvidia(nvml, with_gpm=True)
 
-GPM's counters are means between two samples, as on a real device: each fake counter is integrated over time.
+GPM's counters are means between two samples, as on a real device: each fake counter is integrated
+over time.
 """
 
 import threading
@@ -21,14 +22,14 @@ class FakeGpu:
     """One GPU.
 
     Attributes:
-        has_gpm: False: a device older than Hopper.
-        gpm: for each id of a GPM metric, the value at a moment in seconds, or a sentinel.
-        missing: names of NVML's calls that this device does not support.
-        values: what NVML's other calls return, by name.
+        has_gpm: False for a device older than Hopper.
+        gpm: by the id of each GPM metric, a function from seconds to the value, or a sentinel.
+        missing: the names of NVML's calls that this device does not support.
+        values: the return values of NVML's other calls, by name.
         bus: the PCI address.
-        is_lost: True: every call about this device fails as after a fall off the bus.
         fields: the values of NVML's fields, by number.
         nvlinks: for each NVLink, whether the link is up.
+        is_lost: True makes every call about this device fail, as after a fall off the bus.
     """
 
     has_gpm: bool = True
@@ -46,7 +47,7 @@ class FakeNvml:
 
     Attributes:
         now_s: the time of the next GPM sample, in seconds.
-        hangs: set to make every further call block until `let_go` is called.
+        hangs: True makes every later call block until `let_go`.
         xids: the Xid events that no caller has received yet, each with its GPU.
     """
 
@@ -86,7 +87,7 @@ class FakeNvml:
         self.xids: list[tuple[FakeGpu, int]] = []
 
     def let_go(self) -> None:
-        """Make calls that hang return."""
+        """Make blocked calls return."""
         self.hangs = False
         self._gone_on.set()
 

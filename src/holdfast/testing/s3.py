@@ -1,8 +1,9 @@
-"""S3 over HTTP: moto's server, and in front of it what real stores do and moto does not.
+"""Serve S3 over HTTP: moto's server, behind a front with the errors that real stores return.
 
-The name of the bucket says how it behaves: `denied` 403 AccessDenied, `badkey` 403 InvalidAccessKeyId, `slow` 503
-SlowDown, `broken` 500 InternalError, `hung` no answer at all, `cut` a closed connection. `empty` is there and holds
-nothing; every other one answers as moto does. Source of the texts: S3 API reference, "Error responses".
+The name of a bucket selects its error: `denied` 403 AccessDenied, `badkey` 403 InvalidAccessKeyId,
+`slow` 503 SlowDown, `broken` 500 InternalError, `hung` no answer, `cut` a closed connection. The
+bucket `empty` exists and is empty; moto answers for all other buckets. Source of the texts: S3 API
+reference, "Error responses".
 """
 
 import threading
@@ -30,13 +31,13 @@ _Start = Callable[[str, list[tuple[str, str]]], Any]
 
 @contextmanager
 def serve() -> Iterator[str]:
-    """An endpoint for as long as the block runs; gives its URL."""
+    """Run an S3 endpoint during the block, and yield its URL."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
         def log(self, type: str, message: str, *args: object) -> None:  # noqa: A002
-            """Nothing: what the endpoint did is no part of a program's log."""
+            """Log nothing: a program's log must not contain the endpoint's requests."""
 
     front = _Front(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, front, threaded=True, request_handler=Quiet)
@@ -58,7 +59,7 @@ def serve() -> Iterator[str]:
 
 
 class _Front:
-    """Answers for the buckets that misbehave; hands the others on."""
+    """Answer for the failing buckets, and forward all other requests to moto."""
 
     def __init__(self, behind: Any) -> None:
         self.closing = threading.Event()

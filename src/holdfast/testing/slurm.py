@@ -1,14 +1,15 @@
 """A real Slurm of several nodes, private to one test, on one Linux machine.
 
-`slurmctld` and one `slurmd` a node, all on 127.0.0.1 with ports of their own; no munge, cgroups, systemd or root
-are needed. With accounting, `slurmdbd` and a MariaDB of its own on a unix socket, so that `sacct` answers.
+`slurmctld` and one `slurmd` a node run on 127.0.0.1 with ports of their own; munge, cgroups,
+systemd and root are not needed. With accounting, `slurmdbd` and a MariaDB on a unix socket run as
+well, so that `sacct` answers.
 
     with PrivateSlurm(tmp_path, nodes=2, gpus_per_node=4) as slurm:
         job_id = slurm.run(["sbatch", "--parsable", "--wrap", "hostname"]).strip()
         slurm.kill_node("n1")
 
-Nodes are n1, n2, …; the one partition is `main`. Made with Slurm 22.05 (Debian 12: slurmctld, slurmd, slurm-client;
-for accounting also slurmdbd, mariadb-server).
+The nodes are n1, n2, …; the one partition is `main`. Written for Slurm 22.05 (Debian 12: slurmctld,
+slurmd, slurm-client; for accounting also slurmdbd, mariadb-server).
 """
 
 import os
@@ -35,7 +36,7 @@ _SEARCH_PATH = os.pathsep.join(
     [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"]
 )
 
-# Every line is a thing that would else need a service of the machine (munge, cgroups) or make a test wait.
+# Each line avoids a service of the machine (munge, cgroups) or a wait in a test.
 _SLURM_CONF = """\
 ClusterName=holdfast
 SlurmctldHost={host}(127.0.0.1)
@@ -75,25 +76,30 @@ GresTypes=gpu
 
 
 class PrivateSlurm:
-    """Starts on entering, is gone on leaving, together with everything its jobs started; also when killed.
+    """A Slurm cluster, from the beginning to the end of a `with` block.
+
+    At the end, all processes that the cluster's jobs started are killed, also if this process is
+    killed.
 
     Args:
-        folder: holds configuration, state, spool and logs; unused before, and its path short (a socket's limit).
-        nodes: how many nodes.
-        cpus: of each node; they are invented, not those of this machine. RealMemory is 2000 MiB each.
-        gpus_per_node: counted and allocated (gres/gpu), but no device behind them.
-        accounting: with slurmdbd, for `sacct` and `sacctmgr`; takes two seconds more. `sacct` tells of a job's
-            change only seconds after it happened: poll.
-        node_timeout_s: after how long of silence Slurm calls a node down (SlurmdTimeout).
+        folder: an unused folder for configuration, state, spool and logs; its path must be short
+            (the limit of a socket's path).
+        nodes: the number of nodes.
+        cpus: the CPUs of each node, which need not exist; RealMemory is 2000 MiB a node.
+        gpus_per_node: the GPUs that Slurm counts and allocates on each node (gres/gpu), without a
+            device.
+        accounting: True to run slurmdbd for `sacct` and `sacctmgr`, which takes two seconds more.
+            `sacct` shows a change only seconds later, so tests must poll.
+        node_timeout_s: the silence after which Slurm marks a node down (SlurmdTimeout).
 
     Attributes:
-        folder: as given, absolute; `log/` in it has the daemons' logs.
+        folder: the folder, as an absolute path; `log/` has the daemons' logs.
         node_names: n1, n2, ….
-        environment: what a process needs to talk to this cluster and no other (SLURM_CONF).
+        environment: the variables with which a process reaches only this cluster (SLURM_CONF).
 
     Raises:
         BadUse: a program is missing, or the folder's path is too long.
-        RuntimeError: on entering, when a daemon does not come up; the message ends with the tail of its log.
+        RuntimeError: raised on entering if a daemon does not start; the message ends with its log.
     """
 
     def __init__(
@@ -118,7 +124,7 @@ class PrivateSlurm:
         self._cpus, self._gpus_per_node, self._accounting = cpus, gpus_per_node, accounting
         self._node_timeout_s = node_timeout_s
         self._conf = self.folder / "slurm.conf"
-        # A job of another Slurm may run this test: nothing of that one's may leak in.
+        # The test may run in a job of another Slurm, whose variables must not reach this cluster.
         outer = {
             name: value
             for name, value in os.environ.items()
@@ -130,7 +136,7 @@ class PrivateSlurm:
 
     @staticmethod
     def missing(*, accounting: bool = False) -> str | None:
-        """A sentence with the programs that are not installed here, None when nothing is missing."""
+        """Return a sentence with the programs that are not installed; None if all are installed."""
         needed = ["slurmctld", "slurmd", "sbatch", "sinfo"]
         if accounting:
             needed += ["slurmdbd", "sacct", "mariadbd", "mariadb-install-db"]
@@ -145,7 +151,7 @@ class PrivateSlurm:
     def __enter__(self) -> Self:
         for name in ("state", "log", "run", *(f"spool/{node}" for node in self.node_names)):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        # First of all, so that whatever is started after it is ended.
+        # The guard starts first, so that it ends all processes that start later.
         self._guard = subprocess.Popen(
             [sys.executable, "-m", "holdfast.testing.slurm_guard", str(self._conf)],
             stdin=subprocess.PIPE,
@@ -157,7 +163,7 @@ class PrivateSlurm:
             if self._accounting:
                 self._start_accounting(accounting_port=ports[1])
             self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._conf)])
-            # Before sinfo, which would try for long to reach a slurmctld that has ended.
+            # Before sinfo, which would try for a long time to reach a slurmctld that has ended.
             self._await("slurmctld", lambda: _listens(("127.0.0.1", ports[0])))
             for node in self.node_names:
                 self._start_node(node)
@@ -176,7 +182,7 @@ class PrivateSlurm:
         self.close()
 
     def close(self) -> None:
-        """End every process of the cluster; the folder stays. Does nothing the second time."""
+        """End every process of the cluster, and keep the folder; a second call does nothing."""
         if self._guard is None:
             return
         self._guard.communicate(timeout=240)  # closes its standard input, for which it waits
@@ -190,13 +196,13 @@ class PrivateSlurm:
             )
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 120.0) -> str:
-        """Run a command against this cluster (sbatch, squeue, sacct, scontrol, …); its standard output.
+        """Run a command of Slurm (sbatch, squeue, sacct, …) in this cluster; return its output.
 
         Raises:
-            RuntimeError: it failed; the message has what it said.
-            subprocess.TimeoutExpired: it took longer than `timeout_s`, and was killed.
+            RuntimeError: the command failed; the message has its output.
+            subprocess.TimeoutExpired: the command took longer than `timeout_s`, and was killed.
         """
-        # check=False and a raise: CalledProcessError does not say what the command said.
+        # check=False and a raise, because CalledProcessError does not show the command's output.
         done = subprocess.run(
             argv,
             env=self.environment,
@@ -212,21 +218,19 @@ class PrivateSlurm:
         return done.stdout
 
     def kill_node(self, name: str) -> None:
-        """SIGKILL the node's slurmd, step daemons and tasks, at once: the machine lost power.
+        """SIGKILL a node's slurmd, step daemons and tasks at once, as a loss of power does.
 
-        Slurm notices after `node_timeout_s` and up to half a minute more; `scontrol update nodename=NAME state=down
-        reason=dead` says so to it at once. A requeued job waits 5 s (cred_expire) before it may start again.
+        Slurm notices within `node_timeout_s` plus half a minute. `scontrol update nodename=NAME
+        state=down reason=dead` marks the node down at once. A requeued job waits 5 s (cred_expire)
+        before its next start.
         """
-        end_processes(
-            {"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name}
-        )  # slurmd and its step daemons
-        end_processes(
-            {"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name}
-        )  # tasks that left those
+        # First slurmd and its step daemons, then tasks that have left them.
+        end_processes({"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name})
+        end_processes({"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name})
         self._daemons.pop(name).wait(timeout=60)
 
     def restart_node(self, name: str) -> None:
-        """Bring back a killed node; returns when it takes jobs."""
+        """Start a killed node again; return when the node accepts jobs."""
         self._start_node(name)
         self._await(
             name, lambda: self._all_in_state("idle", [name]) or self._all_in_state("mixed", [name])
@@ -264,7 +268,7 @@ class PrivateSlurm:
             lines += f" RealMemory=2000 State=UNKNOWN{gres}\n"
         lines += "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
         self._conf.write_text(lines)
-        # slurmd drops a gpu without a device file of its own, and asks no more of it than to be some device.
+        # slurmd ignores a GPU without a device file of its own; any device serves.
         devices = [self.folder / f"gpu{number}" for number in range(self._gpus_per_node)]
         for device in devices:
             device.symlink_to("/dev/null")
@@ -277,12 +281,13 @@ class PrivateSlurm:
             "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=accounting\n"
             f"LogFile={self.folder}/log/slurmdbd.log\nPidFile={self.folder}/run/slurmdbd.pid\n"
         )
-        slurmdbd_conf.chmod(0o600)  # slurmdbd refuses another
+        slurmdbd_conf.chmod(0o600)  # the only mode that slurmdbd accepts
 
     def _start_accounting(self, accounting_port: int) -> None:
         user = pwd.getpwuid(os.getuid()).pw_name
         database, database_socket = self.folder / "db", self.folder / "run" / "db.sock"
-        # Nothing here outlives the test, so nothing is worth an fsync. Same user: root, too, must be named.
+        # No data outlive the test, so no fsync is needed. mariadbd needs the user's name, also for
+        # root.
         options = [
             f"--user={user}",
             f"--datadir={database}",
@@ -294,7 +299,8 @@ class PrivateSlurm:
             "--innodb-log-file-size=16M",
             "--innodb-buffer-pool-size=64M",
         ]
-        # "normal": root of this database has no password, so it works for any user; the socket is all there is.
+        # "normal": root has no password in this database, so any user can connect, but only by the
+        # socket.
         install = [
             "mariadb-install-db",
             "--no-defaults",
@@ -324,7 +330,7 @@ class PrivateSlurm:
         self._await("slurmdbd", lambda: _listens(("127.0.0.1", accounting_port)))
 
     def _start_node(self, name: str) -> None:
-        # Its step daemons inherit the variable, and kill_node finds them by it.
+        # The step daemons inherit the variable, by which `kill_node` finds them.
         self._start(
             name, ["slurmd", "-D", "-f", str(self._conf), "-N", name], HOLDFAST_SLURM_NODE=name
         )

@@ -1,9 +1,10 @@
-"""Ends every process of a private Slurm, also when the test that started it was killed.
+"""End every process of a private Slurm, also if the test that started the Slurm was killed.
 
-A process belongs to the cluster when its environment names the cluster's `SLURM_CONF`: the daemons, the commands
-and the job tasks all carry it, while the steps' daemons have left their parents and no process tree finds them.
-The guard runs beside the test as `python -m holdfast.testing.slurm_guard CONF`, waits for the end of its standard
-input, whose other end only the test holds, and then ends them all, by pid.
+A process belongs to the cluster if its environment has the cluster's `SLURM_CONF`. The daemons, the
+commands and the tasks of jobs all have this variable; a process tree would lack the steps' daemons,
+which have left their parents. The guard runs beside the test as `python -m
+holdfast.testing.slurm_guard CONF`. Its standard input is a pipe whose other end only the test
+holds. At the end of the pipe, the guard kills the processes by their ids.
 """
 
 import contextlib
@@ -17,12 +18,12 @@ import psutil
 
 
 def end_processes(variables: dict[str, str], *, timeout_s: float = 60.0) -> None:
-    """SIGKILL every process that started with all of these environment variables, and its descendants.
+    """SIGKILL every process that started with all these environment variables, and its descendants.
 
-    This process and its ancestors are spared. Returns when none is left (or is left as a zombie).
+    This process and its ancestors are spared. The function returns when only zombies are left.
 
     Raises:
-        TimeoutError: one survived `timeout_s` of it, stuck in the kernel.
+        TimeoutError: a process is alive after `timeout_s` seconds, stuck in the kernel.
     """
     wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
@@ -31,9 +32,10 @@ def end_processes(variables: dict[str, str], *, timeout_s: float = 60.0) -> None
     while victims := _marked(wanted, spared):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"processes {sorted(victim.pid for victim in victims)} do not end")
-        # All stopped before the first is killed: none of them may see another end and tell of it, as a node's srun
-        # would, which cancels its step. Descendants are killed before those they descend from: a process that ends
-        # makes the kernel continue what is stopped in a process group that it leaves orphaned (setpgid(2)).
+        # All are stopped before the first is killed: a process that sees another end may react, as
+        # a node's srun does, which cancels its step. Descendants are killed before their ancestors:
+        # after the end of a process, the kernel continues stopped processes in a group that becomes
+        # orphaned (setpgid(2)).
         for victim in victims:
             _send(signal.SIGSTOP, victim)
         for victim in sorted(victims, key=_depth, reverse=True):
@@ -50,7 +52,7 @@ def _marked(wanted: set[bytes], spared: set[int]) -> set[psutil.Process]:
             if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                 process = psutil.Process(pid)
                 found |= {process, *process.children(recursive=True)}
-        except (OSError, psutil.NoSuchProcess):  # it ended meanwhile, or is another user's
+        except (OSError, psutil.NoSuchProcess):  # the process ended, or belongs to another user
             continue
     return {process for process in found if process.pid not in spared and _lives(process)}
 

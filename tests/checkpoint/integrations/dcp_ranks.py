@@ -1,4 +1,4 @@
-"""One rank of a test of several; run as `dcp_ranks.py FOLDER RANK WORLD_SIZE`. Exits 0 when all is well."""
+"""Run one rank of a test: `dcp_ranks.py FOLDER RANK WORLD_SIZE`. Exit with 0 if all is well."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,7 @@
-"""One rank of a test of two; run as `fsdp2_ranks.py FOLDER RANK`. Exits 0 when all is well.
+"""Run one rank of a test of two: `fsdp2_ranks.py FOLDER RANK`. Exit with 0 if all is well.
 
-Two ranks train, save, restore and go on; then the first of them does so alone. What the parameters were lies in FOLDER.
+Two ranks train, save, restore and go on; then the first rank does so alone. FOLDER also holds the
+expected parameters.
 """
 
 import gc
@@ -17,7 +18,7 @@ from holdfast.checkpoint.integrations.fsdp2 import ShardedOptimizer
 
 
 def make(seed, *, sharded=True):
-    """A model with sizes that do not divide by two, and a buffer."""
+    """Return a model with a buffer, and with sizes that do not divide by two."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(
         torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3, bias=False)
@@ -42,7 +43,7 @@ def run(model, optimizer, steps):
 
 
 def whole(model, optimizer):
-    """All tensors of both, put together."""
+    """Return all tensors of model and optimizer, unsharded."""
     found = {
         **model.state_dict(),
         **_tensors(ShardedOptimizer(model, optimizer).state_dict()["state"]),

@@ -1,4 +1,4 @@
-"""A Trainer that draws random numbers all over; as a script `huggingface_training.py FOLDER KILL_AT` it dies."""
+"""A Trainer that draws many random numbers; `huggingface_training.py FOLDER KILL_AT` kills itself."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ class DiesAt(TrainerCallback):
 
 
 def make(folder, *, seed=0, callbacks=(), first=(), patience=50, saving=None, **options):
-    """A trainer and its saves; weights depend on `seed`, and nothing else does."""
+    """Return a trainer and its callback; only the weights depend on `seed`."""
     set_seed(seed)
     torch.set_num_threads(1)
     config = LlamaConfig(

@@ -1,6 +1,6 @@
-"""One rank of a Lightning run under torchrun; as a script `lightning_ranks.py FOLDER STOP_AT STEPS`.
+"""Run one rank of Lightning under torchrun: `lightning_ranks.py FOLDER STOP_AT STEPS`.
 
-At step STOP_AT rank 0 asks torchrun to stop; 0: nobody does.
+At step STOP_AT, rank 0 requests a stop from torchrun; 0: no stop.
 """
 
 import os
@@ -18,7 +18,7 @@ LONG_S = 25.0
 
 
 class Numbers:
-    """A loader of each rank's own, which goes on where it was."""
+    """A loader of one rank, which continues at its last position."""
 
     def __init__(self):
         self.rank, self.drawn = int(os.environ.get("RANK", "0")), 0

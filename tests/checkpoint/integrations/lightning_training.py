@@ -1,4 +1,4 @@
-"""A Lightning run that draws random numbers all over; as a script `lightning_training.py FOLDER KILL_AT` it dies."""
+"""A Lightning run with many random draws; `lightning_training.py FOLDER KILL_AT` kills itself."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ BATCHES = 4
 
 
 class Noisy(Dataset):
-    """Draws random numbers for each item, as an augmentation would."""
+    """Draw random numbers for each item, as an augmentation does."""
 
     def __len__(self):
         return 4 * BATCHES
@@ -62,7 +62,7 @@ class Net(pl.LightningModule):
 
 
 class Averaged(Net):
-    """Keeps an average of its weights, as many do."""
+    """Keep an average of the weights, as many modules do."""
 
     def __init__(self, kill_at=None):
         super().__init__(kill_at)
@@ -73,7 +73,7 @@ class Averaged(Net):
 
 
 class Pickled(Averaged):
-    """As one is that workers get that are started by spawn."""
+    """A module that is pickled for workers, as the start method spawn does."""
 
     def training_step(self, batch, batch_idx):
         pickle.dumps(self)
@@ -97,9 +97,7 @@ def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, trainer_options
         if own.get("limit_val_batches") == 0
         else [pl.callbacks.EarlyStopping("noisy", patience=50)]
     )
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # Lightning gives advice, and uses what PyTorch has deprecated
+    with warnings.catch_warnings(action="ignore"):  # of advice, and of deprecated calls
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=1,

@@ -1,4 +1,4 @@
-"""`dcp.save`, `dcp.load` and `dcp.async_save` with Holdfast's writer, reader and stager in the place of PyTorch's."""
+"""Test `dcp.save`, `dcp.load` and `dcp.async_save` with Holdfast's writer, reader and stager."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).parent / "dcp_ranks.py"
 
 
 def a_state(fill=0.0):
-    """Of all sorts: shapes, types, strides, plain values, nesting."""
+    """Return a state of many shapes, types, strides, plain values and nesting."""
     return {
         "large": torch.arange(300_000.0).reshape(300, 1000) + fill,
         "columns": (torch.arange(60.0).reshape(6, 10) + fill)[:, ::2],
@@ -114,7 +114,7 @@ def test_what_would_run_code_is_neither_saved_nor_loaded(tmp_path, monkeypatch):
         save({"a": torch.ones(2), "evil": RunsWhenUnpickled()}, step_path(tmp_path, 1))
     assert scan(tmp_path) == []
 
-    monkeypatch.setattr(dcp_storage, "load_plain", lambda *_: None)  # a writer that means harm
+    monkeypatch.setattr(dcp_storage, "load_plain", lambda *_: None)  # a malicious writer
     save({"evil": RunsWhenUnpickled()}, step_path(tmp_path, 1))
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -232,7 +232,7 @@ def test_asynchronous_saves_hold_what_was_staged(tmp_path):
 
 
 def test_ranks_save_together_and_any_number_of_them_loads(tmp_path):
-    """Two gloo ranks with DTensors, whose later saves a thread and a process of PyTorch's write; then one loads."""
+    """Two gloo ranks save DTensors, later from PyTorch's thread and process; then one rank loads."""
     run(SCRIPT, tmp_path, 2)
     for step in (1, 2, 3):
         whole = load(
@@ -244,12 +244,12 @@ def test_ranks_save_together_and_any_number_of_them_loads(tmp_path):
 
 
 def test_a_sharded_tensor_is_staged_on_the_host_wherever_its_mesh_is(tmp_path):
-    """Of a mesh of GPUs the copy must not be taken there again, where nothing would be copied into it."""
+    """A GPU mesh's tensor is copied to the host, because nothing copies into a GPU tensor."""
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )
     try:
-        mesh = DeviceMesh("meta", [0])  # stands in for GPUs: what is taken there has no bytes
+        mesh = DeviceMesh("meta", [0])  # stands for GPUs: its tensors have no bytes
         on_host = distribute_tensor(torch.arange(8.0), DeviceMesh("cpu", [0]), [Shard(0)])
         spec = DTensorSpec(mesh, (Shard(0),), on_host._spec.tensor_meta)
         sharded = DTensor(on_host.to_local(), spec, requires_grad=False)

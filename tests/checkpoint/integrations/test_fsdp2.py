@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`) on two gloo ranks: saved by two, restored by two, by one, and unsharded."""
+"""Test FSDP2 (`fully_shard`) on gloo: saved by two ranks, restored by two, by one, and unsharded."""
 
 import fsdp2_ranks
 import pytest
@@ -10,7 +10,7 @@ from holdfast.checkpoint import scan, verify
 
 @pytest.fixture(scope="module")
 def saved_by_two(tmp_path_factory):
-    """The folder in which two ranks, then one, have gone through all scenarios, each of which checks itself."""
+    """Run all scenarios on two ranks and then one, each with its own checks; return the folder."""
     folder = tmp_path_factory.mktemp("fsdp2")
     run_ranks(2, fsdp2_ranks.__file__, folder, RANK)
     return folder

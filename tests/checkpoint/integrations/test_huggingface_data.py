@@ -1,4 +1,4 @@
-"""A Trainer without the batches that are left out is one that never had them, to the bit."""
+"""Test that a Trainer leaves out batches as if it never had them, bit by bit."""
 
 import itertools
 import shutil
@@ -23,7 +23,7 @@ from holdfast.core.link import ENV_ACCUMULATION, Unsupervised, take_batches
 
 
 def made(folder, **options):
-    """A trainer that does not evaluate, and its saves."""
+    """Return a trainer without evaluation, and its callback."""
     trainer, saves = make(
         folder, **{"eval_strategy": "no", "metric_for_best_model": None, **options}
     )
@@ -32,7 +32,7 @@ def made(folder, **options):
 
 
 class ByHand:
-    """The batches of a Trainer's first epochs without some, in epochs of one length."""
+    """The batches of a Trainer's first epochs, without some of them, in epochs of one length."""
 
     def __init__(self, loader, left_out):
         epochs = []
@@ -80,7 +80,7 @@ class Reported(Unsupervised):
 
 
 def test_a_trainer_leaves_out_as_if_by_hand_and_goes_on_so_from_any_step(tmp_path, monkeypatch):
-    """Whole steps and single batches, at an epoch's start and over its end; resumed from within epochs and between."""
+    """Leave out whole steps and single batches, within and across epochs; resume at several steps."""
     text = "3-4,8-9,18-18"
     expected = trained_by_hand(tmp_path, LeftOut.of_text(text))
     monkeypatch.setenv(ENV_LEAVE_OUT, text)
@@ -146,7 +146,7 @@ def sampler(samples, size, ranks=1, rank=0):
 
 
 class Process:
-    """What a Trainer does with its data in one process; its loader reads `ahead` batches ahead."""
+    """The data handling of a Trainer in one process, whose loader reads `ahead` batches ahead."""
 
     def __init__(self, source, left_out, *, per_step, accumulation=1, state=None, step=0, ahead=0):
         self.data = TrainerData(source, left_out, accumulation)
@@ -208,7 +208,7 @@ def test_a_trainer_that_is_interrupted_takes_the_order_without_what_is_left_out(
 
 
 def test_fewer_ranks_take_the_same_samples_in_each_step():
-    """Also where the rest of the run has other ranks than its begin, and back."""
+    """The number of ranks may also change during the run, and change back."""
     left_out = LeftOut.of([(2, 3), (8, 8)])
 
     def processes(ranks, state=None, step=0):

@@ -1,4 +1,4 @@
-"""`transformers.Trainer`, killed and resumed, is the Trainer that nobody killed, to the bit."""
+"""Test that a killed and resumed `transformers.Trainer` equals an uninterrupted one, bit by bit."""
 
 import copy
 import os
@@ -23,7 +23,7 @@ MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """A trainer that nobody disturbed, the folder of its checkpoints, one a step, and its generators at the end."""
+    """Return an uninterrupted trainer, its folder (one checkpoint a step), and its generators."""
     folder = tmp_path_factory.mktemp("straight")
     trainer = train(folder)
     return trainer, folder, random_state.capture()
@@ -52,7 +52,7 @@ def test_every_step_is_saved_and_verifies(straight):
 
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 8])
 def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
-    """Within an epoch, at its end, before and after an evaluation; also from other weights and other random numbers."""
+    """Resume within an epoch, at its end, around an evaluation, and from other weights and seeds."""
     trainer, folder, generators = straight
     (kept,) = (info.path for info in scan(folder) if info.step == step)
     shutil.copytree(kept, tmp_path / kept.name)
@@ -72,9 +72,7 @@ def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
 def test_the_final_state_is_saved_though_its_step_is_not_due(tmp_path, straight):
     trainer = train(tmp_path, saving={"every": 1000})
     assert [info.step for info in scan(tmp_path)] == [STEPS]
-    again = train(
-        tmp_path, saving={"every": 1000}, lr_scheduler_type="constant"
-    )  # nothing is left to do
+    again = train(tmp_path, saving={"every": 1000}, lr_scheduler_type="constant")  # no step is left
     assert again.state.global_step == STEPS
     assert [info.step for info in scan(tmp_path)] == [STEPS]
     assert_same(again.model.state_dict(), trainer.model.state_dict())
@@ -111,7 +109,7 @@ def test_one_that_was_through_and_broke_off_can_be_trained_longer(tmp_path):
 
 
 class Unimproved(TrainerCallback):
-    """Measures what never gets better."""
+    """Report a metric that never improves."""
 
     def on_evaluate(self, args, state, control, metrics, **kwargs):
         metrics["eval_loss"] = 1.0
@@ -159,7 +157,7 @@ def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_train
     def item_after_sigterm(self, index):
         if not (
             tmp_path / "sent"
-        ).exists():  # to one of the training's: those of an evaluation do not outlive it
+        ).exists():  # a worker of the training, since only these outlive SIGTERM
             assert torch.utils.data.get_worker_info() is not None
             (tmp_path / "sent").touch()
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, killed and resumed, is the Trainer that nobody killed, to the bit."""
+"""Test that a killed and resumed Lightning Trainer equals an uninterrupted one, bit by bit."""
 
 import shutil
 import signal
@@ -34,7 +34,7 @@ STEPS = EPOCHS * BATCHES
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    """What nobody disturbed: trainer, module, folder of checkpoints, one a step, and the generators at the end."""
+    """Return an uninterrupted trainer, module, folder (one checkpoint a step) and generators."""
     folder = tmp_path_factory.mktemp("straight")
     trainer, module = train(folder)
     return trainer, module, folder, random_state.capture()
@@ -72,7 +72,7 @@ def test_every_step_is_saved_and_verifies(straight):
 
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 11])
 def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
-    """Within an epoch and at its end; also from other weights and other random numbers."""
+    """Resume within an epoch and at its end, also from other weights and other random numbers."""
     copy_of(step, straight[2], tmp_path)
     resumed = train(tmp_path, seed=99)
     assert min(resumed[1].losses) == step
@@ -94,9 +94,7 @@ class Wrapped(Net):
 def test_a_wrapped_loader_goes_on_where_it_was_without_what_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setenv(ENV_LEAVE_OUT, "2-2,6-7,12-12")
     numbers = [1, 3, 4, 5, 8, 9, 10, 11]
-    options = {
-        "limit_val_batches": 0
-    }  # Lightning evaluates after so many batches as a whole epoch has
+    options = {"limit_val_batches": 0}  # Lightning evaluates after as many batches as an epoch has
     straight = train(tmp_path / "straight", net=Wrapped, trainer_options=options)
     assert straight[1].numbers == numbers
     for step in (1, 3, 4, 5, 7):  # an epoch ends with 3 and 5
@@ -120,14 +118,14 @@ def test_a_wrapped_loader_goes_on_after_an_epoch_that_lightning_ends_early(tmp_p
 
 
 class InARow(Net):
-    """Trains on samples in a row, whose loading draws no random numbers."""
+    """Train on samples in order, whose loading draws no random numbers."""
 
     def train_dataloader(self):
         return Batches(DataLoader(torch.arange(16.0).view(16, 1) / 16, batch_size=4))
 
 
 class WithoutSome:
-    """A loader's batches without some, by their numbers over all epochs."""
+    """A loader without some of its batches, given by their numbers over all epochs."""
 
     def __init__(self, loader, left_out):
         self.loader, self.left_out, self.number = loader, left_out, 0
@@ -151,7 +149,7 @@ class ByHand(InARow):
 def test_accumulated_gradients_without_what_is_left_out_are_those_of_a_loader_by_hand(
     tmp_path, monkeypatch
 ):
-    """Whole steps are left out, at the end of an epoch and at the start of one; also resumed."""
+    """Leave out whole steps at the end of an epoch and at the start of the next; resume, too."""
     options = {"limit_val_batches": 0, "accumulate_grad_batches": 2}
     expected = train(tmp_path / "by hand", net=ByHand, trainer_options=options)[1]
     assert sorted(expected.losses) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""What the integrations report to a supervisor: steps, losses and speed, and where no step is to be expected."""
+"""Test the integrations' reports to a supervisor: steps, losses, speed and sections."""
 
 import signal
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from holdfast.core.link import Unsupervised
 
 
 class Supervised(Unsupervised):
-    """Keeps what is reported, in order."""
+    """Record the reports in order."""
 
     def __init__(self):
         self.reported = []
@@ -30,7 +30,7 @@ class Supervised(Unsupervised):
 
     @contextmanager
     def section(self, name, *, limit_s=None):
-        if name in ("save", "restore"):  # the Checkpointer's
+        if name in ("save", "restore"):  # reported by the Checkpointer
             yield
             return
         self.reported.append(f"enter {name}")
@@ -134,7 +134,7 @@ def test_torchtitan(tmp_path, link):
     save = training.checkpointer.save
 
     def log_and_save(step, *, last_step):
-        """As torchtitan's trainer does before and after."""
+        """Log and save in the order of torchtitan's trainer."""
         training.ntokens_seen += 100
         if step % 2 == 0:
             training.metrics_processor.log(step, training.losses[-1], 9.0, 1.0)
@@ -194,7 +194,7 @@ def test_what_follows_the_training_keeps_the_limit_of_the_end(monkeypatch):
 
 @pytest.mark.parametrize("chains", [True, False])
 def test_lightnings_handler_alone_is_taken_the_place_of(tmp_path, monkeypatch, chains):
-    """A script's own handler, set after the callback was made, is what Lightning calls: it stays."""
+    """A script's own handler, set after the callback was made, stays in use by Lightning."""
     replaced_by_lightning = []
 
     class Taken(Supervised):

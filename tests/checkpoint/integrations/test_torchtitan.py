@@ -1,4 +1,4 @@
-"""Against the torchtitan that is installed: its trainer builds and calls a manager as these tests do."""
+"""Test the installed torchtitan, whose trainer builds and calls a manager as these tests do."""
 
 import ast
 import fcntl
@@ -37,7 +37,7 @@ pytestmark = [
 
 
 class Loader:
-    """Numbers in a row; its state has the rank in its name, as torchtitan's has."""
+    """Yield consecutive numbers; the state has the rank in its name, as torchtitan's has."""
 
     drawn = 0
 
@@ -49,7 +49,7 @@ class Loader:
 
 
 class Training:
-    """What torchtitan's trainer does with its manager, in its order."""
+    """The calls of torchtitan's trainer to its manager, in order."""
 
     def __init__(self, folder, *, seed=0, manager=HoldfastCheckpointManager, **settings):
         torch.manual_seed(seed)
@@ -147,7 +147,7 @@ def test_it_goes_on_to_the_bit(tmp_path, step):
 
 
 def test_of_a_seed_the_model_alone_is_taken(tmp_path):
-    """On another rank, say, whose place in the data it does not have."""
+    """For example on another rank, whose position in the data the checkpoint lacks."""
     seed = Training(tmp_path, last_save_model_only=False)
     seed.loader.drawn = 7
     seed.checkpointer.save(0, last_step=True)
@@ -164,7 +164,7 @@ def test_a_first_save_that_was_killed_or_is_under_way_is_no_checkpoint(tmp_path)
     left.mkdir(parents=True)
     (left / ".metadata").write_bytes(b"of a save that has not ended")
     under_way = os.open(left, os.O_RDONLY)
-    fcntl.flock(under_way, fcntl.LOCK_EX)  # as the process does that writes it
+    fcntl.flock(under_way, fcntl.LOCK_EX)  # as the writing process does
     Training(tmp_path).run(2)
     os.close(under_way)
     assert [info.step for info in scan(tmp_path / "checkpoint")] == [2, 1]

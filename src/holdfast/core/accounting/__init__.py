@@ -1,16 +1,16 @@
-"""What a run's records add up to: the steps that survive, the seconds, the incidents' costs, ETTR.
+"""Account for a run: the surviving steps, the seconds, the costs of the incidents, ETTR.
 
-Enters a run of the ledger with its journal of steps, leaves a `RunSummary`; nothing else is looked at, so
-that every figure of a report can be traced to a row or a line. The stages, in order:
+The account reads only the run's rows in the ledger and its journal of steps, and makes a
+`RunSummary`. So every figure of a report can be traced to a row or a line. The stages, in order:
 
 | module | one idea |
 |---|---|
 | `survival` | which executed steps are part of the final state, and which were rolled back |
 | `wall_time` | each second of the run given to exactly one cause |
 | `lost_time` | each second of each rank given to one cause, and to the incident that cost it |
-| `costs` | what each incident and the checkpoints cost |
-| `summary` | the two readings of a run's records, put together |
-| `records` | the frozen dataclasses that leave |
+| `costs` | the cost of each incident and of the checkpoints |
+| `summary` | the summary of a run's records |
+| `records` | the frozen dataclasses of the result |
 """
 
 from holdfast.core.accounting.records import (

@@ -186,9 +186,7 @@ def _stalls_s(checkpoints: Sequence[Checkpoint]) -> dict[int, float]:
 
 def _world_size(run: Run, events: Sequence[Event]) -> int | None:
     stated: list[Any] = [event.data.get("world_size") for event in reversed(events)]
-    if (
-        run.command and Path(run.command[0]).name != "torchrun"
-    ):  # torchrun itself decides the number of ranks
+    if run.command and Path(run.command[0]).name != "torchrun":  # torchrun sets its own ranks
         stated.append(run.options.get("nproc"))
     return next((size for size in stated if isinstance(size, int) and size > 0), None)
 

@@ -1,8 +1,8 @@
-"""Which executed steps are part of the final state.
+"""Determine which executed steps are part of the final state.
 
-The attempts are walked from the last to the first. An attempt that began from step s leaves of every earlier
-one only the steps up to s: it rolled the rest back. Steps that a script executes twice within one attempt
-(its own roll-back) are treated alike: the later execution counts.
+The attempts are examined from the last to the first. An attempt that began from step s has rolled
+back all steps above s of every earlier attempt. A script that rolls back within an attempt executes
+some steps twice; then the later execution counts.
 """
 
 import math
@@ -18,14 +18,14 @@ UNUSABLE_STATES = frozenset({"damaged", "incomplete"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExecutedStep:
-    """One line of the journal with its fate."""
+    """One line of the journal, and whether its steps survive."""
 
     record: StepRecord
     survives: bool
     covers: int
-    """How many steps the line stands for: a script may report every tenth."""
+    """The number of steps that the line covers: a script may report every tenth step only."""
     counted_s: float
-    """`step_s`, an attempt's first step without its warm-up."""
+    """`step_s`, but without the warm-up in an attempt's first step."""
 
 
 def executed_steps(
@@ -34,14 +34,14 @@ def executed_steps(
     records: Mapping[int, Sequence[StepRecord]],
     checkpoints: Iterable[Checkpoint],
 ) -> dict[int, list[ExecutedStep]]:
-    """Every journal line of every attempt, in order, marked with whether it survives.
+    """Return the journal lines of each attempt, in order, each with its survival.
 
-    The final state of a run that is running or completed is what its last attempt computed. A run that
-    stopped or failed leaves its newest checkpoint and nothing else: later steps died with its processes.
+    A running or completed run ends in the state of its last attempt. A stopped or failed run leaves
+    only its newest usable checkpoint; all later steps are lost.
 
-    An attempt's first step includes allocations, compilation and cold caches, so it counts as the median of
-    that attempt's other surviving steps where that is smaller (of the other steps of the run, where the
-    attempt has none).
+    An attempt's first step includes allocations, compilation and cold caches. So the step counts at
+    most the median of the attempt's other surviving steps. An attempt without other steps uses the
+    median of the run.
     """
     survival = _survival(attempts, records, _final_step_limits(state, attempts, checkpoints))
     later_s = [record.step_s for of_attempt in records.values() for record in of_attempt[1:]]
@@ -87,7 +87,7 @@ def _survival(
             limit = min(limit, step if again else step - 1)
         survival[attempt.number] = kept[::-1]
         if final_limits.get(attempt.number) == -math.inf:
-            continue  # nothing is left of this attempt, so it rolled nothing back
+            continue  # no step of this attempt survives, so the attempt rolled back no earlier step
         began = [line.step - 1 for line in lines] + [attempt.start_step] * (
             attempt.start_step is not None
         )
@@ -98,7 +98,7 @@ def _survival(
 def _final_step_limits(
     state: RunState, attempts: Sequence[Attempt], checkpoints: Iterable[Checkpoint]
 ) -> dict[int, float]:
-    """What the end of the run left of its last attempts: the highest surviving step, -inf for nothing."""
+    """Return by attempt the highest step that survives the run's end, -inf if none does."""
     if state in ("running", "completed"):
         return {}
     usable = [mark for mark in checkpoints if mark.state not in UNUSABLE_STATES]

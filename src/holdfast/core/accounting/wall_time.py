@@ -1,8 +1,8 @@
-"""Each second of the run given to exactly one cause.
+"""Give each second of the run to exactly one cause.
 
-A cursor moves from the run's start to its end and never back; every stretch it passes goes to one cause. So
-the parts add up to the wall time whatever the records say, even where a clock was set back or a record is
-missing.
+A cursor moves from the run's start to its end, never backwards. Every stretch that the cursor
+passes goes to one cause. So the parts add up to the wall time for any records, even if a clock was
+set back or a record is missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from holdfast.core.accounting.survival import ExecutedStep
 
 @dataclass(frozen=True, kw_only=True)
 class Outage:
-    """How an attempt ended: Unix times of the fault and of its detection."""
+    """The Unix times of the fault that ended an attempt, and of its detection."""
 
     fault_at_s: float
     detected_at_s: float
@@ -31,13 +31,13 @@ class _Tape:
         self.phases: list[Phase] = []
 
     def span_to(self, at_s: float) -> float:
-        """Seconds from the cursor to a Unix time; 0 where that lies behind it, cut at the run's end."""
+        """Return seconds from the cursor to a Unix time, cut at the run's end; 0 for the past."""
         return max(0.0, min(at_s - self.start_s, self.length_s) - self.cursor_s)
 
     def spend(
         self, seconds: float, cause: Cause, attempt: int, *, parts: Mapping[Cause, float]
     ) -> None:
-        """Pass a stretch, drawn as `cause` and booked as `parts`."""
+        """Pass a stretch: one phase of `cause`, whose seconds are counted by `parts`."""
         if seconds <= 0:
             return
         end_s = self.cursor_s + seconds
@@ -62,7 +62,7 @@ class _Tape:
         self.cursor_s = end_s
 
     def pass_to(self, at_s: float, cause: Cause, attempt: int) -> None:
-        """Pass everything up to a Unix time for one cause."""
+        """Pass the whole time up to a Unix time for one cause."""
         seconds = self.span_to(at_s)
         self.spend(seconds, cause, attempt, parts={cause: seconds})
 
@@ -77,16 +77,16 @@ def wall_time(
     outages: Mapping[int, Outage],
     stalls_s: Mapping[int, float],
 ) -> tuple[TimeBreakdown, tuple[Phase, ...]]:
-    """Divide the time from `start_s` to `end_s` (Unix) among its causes, and draw the time line.
+    """Divide the time from `start_s` to `end_s` (Unix) among causes, and return the time line.
 
     Args:
         start_s: the run's first start.
-        end_s: its end, or its last record.
-        running: whether an outage at the end of the records is still being restarted from.
-        attempts: their numbers, in order.
-        steps: of each attempt, in order.
-        outages: of the attempts that an incident ended.
-        stalls_s: of each attempt, seconds that training stood still for checkpoints.
+        end_s: the run's end, or its last record.
+        running: True if the run still recovers from an outage at the end of the records.
+        attempts: the numbers of the attempts, in order.
+        steps: the steps of each attempt, in order.
+        outages: the outages of the attempts that ended in an incident.
+        stalls_s: by attempt, the seconds that training stood still for checkpoints.
     """
     tape = _Tape(start_s, end_s)
     for index, attempt in enumerate(attempts):
@@ -100,9 +100,9 @@ def wall_time(
         if last and outage is not None:
             tape.pass_to(end_s, "restarting" if running else "other", attempt)
         elif last and running and any(steps.values()) and not steps.get(attempt):
-            tape.pass_to(end_s, starting, attempt)  # it has not come to its first step yet
+            tape.pass_to(end_s, starting, attempt)  # the attempt has no first step yet
         elif last:
-            # The end of a run that nothing broke off: its last save, then its processes' exit.
+            # A run without an incident at its end: the last save, then the exit of the processes.
             seconds = tape.span_to(end_s)
             between_s += seconds
             tape.spend(seconds, "other", attempt, parts={})
@@ -115,7 +115,7 @@ def wall_time(
 
 
 def _steps(tape: _Tape, attempt: int, steps: Sequence[ExecutedStep], starting: Cause) -> float:
-    """Pass an attempt's steps; returns the seconds between them, which are not yet booked."""
+    """Pass an attempt's steps; return the seconds between them, which have no cause yet."""
     between_s = 0.0
     for index, step in enumerate(steps):
         span_s = tape.span_to(step.record.at_s)

@@ -1,4 +1,4 @@
-"""Describe each event of a supervised run in a line: for `holdfast run` and the demonstration."""
+"""Describe each event of a supervised run in a line, for `holdfast run` and the demonstration."""
 
 from collections.abc import Mapping
 from typing import Any

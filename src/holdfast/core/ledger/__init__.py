@@ -1,11 +1,12 @@
 """The ledger: runs, attempts, events, incidents, checkpoints, evaluations, priors, nodes.
 
-The ledger stores records (frozen dataclasses, `records`) and returns them in order.
-`schema` holds the tables, `migrations` the upgrades from earlier versions, `engine` the
-opening of the database, and `ledger` the operations.
-`ledger_thread` carries the operations out beside an event loop.
-Only the supervisor, `holdfast eval`, the command line and the console write to the ledger. Ranks send events
-over the control channel instead.
+The ledger stores records (frozen dataclasses, `records`) and returns them in order. `schema` holds
+the tables, `migrations` the upgrades from earlier versions, `engine` the opening of the database,
+and `ledger` the operations.
+
+`ledger_thread` runs the operations in a thread beside an event loop. Only the supervisor, `holdfast
+eval`, the command line and the console write to the ledger. Ranks send events over the control
+channel instead.
 """
 
 from holdfast.core.ledger.ledger import Ledger

@@ -1,4 +1,4 @@
-"""The ledger's operations on people's actions: one record an action, for the audit."""
+"""Store people's actions in the ledger, one record an action, for the audit."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager

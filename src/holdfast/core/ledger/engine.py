@@ -103,9 +103,8 @@ def _bring_up_to_date(engine: Engine) -> None:
         if _revision(connection) == schema.REVISION:
             return
     with writing(engine).begin() as connection:
-        if (
-            connection.dialect.name == "postgresql"
-        ):  # creates or migrates in one process at a time, as above
+        if connection.dialect.name == "postgresql":
+            # One process at a time creates or migrates the tables, as in `_migration_lock`.
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         revision = _revision(connection)
         if revision is not None and revision > schema.REVISION:

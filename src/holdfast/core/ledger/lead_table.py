@@ -1,4 +1,4 @@
-"""The ledger's operations on the lead of a run: which node's supervisor leads, and where the run's nodes meet."""
+"""Store the lead of a run: whose supervisor leads, and where the run's nodes meet."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
@@ -16,11 +16,11 @@ class LeadTable(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes."""
+        """Open a transaction that writes."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """The rows of a table as records."""
+        """Return the rows of a table as records."""
 
     def lead(self, run_id: str) -> Lead:
         """Return the newest lead of a run; before the first one, the number is 0.
@@ -32,7 +32,11 @@ class LeadTable(ABC):
         return found[0] if found else Lead(run_id=run_id, generation=0, node_id="", beats=0)
 
     def take_lead(self, before: Lead, node_id: str) -> Lead | None:
-        """Lead a run after `before`; return None where another node was first, or where that one has beaten since.
+        """Take the lead of a run after `before`.
+
+        Returns:
+            The new lead; None if another node took the lead first, or if the old leader has beaten
+            since.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -54,7 +58,7 @@ class LeadTable(ABC):
         return after if changed.rowcount else None
 
     def beat(self, run_id: str, generation: int) -> bool:
-        """Show that a supervisor lives; return whether it still leads.
+        """Record a sign of life of a supervisor; return True if the supervisor still leads.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -70,7 +74,7 @@ class LeadTable(ABC):
         return found is None or found < generation
 
     def publish_meeting(self, place: MeetingPlace) -> None:
-        """Record where the nodes of a run meet, in place of the record under the same key.
+        """Record where the nodes of a run meet, in place of the key's earlier record.
 
         Raises:
             LedgerError: the ledger cannot be written.
@@ -81,7 +85,7 @@ class LeadTable(ABC):
             connection.execute(table.insert().values(**vars(place)))
 
     def meeting(self, key: str) -> MeetingPlace | None:
-        """Return where the nodes meet; None while there is no record.
+        """Return the address at which the nodes meet; None if there is no record.
 
         Raises:
             LedgerError: the ledger cannot be read.
@@ -90,7 +94,7 @@ class LeadTable(ABC):
         return found[0] if found else None
 
     def remove_meeting(self, key: str) -> None:
-        """Forget where nodes have met.
+        """Delete the address at which nodes have met.
 
         Raises:
             LedgerError: the ledger cannot be written.

@@ -1,4 +1,4 @@
-"""The operations on the ledger: add, change and read records."""
+"""Add, change and read the ledger's records."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +57,7 @@ PRIORS_KEPT = 4
 
 
 class Ledger(Remembered, NodeTable, LeadTable, ActionTable):
-    """One database with the records of all runs. Safe to open in several processes at once."""
+    """One database with the records of all runs; several processes may open it at once."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

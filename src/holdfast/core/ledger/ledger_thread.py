@@ -1,8 +1,8 @@
 """Use a ledger from an event loop, which must not wait for a silent server.
 
-One thread carries out all operations, in order. The loop leaves writes to the thread. For reads,
-and for writes before an action, the loop waits a limited time. While an operation is stuck, the loop
-does not wait at all. The thread keeps the writes until the ledger answers.
+One thread runs all operations, in order. The loop passes writes to the thread and goes on. For
+reads, and for writes before an action, the loop waits a limited time, or not at all while an
+operation is stuck. The thread keeps the writes until the ledger answers.
 """
 
 import contextlib
@@ -21,15 +21,16 @@ WAIT_S = 5.0
 MOST_WAITING = 10_000
 """The most operations that may wait; further ones are dropped."""
 CLOSE_S = 10.0
-"""Seconds at the end for the operations that wait. The event loop stands still meanwhile."""
+"""Seconds to wait at the end for the remaining operations; the event loop stands still meanwhile.
+"""
 T = TypeVar("T")
 
 
 class LedgerThread:
-    """The thread of one ledger. The methods may be called from any thread."""
+    """The thread of one ledger; any thread may call the methods."""
 
     def __init__(self, ledger: Ledger, *, wait_s: float = WAIT_S, close_s: float = CLOSE_S) -> None:
-        """Carry out each operation in the caller's thread, until `start`.
+        """Run each operation in the caller's thread until `start`.
 
         Args:
             ledger: the ledger.
@@ -45,20 +46,20 @@ class LedgerThread:
         """The time at which the present operation began."""
         self._errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         self.ledger = cast("Ledger", _Routed(self))
-        """The same ledger; the thread carries out its operations."""
+        """The same ledger, with each operation run in the thread."""
 
     def start(self) -> None:
-        """Carry out the operations in a thread from now on, if a thread can be started."""
+        """Run the operations in a thread from now on, if a thread can be started."""
         thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         with contextlib.suppress(RuntimeError):
             thread.start()
             self._thread = thread
 
     def call(self, use: Callable[[Ledger], T]) -> T:
-        """Return the result of an operation, which comes after all earlier ones.
+        """Run an operation after all earlier ones, and return its result.
 
         Raises:
-            LedgerError: the ledger does not answer. The operation is carried out later.
+            LedgerError: the ledger does not answer; the thread runs the operation later.
             HoldfastError: the operation failed.
         """
         if self._thread is None:
@@ -73,7 +74,7 @@ class LedgerThread:
             ) from None
 
     def later(self, use: Callable[[Ledger], object]) -> None:
-        """Leave an operation to the thread. `take_errors` has its error.
+        """Pass an operation to the thread; `take_errors` returns its error.
 
         Raises:
             HoldfastError: the operation failed, and there is no thread.
@@ -85,30 +86,30 @@ class LedgerThread:
 
     @property
     def is_stuck(self) -> bool:
-        """True if the present operation takes longer than a caller waits."""
+        """True if the present operation has lasted longer than a caller waits."""
         began_s = self._began_s
         return began_s is not None and time.monotonic() - began_s > self._wait_s
 
     def take_errors(self) -> list[str]:
-        """Return the errors of the operations for which no caller has waited."""
+        """Return, once, the errors of the operations for which no caller waits."""
         found = []
         while not self._errors.empty():
             error = self._errors.get()
             is_plain = isinstance(error, HoldfastError | OSError)
-            # Values that come from a rank may not fit into the database.
+            # A value from a rank may not fit into the database.
             found.append(str(error) if is_plain else f"A record was not written: {error!r}.")
         return found
 
     def close(self) -> None:
-        """End the thread after the operations that wait, as far as they end in time.
+        """End the thread after the remaining operations, or after `close_s` seconds.
 
-        `take_errors` has the number of the others.
+        `take_errors` then returns the number of operations that were not run.
         """
         if self._thread is not None:
             self._work.put(None)
             self._thread.join(self._close_s)
             if self._thread.is_alive():
-                # The mark of the end waits in the place of the present operation.
+                # The None that ends the thread is in the queue in place of the present operation.
                 count = self._work.qsize()
                 self._errors.put(
                     LedgerError(
@@ -151,7 +152,7 @@ class _Answer:
 
 
 class _Routed:
-    """A ledger whose operations the thread carries out."""
+    """A ledger whose operations run in the thread."""
 
     def __init__(self, thread: LedgerThread) -> None:
         self._thread = thread

@@ -1,4 +1,4 @@
-"""The ledger's operations on nodes: verdicts of tests, and which nodes are cordoned."""
+"""Store the nodes: the verdicts of tests, and the cordons."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -18,15 +18,15 @@ class NodeTable(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes."""
+        """Open a transaction that writes."""
 
     @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
-        """The database's errors as the ledger's own."""
+        """Raise the database's errors as `LedgerError`."""
 
     @abstractmethod
     def _read(self, record: Any, table: Any, where: Any = None, order_by: Any = None) -> list[Any]:
-        """The rows of a table as records."""
+        """Return the rows of a table as records."""
 
     def nodes(self) -> list[NodeRecord]:
         """Return the nodes that were tested or cordoned, by name."""
@@ -47,15 +47,16 @@ class NodeTable(ABC):
     def add_verdicts(
         self, verdicts: Sequence[Verdict], *, at_s: float, by: str, cordons: Collection[str] = ()
     ) -> None:
-        """Record what a session of tests says of nodes, all of it or nothing; cordon the nodes named in `cordons`.
+        """Record the verdicts of a session of tests, and cordon the nodes in `cordons`.
 
-        A node that is cordoned already stays so; a wrong result of a check by itself replaces a lesser reason.
+        Either all of this is recorded or nothing. A node that is cordoned already stays cordoned; a
+        hard verdict replaces the reason of a soft cordon.
 
         Args:
-            verdicts: one of each node.
-            at_s: when, Unix seconds.
-            by: the run or the user whose session it is.
-            cordons: names of nodes that are cordoned from now on.
+            verdicts: one verdict a node.
+            at_s: the time of the session, in Unix seconds.
+            by: the run or the user whose session this is.
+            cordons: the names of the nodes to cordon.
         """
         with self._write() as connection:
             for verdict in sorted(verdicts, key=lambda one: one.name):  # one order: no deadlock
@@ -75,21 +76,24 @@ class NodeTable(ABC):
                 _change(connection, verdict.name, changes)
 
     def cordon(self, name: str, *, at_s: float, by: str, why: str) -> None:
-        """Launch nothing on a node from now on, for a person's reason `why`; this replaces an earlier reason."""
+        """Cordon a node for a person's reason, so that no job is launched there.
+
+        The reason `why` replaces an earlier reason.
+        """
         with self._write() as connection:
             _known(connection, name)
             _change(connection, name, _cordoned(at_s, by, "person", why))
 
     def return_node(self, name: str, *, force: bool = False) -> None:
-        """Let jobs be launched on a cordoned node again; a node that is not cordoned stays as it is.
+        """Let jobs be launched on a cordoned node again; do nothing to other nodes.
 
         Args:
-            name: of the node.
-            force: also without a test that the node has passed since.
+            name: the node.
+            force: True to return a node that has passed no test since its cordon.
 
         Raises:
             NotFound: no such node was tested or cordoned.
-            BadUse: the node has passed no tests since it was cordoned.
+            BadUse: the node has passed no test since its cordon, and `force` is False.
         """
         node = self.node(name)
         if node.is_cordoned and not node.passed_since and not force:
@@ -102,7 +106,7 @@ class NodeTable(ABC):
 
 
 def _known(connection: Connection, name: str) -> Mapping[str, Any]:
-    """Return the row of a node, which is made where there is none; others wait with their changes to the row."""
+    """Return the row of a node, created if missing, and lock the row for this transaction."""
     table = schema.nodes
     empty: dict[str, Any] = {
         "name": name,
@@ -114,7 +118,7 @@ def _known(connection: Connection, name: str) -> Mapping[str, Any]:
         "tested_at_s": None,
         "verdicts": [],
     }
-    # Two processes may make the row at the same time.
+    # Two processes may create the row at the same time.
     insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
     connection.execute(insert(table).values(**empty).on_conflict_do_nothing())
     found = select(table).where(table.c.name == name).with_for_update()

@@ -11,11 +11,11 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from holdfast.core.errors import LedgerError
 
 _INSTRUCTIONS = 10_000
-"""Instructions of SQLite's virtual machine between two looks at the clock: well below a millisecond."""
+"""Instructions of SQLite's virtual machine between two checks of the time: under a millisecond."""
 
 
 class TooSlow(LedgerError):
-    """A query took longer than its limit, and was ended."""
+    """The database ended a query that took longer than its limit."""
 
 
 @contextmanager

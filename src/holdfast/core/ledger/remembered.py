@@ -1,4 +1,4 @@
-"""The ledger's operations on what is remembered and learned of incidents, full-text search among them."""
+"""Store memories of incidents, learned rules and good runs, with full-text search."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -23,24 +23,28 @@ class Remembered(ABC):
 
     @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        """A transaction that writes."""
+        """Open a transaction that writes."""
 
     @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
-        """The database's errors as the ledger's own."""
+        """Raise the database's errors as `LedgerError`."""
 
     @abstractmethod
     def _read(
         self, record: type[R], table: Table, where: Any = None, order_by: Any = None
     ) -> list[R]:
-        """The rows of a table as records."""
+        """Return the rows of a table as records."""
 
     @abstractmethod
     def _update(self, table: Table, where: Any, changes: dict[str, Any]) -> bool:
-        """Change rows; whether there were any."""
+        """Change the selected rows; return False if no row was selected."""
 
     def add_memory(self, memory: Memory) -> int:
-        """Record what is remembered of an incident; returns its id. Of a run's incident there is one: it stays."""
+        """Record the memory of an incident, and return its id.
+
+        A run's incident has one memory: if there is one already, keep that memory and return its
+        id.
+        """
         table = schema.memories
         with self._write() as connection:
             if memory.incident_id is not None:
@@ -55,7 +59,7 @@ class Remembered(ABC):
         """Change columns of a memory.
 
         Raises:
-            NotFound: there is none of this id.
+            NotFound: the ledger has no memory of this id.
         """
         table = schema.memories
         with self._write() as connection:
@@ -67,10 +71,10 @@ class Remembered(ABC):
                 self._index_words(connection, memory_id, changes["words"])
 
     def memory(self, memory_id: int) -> Memory:
-        """The memory of this id.
+        """Return the memory of this id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: the ledger has no memory of this id.
         """
         found = self._read(Memory, schema.memories, schema.memories.c.memory_id == memory_id)
         if not found:
@@ -84,9 +88,12 @@ class Remembered(ABC):
         judged: bool | None = None,
         newest: int | None = None,
     ) -> list[Memory]:
-        """What is remembered, oldest first: of one run's incident, with or without a person's verdict, or of all.
+        """Return memories, oldest first.
 
-        `newest`: at most so many, the last ones.
+        Args:
+            incident_id: only the memory of this incident; None: of all incidents.
+            judged: only memories with (True) or without (False) a person's verdict; None: both.
+            newest: only the newest of them, at most this many; None: all.
         """
         table = schema.memories
         where: Any = true()
@@ -105,7 +112,7 @@ class Remembered(ABC):
         return self._read(Memory, table, where, order_by=table.c.memory_id)
 
     def incidents_not_remembered(self) -> list[Incident]:
-        """The runs' incidents that have no memory yet, oldest first."""
+        """Return the runs' incidents that have no memory yet, oldest first."""
         known = select(schema.memories.c.incident_id).where(
             schema.memories.c.incident_id.is_not(None)
         )
@@ -115,9 +122,14 @@ class Remembered(ABC):
         )
 
     def search_memories(self, words: Sequence[str], limit: int) -> list[int]:
-        """Ids of the memories with some of `words` (lower-case letters, digits, `_`), the best fit first.
+        """Return the ids of memories that contain any of the words, the best match first.
 
-        By FTS5's BM25 on SQLite, `ts_rank` on PostgreSQL, else by how many of the words there are.
+        The order is BM25 (FTS5) on SQLite and `ts_rank` on PostgreSQL; without FTS5, the number of
+        words found.
+
+        Args:
+            words: lower-case letters, digits and `_`; other words are ignored.
+            limit: the most ids to return.
         """
         given = [word for word in dict.fromkeys(words) if word.replace("_", "").isalnum()]
         if not given:
@@ -126,17 +138,17 @@ class Remembered(ABC):
             return [int(key) for key in connection.execute(self._search(given, limit)).scalars()]
 
     def add_learned_rule(self, rule: LearnedRule) -> None:
-        """Record a rule that was learned; one of the same id, withdrawn or not, is replaced."""
+        """Record a learned rule, in place of a rule of the same id, withdrawn or not."""
         table = schema.learned_rules
         with self._write() as connection:
             connection.execute(table.delete().where(table.c.rule_id == rule.rule_id))
             connection.execute(table.insert().values(**asdict(rule)))
 
     def withdraw_learned_rule(self, rule_id: str, *, at_s: float, by: str) -> None:
-        """Cease to use a learned rule.
+        """Withdraw a learned rule from use.
 
         Raises:
-            NotFound: there is none of this id in use.
+            NotFound: no rule of this id is in use.
         """
         table = schema.learned_rules
         in_use = (table.c.rule_id == rule_id) & table.c.withdrawn_at_s.is_(None)
@@ -148,7 +160,12 @@ class Remembered(ABC):
     def learned_rules(
         self, kind: str | None = None, *, withdrawn: bool = False
     ) -> list[LearnedRule]:
-        """The learned rules in use, of one kind or of all, oldest first; with `withdrawn` those that no longer are."""
+        """Return the learned rules, oldest first.
+
+        Args:
+            kind: only rules of this kind; None: all kinds.
+            withdrawn: True for the withdrawn rules, False for the rules in use.
+        """
         table = schema.learned_rules
         where: Any = (
             table.c.withdrawn_at_s.is_not(None) if withdrawn else table.c.withdrawn_at_s.is_(None)
@@ -158,7 +175,7 @@ class Remembered(ABC):
         return self._read(LearnedRule, table, where, order_by=(table.c.made_at_s, table.c.rule_id))
 
     def add_good_run(self, run: GoodRun) -> int:
-        """Record what a good run printed; returns its id. The same lines are recorded once."""
+        """Record the output of a good run, and return its id; equal output is recorded once."""
         table = schema.good_runs
         with self._write() as connection:
             same = select(table.c.good_id).where(table.c.fingerprint == run.fingerprint)
@@ -167,7 +184,7 @@ class Remembered(ABC):
             return self._insert_new(connection, table, asdict(run), "good_id")
 
     def good_runs(self) -> list[GoodRun]:
-        """The good runs, oldest first."""
+        """Return the good runs, oldest first."""
         return self._read(GoodRun, schema.good_runs, order_by=schema.good_runs.c.good_id)
 
     def _search(self, words: Sequence[str], limit: int) -> Any:
@@ -200,7 +217,7 @@ class Remembered(ABC):
 
     @functools.cached_property
     def _full_text(self) -> str:
-        """What the database searches words with: `fts5`, `tsvector`, or nothing of its own."""
+        """The database's full-text search: `fts5`, `tsvector`, or empty if there is none."""
         if self._engine.dialect.name == "postgresql":
             return "tsvector"
         return "fts5" if inspect(self._engine).has_table(schema.MEMORY_WORDS) else ""

@@ -1,6 +1,6 @@
-"""The ledger's tables, in portable SQL.
+"""Define the ledger's tables, in portable SQL.
 
-A change here goes with a migration in `migrations/versions` and a new `REVISION`;
+A change here needs a migration in `migrations/versions` and a new `REVISION`;
 `tests/core/test_migrations.py` compares the two.
 """
 
@@ -104,7 +104,7 @@ checkpoints = Table(
     UniqueConstraint("run_id", "attempt", "step", "path"),
 )
 
-# No foreign key to `runs`: an evaluation outlives the run whose checkpoint it is of.
+# No foreign key to `runs`: an evaluation outlives the run of its checkpoint.
 evaluations = Table(
     "evaluations",
     metadata,
@@ -147,7 +147,7 @@ priors = Table(
     Index("ix_priors_of_a_task", "family", "harness", "task"),
 )
 
-# No foreign key here either: what was learned from an incident outlives its run.
+# No foreign key here either: a memory outlives the run of its incident.
 memories = Table(
     "memories",
     metadata,
@@ -176,8 +176,11 @@ memories = Table(
 )
 
 MEMORY_WORDS = "memory_words"
-"""SQLite's full-text index (FTS5) of `memories.words`, its rowid the memory's id. A virtual table with tables of its
-own, made by the migration and not listed here; PostgreSQL has an index of `to_tsvector` instead."""
+"""SQLite's full-text index (FTS5) of `memories.words`; the rowid is the memory's id.
+
+The migration creates this virtual table, so the table is not listed here. PostgreSQL has an index
+of `to_tsvector` instead.
+"""
 
 learned_rules = Table(
     "learned_rules",

@@ -1,7 +1,7 @@
-"""The parts that Holdfast's HTML pages share: the shell, the styles, key figures, bars, facts, inline drawings.
+"""The shared parts of Holdfast's HTML pages: shell, styles, key figures, bars, drawings.
 
-A page of a room is a template that extends `page.html.j2`, with the room's own styles after the shared ones, and the
-macros of `parts.html.j2`. The page needs no network. The modules:
+A page of a room is a template that extends `page.html.j2`, adds the room's own styles, and uses the
+macros of `parts.html.j2`. A page needs no network. The modules:
 
 | module | one idea |
 |---|---|

@@ -1,7 +1,8 @@
-"""A matplotlib figure as inline SVG that follows a page's colours, in light and in dark.
+"""Draw a matplotlib figure as inline SVG in a page's colours, in light and in dark.
 
-Figures are drawn in stand-in colours, one for each of the page's CSS variables, and the SVG's stand-ins are then
-replaced by those variables. So one drawing serves both schemes, and equal figures give equal bytes.
+A figure is drawn in stand-in colours, one for each CSS variable of the page. In the SVG, each
+stand-in is replaced by its variable. So one drawing serves both schemes, and equal figures give
+equal bytes.
 """
 
 import io
@@ -20,14 +21,14 @@ _DECIMALS = re.compile(r"(\d+\.\d{2})\d+")
 
 
 def stand_ins(variables: Sequence[str]) -> dict[str, str]:
-    """Stand-in colours: what to pass to matplotlib for each CSS variable."""
+    """Return the colour to pass to matplotlib for each CSS variable."""
     return {name: f"#0000{index:02x}" for index, name in enumerate(variables, start=1)}
 
 
 def new_figure(
     width_in: float, height_in: float, *, layout: Literal["constrained"] | None = "constrained"
 ) -> "Figure":
-    """An empty figure without any global state of pyplot.
+    """Return an empty figure, without pyplot's global state.
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -60,20 +61,20 @@ def plain_axes(axes: "Axes", colours: Mapping[str, str]) -> None:
 
 
 def missing_extra(package: str, *, extra: str = "report") -> HoldfastError:
-    """The error for a package of the extra that is not installed."""
+    """Return the error for a package of an extra that is not installed."""
     return HoldfastError(
         f"This needs {package}, which is not installed. Run: pip install 'holdfast[{extra}]'"
     )
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[str]) -> str:
-    """The figure as an `<svg>` element for an HTML page.
+    """Return the figure as an `<svg>` element for an HTML page.
 
     Args:
-        figure: drawn in the colours of `stand_ins(variables)`.
-        name: unique on the page; the element's ids begin with it.
-        label: what a reader hears who cannot see it; HTML-escaped by the caller.
-        variables: the page's CSS variables, as they were given to `stand_ins`.
+        figure: a figure in the colours of `stand_ins(variables)`.
+        name: a name, unique on the page, with which the element's ids begin.
+        label: the description for screen readers, HTML-escaped by the caller.
+        variables: the page's CSS variables, as passed to `stand_ins`.
     """
     import matplotlib as mpl
 
@@ -86,9 +87,9 @@ def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[s
     text = target.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Two decimals are a hundredth of a point. Only in tags: a number that is text says what it says.
+    # Two decimals are a hundredth of a point. Only numbers in tags are cut, not numbers in text.
     text = _TAG.sub(lambda tag: _DECIMALS.sub(r"\1", tag[0]), text)
-    # HTML knows these namespaces by itself, and a page without a network address is easy to check.
+    # HTML has these namespaces built in, and a page without URLs is easy to check for network use.
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
     text = re.sub(
         r'<svg [^>]*?(viewBox="[^"]*")[^>]*>',
@@ -98,7 +99,7 @@ def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[s
     )
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = text.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
-    # The page's own font, at the sizes matplotlib laid out.
+    # The page's own font, at the sizes of matplotlib's layout.
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
     variable = {stand_in: f"var(--{name})" for name, stand_in in stand_ins(variables).items()}
     text = re.sub(r"#0000[0-9a-f]{2}", lambda found: variable.get(found[0], found[0]), text)

@@ -1,4 +1,4 @@
-"""The colours of every page, key figures, and bars that show where time went."""
+"""Define the colours of every page, key figures, and bars that show where time went."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ DARK: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A number with its name and, in small, what it is made of."""
+    """A number with its name and, in small print, a note on its parts."""
 
     name: str
     value: str
@@ -35,21 +35,21 @@ class KeyFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A row with a bar: an amount, and its share of what the bars compare."""
+    """A row with a bar: an amount, and its share of all bars."""
 
     key: str
-    """The CSS class of its colour."""
+    """The CSS class of the bar's colour."""
     name: str
     meaning: str
     amount: str
     share: str
     width: str
-    """As a CSS percentage."""
+    """The width as a CSS percentage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeBars:
-    """Bars whose amounts and shares add up as printed."""
+    """Bars whose printed amounts and shares add up."""
 
     bars: tuple[Bar, ...]
     total: str
@@ -59,11 +59,11 @@ class TimeBars:
 def time_bars(
     rows: Sequence[tuple[str, str, str, float]], *, longest_s: float | None = None
 ) -> TimeBars:
-    """Make the bars of where time went.
+    """Make bars that show where time went.
 
     Args:
-        rows: key, name, meaning and seconds of each bar.
-        longest_s: the time that the unit is chosen for; None: the sum of all rows.
+        rows: the key, name, meaning and seconds of each bar.
+        longest_s: the seconds for which the unit is chosen; None: the sum of all rows.
     """
     total_s = sum(seconds for *_, seconds in rows)
     unit, unit_s = words.unit_of_time(total_s if longest_s is None else longest_s)

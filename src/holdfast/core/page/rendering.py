@@ -1,4 +1,7 @@
-"""Fill Jinja templates: every text is escaped, its control characters made visible, a missing name is an error."""
+"""Fill Jinja templates.
+
+Every text is escaped, and its control characters are made visible. A missing name is an error.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,7 @@ UPLOT_STYLE = _VENDOR / "uplot-1.6.32.min.css"
 
 
 def template(path: Path) -> "Template":
-    """Return the template in a file, which may use others of its folder and the shared ones.
+    """Return a template, which may use templates of its own folder and the shared templates.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -28,7 +31,7 @@ def template(path: Path) -> "Template":
 
 
 def environment(folder: Path) -> "Environment":
-    """Return an environment for the templates of a folder, which may use the shared ones.
+    """Return an environment for the templates of a folder and the shared templates.
 
     Raises:
         HoldfastError: jinja2 is not installed.
@@ -50,15 +53,15 @@ def environment(folder: Path) -> "Environment":
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page whole or not at all; its folder is made.
+    """Write a page, whole or not at all, and create its folder.
 
     Raises:
-        OSError: the page could not be written; an earlier one at `path` is untouched.
+        OSError: the page could not be written; an earlier page at `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, page.encode())
 
 
 def _finalize(value: Any) -> Any:
-    """Every text the page shows passes here, on its way to being escaped; markup made here does not."""
+    """Clean every text of a page before its escaping; leave markup unchanged."""
     return words.clean(value) if type(value) is str else value

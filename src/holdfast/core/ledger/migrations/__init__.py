@@ -1,4 +1,4 @@
-"""How a ledger of an earlier version becomes one of this: Alembic's scripts, in the caller's transaction."""
+"""Migrate a ledger of an earlier version, with Alembic's scripts, in the caller's transaction."""
 
 from pathlib import Path
 

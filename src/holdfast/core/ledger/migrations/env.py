@@ -1,4 +1,4 @@
-"""Run by Alembic: migrate over the connection that `upgrade` was given."""
+"""Migrate over the connection of `upgrade`; Alembic runs this script."""
 
 from alembic import context
 

@@ -1,4 +1,4 @@
-"""The first ledger: runs, attempts, events, incidents, checkpoints."""
+"""Create the first ledger: runs, attempts, events, incidents, checkpoints."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Evaluations, and what their samples cost."""
+"""Add evaluations, and the costs of their samples."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What is remembered and learned of incidents, and what good runs print."""
+"""Add memories of incidents, learned rules, and the output of good runs."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -63,6 +63,7 @@ def upgrade() -> None:
 
 
 def _has_fts5() -> bool:
-    # Without it (an SQLite of one's own make) search falls back to LIKE; the ledger must open all the same.
+    # Without FTS5 (an SQLite built without the module) the ledger must open as well; search uses
+    # LIKE.
     found = op.get_bind().execute(sa.text("SELECT 1 FROM pragma_module_list WHERE name = 'fts5'"))
     return found.first() is not None

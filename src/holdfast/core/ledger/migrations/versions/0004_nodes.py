@@ -1,4 +1,4 @@
-"""Nodes that were tested or cordoned."""
+"""Add the nodes that were tested or cordoned."""
 
 import sqlalchemy as sa
 from alembic import op
