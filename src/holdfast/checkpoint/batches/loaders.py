@@ -80,7 +80,7 @@ def loader_of(loader: Any) -> Loader:
         )
     if getattr(loader, "in_order", True) is False:
         raise BadUse(
-            "The loader has in_order=False, so that nobody finds its order again. Leave in_order at its default."
+            "The loader has in_order=False, so its order cannot be restored. Leave in_order at its default."
         )
     if _has_state(loader) and _finds_its_place(loader):
         return StatefulLoader(loader)

@@ -153,9 +153,7 @@ def change_marks(
     path = checkpoint / MARKS_NAME
     with locked(checkpoint):
         if not still():
-            raise NotFound(
-                f"{checkpoint} was saved again meanwhile. Look at the one that is there now."
-            )
+            raise NotFound(f"{checkpoint} was saved again meanwhile. Inspect the new save.")
         marks = change(_load_or_put_aside(path, now_s))
         content = {"schema": SCHEMA, "version": VERSION, **marks.as_dict()}
         content["digest"] = _digest(content)

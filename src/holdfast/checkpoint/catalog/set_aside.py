@@ -67,7 +67,7 @@ def set_aside(folder: Path) -> Path:
     hidden.rename(final)
     fsync_folder(folder)
     _logger.warning(
-        "The checkpoints of %s are set aside in %s; delete them there once nobody needs them.",
+        "The checkpoints of %s are set aside in %s; delete them there once they are no longer needed.",
         folder,
         final,
     )

@@ -259,7 +259,7 @@ class Outcomes:
                 told = {"step": handle.step, "reason": str(error), "errno": error.errno}
                 job_link().emit("save_failed", told)
         except Exception:
-            _logger.exception("Nobody was told how the save of step %s ended.", handle.step)
+            _logger.exception("The end of the save of step %s was not reported.", handle.step)
         finally:
             if error is None:
                 handle.complete(None if saved is None else saved.path)

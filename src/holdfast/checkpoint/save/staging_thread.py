@@ -296,7 +296,7 @@ class SaveThread:
             if not job.outcome.done():
                 job.outcome.set_exception(
                     SaveFailed(
-                        f"Step {job.order.step}: nobody can tell whether it is saved: {error}"
+                        f"Step {job.order.step}: it is unknown whether the save is durable: {error}"
                     )
                 )
         finally:

@@ -331,7 +331,7 @@ def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
         )
     if _CREDENTIALS_SERVICE in said:
         return StorageFailed(
-            f"There are no credentials for {url} in the environment. Set those of its storage "
+            f"There are no credentials for {url} in the environment. Set the credentials of its storage "
             "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
         )
     if type(error).__name__ in _REFUSALS or any(

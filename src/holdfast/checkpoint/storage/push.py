@@ -60,7 +60,7 @@ def push(
         content = (folder / MANIFEST_NAME).read_bytes()
     except OSError as error:
         raise BadUse(
-            f"{folder} has no manifest to read ({error.strerror}). Push what was saved whole."
+            f"{folder} has no manifest to read ({error.strerror}). Push a checkpoint that was saved completely."
         ) from error
     target = remote_name(step, content)
     try:

@@ -319,8 +319,8 @@ class Writer:
         except _Stalled as stalled:
             why, has_stalled = str(stalled), True
         except Exception as error:  # without this thread no future would be completed
-            _logger.exception("What the writing process said was not understood.")
-            why = f"it was not understood ({error})"
+            _logger.exception("A message of the writing process could not be read.")
+            why = f"a message of it could not be read ({error})"
         # A closed client lets the process delete old checkpoints, or keep its snapshot.
         if not self._closed:
             process.send_signal(signal.SIGKILL)

@@ -44,7 +44,10 @@ _PER_RANK: Final = (
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 """Error numbers of a full disk and of an exhausted quota."""
-_NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno.ENOSPC}
+_NO_ROOM_TO_SAY: Final = {
+    "failed": "the disk is too full to record the reason",
+    "errno": errno.ENOSPC,
+}
 """The content that an empty failure note stands for: a full disk has room for an empty file."""
 
 
