@@ -133,7 +133,7 @@ class Batches:
     def _took(self, number: int) -> None:
         if _newest is None or _newest() is not self:
             raise BadUse(
-                "Another loader was given to run.batches() meanwhile. Give it only the loader of the training."
+                "Another loader was given to run.batches() meanwhile. Give it one loader alone: that of the training."
             )
         if number > self._taken + 1:
             self._report(self._before + number)
