@@ -19,7 +19,7 @@ from holdfast.core.link import job_link
 from holdfast.core.phases import note_phase
 
 _BUFFERS_SHARE: Final = 8
-"""The most of a state, as 1/8 of its bytes, that may be buffers written before an update."""
+"""The divisor of a state's bytes that gives the most bytes of changed buffers."""
 
 
 class Fence:

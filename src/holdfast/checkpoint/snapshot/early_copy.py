@@ -24,7 +24,7 @@ from holdfast.checkpoint.state.tensors import local
 from holdfast.checkpoint.state.tree import KIND, PLAIN_TENSORS
 
 BUDGET_BYTES: Final = 256 << 20
-"""The most bytes of tensors that the call copies since forward may write to them."""
+"""The most bytes of tensors that the call copies because forward may write to them."""
 SMALL_BYTES: Final = 16 << 10
 """The most bytes of a tensor that the call copies in any case, such as an optimizer's counter."""
 SMALL_ALL_BYTES: Final = 1 << 20
@@ -128,7 +128,7 @@ def choose_early(
 def small_places(
     tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()
 ) -> list[int]:
-    """Return the places of the tensors that are copied since they are small.
+    """Return the places of the tensors that are copied because they are small.
 
     Tensors on the GPUs in `but_on` are left out.
     """
@@ -195,7 +195,7 @@ class EarlyCopies:
     def _like(
         self, live: list[torch.Tensor], kinds: list[Any], places: list[int]
     ) -> list[torch.Tensor]:
-        """Return copies, in the memory of the former copies where these are alike."""
+        """Return copies, and reuse the memory of former copies of the same kind."""
         kept = {
             place: (kind, copy)
             for place, kind, copy in zip(self._places, self._kinds, self._copies, strict=True)

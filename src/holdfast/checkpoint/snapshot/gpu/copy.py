@@ -448,7 +448,7 @@ class LiveDigests:
             sources: the live tensors of the part's blobs; the small ones are packed already.
 
         Returns:
-            An int64 for each piece, with the bytes of the CPU's digests.
+            An int64 for each piece, whose bytes in memory are those of the CPU's digest.
         """
         begins = {number: sources[number].data_ptr() for number, _ in self._direct}
         addresses = [*self._packed, *(begins[number] + offset for number, offset in self._direct)]

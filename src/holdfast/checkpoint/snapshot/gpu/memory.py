@@ -10,7 +10,7 @@ from holdfast.checkpoint.snapshot.plan import OnDevice
 
 _SPARE_SHARE: Final = 0.05
 _SPARE_BYTES: Final = 1 << 30
-"""The least GPU memory that stays free."""
+"""The GPU memory that stays free: a share of the total, or these bytes if they are more."""
 _ALIGNMENT: Final = 256
 """The alignment of staged tensors in bytes; copy kernels read 16 at once."""
 _Copies = tuple[list[torch.Tensor], list[int]]
