@@ -192,7 +192,7 @@ class Checkpointer(StaysHere):
     ) -> SaveHandle:
         """Save if `step` is due or the job is to stop. After a save for a stop, the process ends.
 
-        Call `save` after each step. The call is collective if torch.distributed is initialized. The
+        Call `save` after each step; the call is collective if torch.distributed is initialized. The
         call returns while the state is still being copied. An optimizer's step waits for the copy;
         call `before_update` before any other change of the state. Until an optimizer's step has
         waited for the first time, each call returns after the copy. The random generators of
@@ -202,27 +202,26 @@ class Checkpointer(StaysHere):
             step: the number of completed steps; any whole number, also of NumPy or in a tensor.
             state: a dict of state dicts (nested dicts and lists of tensors and plain values),
                 tensors, plain values, and objects with `state_dict` and `load_state_dict`; or a
-                callable that returns this dict, called only if a save is due. Entries that are the
-                same on all ranks are written once.
-            per_rank: a dict like `state` of entries that differ by rank, such as the position in
-                the data.
+                callable that returns this dict, called only if a save is due. Entries that all
+                ranks share are written once.
+            per_rank: a dict like `state` of entries that differ by rank, such as the data position.
             force: save regardless of `every` and `when_busy`, as at the end of training; the same
-                on all ranks. If the step was saved or restored last, the call waits for that save,
-                and saves again only if that save failed.
-            metrics: numbers by name to record on the checkpoint, for `keep`, `best_step` and `prune
-                --best`; rank 0's numbers count. Another thread reads a tensor of one element later;
-                do not change the tensor in place. None: the numbers that `run.step` received for
-                this step.
+                on all ranks. For the step saved or restored last, wait for that save instead,
+                unless it failed.
+            metrics: rank 0's numbers by name to record on the checkpoint, for `keep`, `best_step`
+                and `prune --best`. Another thread reads a tensor of one element later; do not
+                change the tensor in place. None: the numbers that `run.step` received for this
+                step.
 
         Returns:
             A handle that reports when the checkpoint is durable.
 
         Raises:
-            BadUse: the Checkpointer is closed, read-only, or made before a fork by the parent
-                process; or an entry of the state or of `metrics` cannot be saved, and the message
-                names the entry.
-            SaveFailed: this save failed, and was forced or was the save for a stop; or an earlier
-                save failed, and was forced or `on_failure` is `raise`.
+            BadUse: the Checkpointer is closed, read-only, or made before this process was forked;
+                or an entry of `state` or `metrics` cannot be saved, and the message names the
+                entry.
+            SaveFailed: this save failed, and was forced or for a stop; or an earlier save failed,
+                and was forced or `on_failure` is `raise`.
         """
         began_ns = time.monotonic_ns()
         self._work.check_not_taken_over()
@@ -266,8 +265,6 @@ class Checkpointer(StaysHere):
         The checkpoint is read from memory if this node or a peer still holds every rank's part,
         else from disk. The call is collective if torch.distributed is initialized.
 
-        How each kind of entry is restored:
-
         - State dicts and tensors are filled in place, and missing keys are added.
         - The `load_state_dict` of an object is called. An implementation other than PyTorch's
           receives the state exactly as saved, even if the object's present state has other names.
@@ -277,25 +274,23 @@ class Checkpointer(StaysHere):
 
         Args:
             state: as for `save`, but not a callable.
-            per_rank: as for `save`. The number of ranks must be the same as at the save; else see
-                `per_rank_states`.
+            per_rank: as for `save`; for another number of ranks see `per_rank_states`.
             step: the only step to restore; None for the newest.
             strict: whether state and checkpoint must have the same names and types. If False, names
-                that only the state has stay as they are, and names that only the checkpoint has are
-                left out. Floating-point tensors are converted to the state's type. Shapes must be
-                the same. The returned step lists these names as `missing` and `unexpected`.
+                in only one of them are ignored, and the returned step lists them as `missing` and
+                `unexpected`. Floating-point tensors are converted to the state's type. Shapes must
+                match.
             rng: whether to restore the random generators.
-            rename: for a checkpoint with other tensor names: a dict from names in the checkpoint to
-                names in the state, a name map of `holdfast checkpoint export`, or a file with one.
-                A name may begin with its entry's name or leave it out.
+            rename: for a checkpoint with other tensor names: a dict from its names to those of the
+                state, or a name map of `holdfast checkpoint export`, also as a file. A name may
+                begin with its entry's name or leave it out.
 
         Returns:
             The step, 0 if there is no checkpoint; a `RestoredStep` if `strict` is False.
 
         Raises:
-            BadUse: `state` has no named entries, or `rename` is not a name map or has names that
-                the checkpoint lacks. Also if NumPy's global generator is of another kind than at
-                the save.
+            BadUse: `state` has no named entries, `rename` is not a name map or has names that the
+                checkpoint lacks, or NumPy's global generator is of another kind than at the save.
             NotFound: there is no checkpoint of `step`.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
             StateMismatch: the checkpoint does not fit the state, which is unchanged. If a newer
@@ -374,8 +369,7 @@ class Checkpointer(StaysHere):
     def all_steps(self) -> list[int]:
         """Return the steps of the whole checkpoints in `dir`, in order. Not collective.
 
-        Only manifests and file sizes are checked. Checkpoints that are only in object storage are
-        not included.
+        No file content is checked, and checkpoints only in object storage are not included.
         """
         return sorted({info.step for info in self._whole()})
 
@@ -384,13 +378,10 @@ class Checkpointer(StaysHere):
         return max(self.all_steps(), default=None)
 
     def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
-        """Return the step with the least (`min`) or largest (`max`) value of a metric.
+        """Return the step with the least (`min`) or largest (`max`) metric; None if none has it.
 
-        Of two equal values, the newer step is returned. `save`, `run.step` and evaluations record
-        metrics. Not collective.
-
-        Returns:
-            The step, or None if no whole checkpoint has the metric.
+        The newer of two equals is returned. `save`, `run.step` and evaluations record metrics. Not
+        collective.
 
         Raises:
             BadUse: `metric` is empty, or `mode` is neither `min` nor `max`.
@@ -403,9 +394,7 @@ class Checkpointer(StaysHere):
         return [info for info in found if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
-        """Return True if `dir` or the storage of `push_to` has a checkpoint, whole or not.
-
-        Not collective.
+        """Return True if `dir` or `push_to` has a checkpoint, whole or not. Not collective.
 
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be reached.
@@ -417,9 +406,7 @@ class Checkpointer(StaysHere):
         )
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
-        """Return each rank's `per_rank` entries at `step`, in the order of ranks. Not collective.
-
-        Use this method to redistribute the entries over another number of ranks.
+        """Return the `per_rank` entries of all ranks at `step`, by rank. Not collective.
 
         Raises:
             NotFound: there is no checkpoint of `step`.
@@ -455,9 +442,7 @@ class Checkpointer(StaysHere):
                 self._engine.thread.wait()
 
     def close(self) -> None:
-        """Wait for every save in flight, and close; no save may follow.
-
-        A second call, or a call in a forked process, does nothing.
+        """Wait for every save in flight, and close; no save may follow. A second call does nothing.
 
         Raises:
             SaveFailed: the last save failed; or an earlier save failed, and `on_failure` is
@@ -529,10 +514,7 @@ class Checkpointer(StaysHere):
         return handle
 
     def _saved_as(self, step: int) -> Path | None:
-        """Return the folder of the last saved (once durable) or restored step if it is `step`.
-
-        Collective.
-        """
+        """Return the folder of the step saved (once durable) or restored last, if it is `step`."""
         last = self._last
 
         def durable() -> Path | None:
