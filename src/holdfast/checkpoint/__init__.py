@@ -1,31 +1,33 @@
 """STATE: save a training job's state so that it is never silently wrong, and restore it.
 
-The input is the state that a script passes to `Checkpointer.save`. The output is a folder that stock PyTorch reads,
-and later the same state, bit for bit. Packages import only packages below them; an import linter holds that.
+The input is the state that a script passes to `Checkpointer.save`. The output is a folder that
+stock PyTorch reads, and later the same state, bit for bit. Packages import only packages below them
+in this table; an import linter checks the order.
 
 | package or module | one idea |
 |---|---|
 | `batches` | the position in the data |
-| `integrations` | saving and restoring inside other people's trainers |
-| `checkpointer` | the calls of the user; `closing`: how a Checkpointer ends; `config`: its options, checked |
+| `integrations` | save and restore inside other trainers |
+| `checkpointer` | the user's calls; `closing` ends a Checkpointer; `config` has its options |
 | `save` | one rank's saves, from the call until they are durable |
-| `snapshot` | the live tensors copied into shared memory while training goes on; `snapshot.gpu`: those on GPUs |
+| `snapshot` | copy live tensors into shared memory during training; `snapshot.gpu`: on GPUs |
 | `convert` | inspect, compare, import, export, consolidate |
 | `restore` | the newest checkpoint that verifies on all ranks, read into a live state |
 | `writer` | the process that writes, attests and commits, and that outlives the trainer |
 | `memory` | the newest durable snapshot in the memory of this node and of a peer |
 | `storage` | checkpoints in object storage |
-| `ipc` | what a trainer and its writing process share |
+| `ipc` | the memory and messages that a trainer and its writing process share |
 | `schedule` | when the next save is due |
-| `catalog` | which checkpoints a folder holds, what is recorded about them, which ones stay, who may write |
+| `catalog` | the checkpoints of a folder: their records, which ones stay, who may write |
 | `distributed` | ranks that act as one |
-| `state` | a nested state as flat tensors and values, and the saved one matched with the live one |
+| `state` | a nested state as flat tensors and values; the saved one matched with the live one |
 | `format` | the files of one checkpoint |
 
 Other rooms and users import from here; `integrations` is the other public path.
 
-`docs/internals.md` follows one save and one restore through them. Importing `catalog`, `ipc`, `writer` and most of
-`storage` imports no torch, and importing `holdfast.checkpoint` imports none of the packages.
+`docs/internals.md` follows one save and one restore through the packages. Importing `catalog`,
+`ipc`, `writer` and most of `storage` imports no torch, and importing `holdfast.checkpoint` imports
+none of the packages.
 """
 
 from typing import TYPE_CHECKING, Any

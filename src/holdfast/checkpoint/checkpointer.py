@@ -1,4 +1,4 @@
-"""The user's side: what is asked, when a save is due, and how it all ends."""
+"""Define `Checkpointer`, the user's interface: check arguments, decide when to save, close."""
 
 import functools
 import logging
@@ -70,12 +70,12 @@ State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class Checkpointer(StaysHere):
-    """Saves and restores the state of a training job.
+    """Save and restore the state of a training job.
 
-    Each checkpoint is a folder `step-NUMBER` that stock `torch.distributed.checkpoint.load` reads, with a
-    manifest of checksums. A crash at any instant leaves every earlier checkpoint restorable.
+    Each checkpoint is a folder `step-NUMBER` that stock `torch.distributed.checkpoint.load` reads,
+    with a manifest of checksums. A crash at any instant leaves every earlier checkpoint restorable.
 
-    Use it as a context manager, or call `close`.
+    Use a Checkpointer as a context manager, or call `close`.
     """
 
     def __init__(
@@ -104,15 +104,18 @@ class Checkpointer(StaysHere):
     ) -> None:
         """Check the options, and make the folder if it is missing.
 
-        `dir` is the folder of the checkpoints, shared by all ranks; `~` and variables (`$NAME`) are expanded. The
-        keyword arguments are the fields of `holdfast.checkpoint.CheckpointerConfig`, which documents each.
+        `dir` is the folder of the checkpoints, shared by all ranks; `~` and variables (`$NAME`) are
+        expanded. The keyword arguments are the fields of `holdfast.checkpoint.CheckpointerConfig`,
+        which documents each.
 
         Raises:
-            BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot be written.
-            NotFound: `push_to` is a folder that does not exist, or `dir` does not exist with `read_only`.
+            BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot
+                be written.
+            NotFound: `push_to` is a folder that does not exist, or `dir` does not exist with
+                `read_only`.
         """
         self._process_group = process_group
-        _ = self._ranks  # raises BadUse where this rank is not in the group
+        _ = self._ranks  # raises BadUse if this rank is not in the group
         config = self._config = CheckpointerConfig(
             every=every,
             keep=keep,
@@ -187,33 +190,38 @@ class Checkpointer(StaysHere):
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle:
-        """Save if `step` is due or the job is to stop; after a save for a stop the process ends.
+        """Save if `step` is due or the job is to stop. After a save for a stop, the process ends.
 
-        Call `save` after each step. The call is collective where torch.distributed is initialised. The call returns
-        while the state is still being copied. An optimizer's step waits for the copy; call `before_update` before any
-        other change of the state. Until an optimizer's step has waited for the first time, each call returns after the
-        copy. The random generators of Python, NumPy and torch are saved for each rank.
+        Call `save` after each step; the call is collective if torch.distributed is initialized. The
+        call returns while the state is still being copied. An optimizer's step waits for the copy;
+        call `before_update` before any other change of the state. Until an optimizer's step has
+        waited for the first time, each call returns after the copy. The random generators of
+        Python, NumPy and torch are saved for each rank.
 
         Args:
-            step: steps completed; a whole number of any type, such as one of NumPy's or in a tensor.
-            state: a dict of state dicts (nested dicts and lists of tensors and plain values), tensors, plain
-                values and objects with `state_dict` and `load_state_dict`; or a callable that returns it,
-                which is not called when nothing is due. What is the same on all ranks is written once.
-            per_rank: the like for what differs by rank, such as the position in the data.
-            force: save whatever `every` and `when_busy` say, as at the end of training; the same on all ranks. A step
-                that was saved or restored last is only waited for, and saved again if that failed.
-            metrics: names to numbers that are noted on the checkpoint, for `keep`, `best_step` and `prune --best`; rank
-                0's count. A tensor of one element is read later, by another thread; do not change it in place. None:
-                what `run.step` was given for this step.
+            step: the number of completed steps; any whole number, also of NumPy or in a tensor.
+            state: a dict of state dicts (nested dicts and lists of tensors and plain values),
+                tensors, plain values, and objects with `state_dict` and `load_state_dict`; or a
+                callable that returns this dict, called only if a save is due. Entries that all
+                ranks share are written once.
+            per_rank: a dict like `state` of entries that differ by rank, such as the data position.
+            force: save regardless of `every` and `when_busy`, as at the end of training; the same
+                on all ranks. For the step saved or restored last, wait for that save instead,
+                unless it failed.
+            metrics: rank 0's numbers by name to record on the checkpoint, for `keep`, `best_step`
+                and `prune --best`. Another thread reads a tensor of one element later; do not
+                change the tensor in place. None: the numbers that `run.step` received for this
+                step.
 
         Returns:
-            What tells when the checkpoint is durable.
+            A handle that reports when the checkpoint is durable.
 
         Raises:
-            BadUse: closed, or read-only, or that of a process which this one was forked from; or something in the
-                state or in `metrics` cannot be saved, and the message names it.
-            SaveFailed: an earlier save is not durable and was forced, or `on_failure` is `raise`; or this one is not
-                and was forced, or the job is to stop.
+            BadUse: the Checkpointer is closed, read-only, or made before this process was forked;
+                or an entry of `state` or `metrics` cannot be saved, and the message names the
+                entry.
+            SaveFailed: this save failed, and was forced or for a stop; or an earlier save failed,
+                and was forced or `on_failure` is `raise`.
         """
         began_ns = time.monotonic_ns()
         self._work.check_not_taken_over()
@@ -239,7 +247,7 @@ class Checkpointer(StaysHere):
             note_phase("checkpoint_stall", began_ns)
 
     def before_update(self) -> None:
-        """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
+        """Wait until the last save is copied; torch's optimizers call this method themselves."""
         self._engine.fence.before_update()
 
     def restore(
@@ -254,41 +262,46 @@ class Checkpointer(StaysHere):
     ) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
 
-        The checkpoint is read from memory if this node or a peer still holds every rank's part, and else from disk.
+        The checkpoint is read from memory if this node or a peer still holds every rank's part,
+        else from disk. The call is collective if torch.distributed is initialized.
 
-        Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
-        they lack are added; objects get `load_state_dict`, those with one of their own with what they saved, whatever
-        they have now; plain values are replaced. An optimizer's state goes to the parameters of the same names. Entries
-        of the checkpoint that `state` does not name at its top level are left out.
+        - State dicts and tensors are filled in place, and missing keys are added.
+        - The `load_state_dict` of an object is called. An implementation other than PyTorch's
+          receives the state exactly as saved, even if the object's present state has other names.
+        - Plain values are replaced.
+        - An optimizer's state is assigned to the parameters of the same names.
+        - Entries that `state` does not name at its top level are left out.
 
         Args:
             state: as for `save`, but not a callable.
-            per_rank: as for `save`. Only where as many ranks restore as saved; else see `per_rank_states`.
-            step: restore this step and no other one; None: the newest.
-            strict: whether state and checkpoint must have the same names and types. Else what the checkpoint lacks
-                stays as it is, what it has beyond the state is left out, and tensors of floating point are converted to
-                the type of the state; shapes must be the same. The step that is returned has the names, as `missing`
-                and `unexpected`.
-            rng: whether the random generators are restored.
-            rename: where names of tensors in the checkpoint are others than in the state: names there to names here,
-                or a name map of `holdfast checkpoint export`, or a file with one. A name begins with its entry, or
-                comes after it.
+            per_rank: as for `save`; for another number of ranks see `per_rank_states`.
+            step: the only step to restore; None for the newest.
+            strict: whether state and checkpoint must have the same names and types. If False, names
+                in only one of them are ignored, and the returned step lists them as `missing` and
+                `unexpected`. Floating-point tensors are converted to the state's type. Shapes must
+                match.
+            rng: whether to restore the random generators.
+            rename: for a checkpoint with other tensor names: a dict from its names to those of the
+                state, or a name map of `holdfast checkpoint export`, also as a file. A name may
+                begin with its entry's name or leave it out.
 
         Returns:
-            The step, 0 where there is no checkpoint; a `RestoredStep` where it is not `strict`.
+            The step, 0 if there is no checkpoint; a `RestoredStep` if `strict` is False.
 
         Raises:
-            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was
-                saved, or `rename` is no name map, or names what the checkpoint does not have.
+            BadUse: `state` has no named entries, `rename` is not a name map or has names that the
+                checkpoint lacks, or NumPy's global generator is of another kind than at the save.
             NotFound: there is no checkpoint of `step`.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
-            StateMismatch: the state does not fit; nothing was changed, but for what it says of a damaged newer step.
-            CheckpointError: something in it could not be read.
+            StateMismatch: the checkpoint does not fit the state, which is unchanged. If a newer
+                checkpoint was partly read before its damage was found, tensors may hold parts of
+                it, and the message names its step.
+            CheckpointError: a part of the checkpoint could not be read.
         """
         self._check_here()
         self._await_saves()
         self._outcomes.raise_unseen()
-        self._outcomes.unmade.clear()  # of steps that are trained again
+        self._outcomes.unmade.clear()  # these steps are trained again
         ranks, link = self._ranks, job_link()
         if step is not None:
             step = check_whole("step", step, least=0)
@@ -297,7 +310,8 @@ class Checkpointer(StaysHere):
             check_alike(ranks, self._folder)
             terms = Terms(strict=strict, rng=rng)
             ranks.together(functools.partial(terms.rename_by, rename))
-            # Now, though there may be no checkpoint: else it would be known after the first failure alone.
+            # Checked even without a checkpoint: else a wrong state would be found only after the
+            # first failure.
             for part in (state, {} if per_rank is None else per_rank):
                 ranks.together(functools.partial(check_named, part))
             began_s = self._clock.monotonic_s()
@@ -344,7 +358,7 @@ class Checkpointer(StaysHere):
                 checkpoint.path,
             )
             if self._pusher is not None:
-                self._pusher.start()  # the newest may not be there yet, and no save may follow
+                self._pusher.start()  # the newest may not be in storage, and no save may follow
             link.emit("restored", restored_event(checkpoint, passed_over, restore_s=restore_s))
         if strict:
             return checkpoint.manifest.step
@@ -353,24 +367,24 @@ class Checkpointer(StaysHere):
         return restored
 
     def all_steps(self) -> list[int]:
-        """The steps of the checkpoints in `dir` that are whole, as far as is seen without reading them, in order.
+        """Return the steps of the whole checkpoints in `dir`, in order. Not collective.
 
-        Not collective. What lies in object storage alone is not among them.
+        No file content is checked, and checkpoints only in object storage are not included.
         """
         return sorted({info.step for info in self._whole()})
 
     def latest_step(self) -> int | None:
-        """The last of `all_steps`, None where there is none. Not collective."""
+        """Return the last of `all_steps`, or None if there is none. Not collective."""
         return max(self.all_steps(), default=None)
 
     def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
-        """The step with the least (`min`) or largest (`max`) value of a metric, the newer one of two equals.
+        """Return the step with the least (`min`) or largest (`max`) metric; None if none has it.
 
-        Metrics are those of `save`, of `run.step`, and what evaluations have noted. None where no checkpoint that is
-        whole has it. Not collective.
+        The newer of two equals is returned. `save`, `run.step` and evaluations record metrics. Not
+        collective.
 
         Raises:
-            BadUse: `metric` is empty, or `mode` is neither.
+            BadUse: `metric` is empty, or `mode` is neither `min` nor `max`.
         """
         ranked = best_first(self._whole(), Best(metric=metric, count=1, mode=mode))
         return ranked[0].step if ranked else None
@@ -380,25 +394,23 @@ class Checkpointer(StaysHere):
         return [info for info in found if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
-        """Whether there is a checkpoint, whole or not, in `dir` or where `push_to` pushes. Not collective.
+        """Return True if `dir` or `push_to` has a checkpoint, whole or not. Not collective.
 
         Raises:
-            NotFound, StorageFailed: `dir` has none, and storage cannot be looked at.
+            NotFound, StorageFailed: `dir` has none, and storage cannot be reached.
         """
-        if self._fresh and is_of_others(self._folder, self._identity):  # which are to be set aside
+        if self._fresh and is_of_others(self._folder, self._identity):  # these are to be set aside
             return False
         return bool(scan(self._folder)) or has_any(
             self._pusher, Asked(self._identity.run, self._fresh)
         )
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
-        """What each rank had saved under `per_rank` at `step`, in the order of ranks. Not collective.
-
-        To share it out among another number of ranks.
+        """Return the `per_rank` entries of all ranks at `step`, by rank. Not collective.
 
         Raises:
             NotFound: there is no checkpoint of `step`.
-            CheckpointError: it does not verify.
+            CheckpointError: the checkpoint does not verify.
         """
         step = check_whole("step", step, least=0)
         path = step_path(self._folder, step)
@@ -414,10 +426,11 @@ class Checkpointer(StaysHere):
         return per_rank_states(open_checkpoint(path, read_manifest(path, step=step)))
 
     def wait(self) -> None:
-        """Wait for every save in flight; in a process that was forked, for none.
+        """Wait for every save in flight; in a forked process, return at once.
 
         Raises:
-            SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
+            SaveFailed: the last save failed; or an earlier save failed, and `on_failure` is
+                `raise`.
         """
         self._await_saves()
         self._outcomes.raise_unseen()
@@ -429,10 +442,11 @@ class Checkpointer(StaysHere):
                 self._engine.thread.wait()
 
     def close(self) -> None:
-        """Wait for every save in flight; none may follow. Closing twice, or in a process that was forked, does no harm.
+        """Wait for every save in flight, and close; no save may follow. A second call does nothing.
 
         Raises:
-            SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
+            SaveFailed: the last save failed; or an earlier save failed, and `on_failure` is
+                `raise`.
         """
         self._work.close(in_good_order=True)
 
@@ -450,7 +464,7 @@ class Checkpointer(StaysHere):
         except HoldfastError as failed:
             if error is None:
                 raise
-            _logger.warning("%s", failed)  # what ends the block already matters more
+            _logger.warning("%s", failed)  # the error that ends the block matters more
 
     @property
     def _ranks(self) -> Ranks:
@@ -473,13 +487,13 @@ class Checkpointer(StaysHere):
     ) -> SaveHandle:
         is_last, is_due = self._vote(step)
         if self._last.step is not None and step < self._last.step:
-            self._last = SaveHandle(None, [])  # training has gone back: its steps are others
+            self._last = SaveHandle(None, [])  # training went back, so this step is a new one
         saved = self._saved_as(step) if force else None
         if force:
             is_due = saved is None
         link = job_link()
         stopping = link.stop_due(step)
-        if not stopping and not is_last:  # else the state is to be safe first
+        if not stopping and not is_last:  # before a stop, save first
             self._outcomes.raise_unseen()
         handle = SaveHandle(None, self._outcomes.unseen, self._outcomes.unmade)
         if not stopping and not is_last and not is_due:
@@ -500,7 +514,7 @@ class Checkpointer(StaysHere):
         return handle
 
     def _saved_as(self, step: int) -> Path | None:
-        """Return the folder of what was saved, once durable, or restored last, if it is of `step`. Collective."""
+        """Return the folder of the step saved (once durable) or restored last, if it is `step`."""
         last = self._last
 
         def durable() -> Path | None:
@@ -512,7 +526,7 @@ class Checkpointer(StaysHere):
         return None if None in found else found[0]
 
     def _vote(self, step: int) -> tuple[bool, bool]:
-        """Whether all ranks save now and leave, and whether they save now."""
+        """Return whether all ranks save now and leave, and whether they save now."""
         by_step = self._interval.falls_on(step)
         by_step |= self._outcomes.retry.begin_call()
         if not self._must_vote:
@@ -541,11 +555,11 @@ class Checkpointer(StaysHere):
         metrics: Mapping[str, Any],
     ) -> NoReturn:
         assert self._sigterm is not None, "all ranks have been given the same arguments"
-        self._sigterm.begin()  # another rank may have been told
+        self._sigterm.begin()  # the signal may have come to another rank
         try:
             self._begin(handle, step, state, per_rank, metrics, must=True)
             _logger.warning("SIGTERM: step %d is saved, in %s.", step, handle.result())
-        except Exception as error:  # whatever it is, the process ends
+        except Exception as error:  # the process ends after any error
             _logger.error("SIGTERM: %s %s", error, self._outcomes.newest_known(self._folder))  # noqa: TRY400
         self._sigterm.leave()
 

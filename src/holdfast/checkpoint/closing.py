@@ -1,7 +1,8 @@
-"""Close a Checkpointer: by a call, at the end of the script, when its object is dropped, or after a takeover.
+"""Close a Checkpointer: by a call, at the script's end, when it is dropped, or at a takeover.
 
-`Work` holds the running parts of a Checkpointer, apart from the object that the user holds. The user can therefore
-drop that object: the running parts are then closed, and the last save becomes durable.
+`Work` holds the running parts of a Checkpointer, apart from the object that the user holds. The
+user can therefore drop that object: the running parts are then closed, and the last save becomes
+durable.
 """
 
 import atexit
@@ -30,7 +31,7 @@ from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 _DROPPED_WAIT_S: Final = 30.0
-"""Seconds that dropping a Checkpointer waits for its last save; the save continues after that time."""
+"""Seconds that dropping a Checkpointer waits for its last save, which then continues."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,7 +48,8 @@ class Work:
         outcomes: the outcomes of the saves.
         pusher: the pusher to storage, if there is one.
         sigterm: the handler of SIGTERM, if there is one.
-        pid: the process that the parts work in. A process forked from this one must not end the parts.
+        pid: the process that the parts work in. A process forked from this one must not end the
+            parts.
         lease: the right to save, on rank 0.
         is_closed: whether the Checkpointer is closed or being closed.
         taken_over: whether another Checkpointer of this process has taken over.
@@ -79,7 +81,8 @@ class Work:
 
         Args:
             in_good_order: whether nothing is to be kept for a successor.
-            awaits_push: whether to wait until the newest checkpoint is in storage; None: as `in_good_order`.
+            awaits_push: whether to wait until the newest checkpoint is in storage; None: as
+                `in_good_order`.
 
         Raises:
             SaveFailed: a save is not durable, and no call has reported the failure yet.
@@ -87,9 +90,8 @@ class Work:
         if self.is_another_s or self.is_closed:
             return
         self.is_closed = True
-        with (
-            contextlib.ExitStack() as parts
-        ):  # all are closed, from the last to the first, even if one fails
+        # All parts are closed, from the last to the first, even if one fails.
+        with contextlib.ExitStack() as parts:
             parts.callback(self._has_ended)
             if self.sigterm is not None:
                 parts.callback(self.sigterm.close)
@@ -115,7 +117,8 @@ class Work:
         """Acquire the right to save into the folder, once. Collective.
 
         Raises:
-            BadUse: another process has the right, or the checkpoints there are another run's, or cannot be set aside.
+            BadUse: another process has the right, or the checkpoints there are another run's, or
+                cannot be set aside.
         """
         if self._holds_in == os.getpid():
             return
@@ -137,7 +140,7 @@ class Work:
             lease = self.lease = acquire(
                 folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside
             )
-        except OSError as error:  # a save there reports the error, too, if it fails
+        except OSError as error:  # if a save fails for the same reason, it raises the error
             if self.is_fresh and is_of_others(folder, who):
                 raise BadUse(
                     f"The checkpoints of {folder} could not be set aside: {error}. Make them writable or move them "
@@ -150,7 +153,7 @@ class Work:
         return lease.holder.token
 
     def begin_writing(self) -> None:
-        """Take over from another Checkpointer of this process that saves into the folder, if there is one.
+        """Take over from this process's other Checkpointer of the same folder, if there is one.
 
         Raises:
             BadUse: another Checkpointer has taken over from this one.
@@ -208,9 +211,9 @@ def close_when_dropped(holder: object, work: Work, closer: functools.partial[Non
 
 
 def is_good_order(error: BaseException | None) -> bool:
-    """Return whether a training that ends with `error` is over, so that no successor continues the training.
+    """Return True if training is over when it ends with `error`, so that no restart follows.
 
-    A training is over if it has finished, or if it was stopped on request.
+    Training is over if it has finished, or if it was stopped on request.
     """
     if isinstance(error, SystemExit):
         return error.code in (None, 0, EXIT_CODE)
@@ -218,7 +221,7 @@ def is_good_order(error: BaseException | None) -> bool:
 
 
 def _at_exit(work: "weakref.ref[Work]") -> None:
-    """Close `work` at the end of a script that left `work` open, and log a failure of the last save."""
+    """Close `work` at the end of a script that left it open; log a failure of the last save."""
     if (open_still := work()) is None:
         return
     try:
@@ -230,7 +233,8 @@ def _at_exit(work: "weakref.ref[Work]") -> None:
 def _dropped(work: Work, closer: functools.partial[None]) -> None:
     """Close `work` in a separate thread.
 
-    The garbage collector may run in any thread, also in one of Holdfast's, and that thread may hold any lock.
+    The garbage collector may run in any thread, also in one of Holdfast's, and that thread may hold
+    any lock.
     """
     if work.is_another_s:
         return
@@ -252,7 +256,8 @@ def _dropped(work: Work, closer: functools.partial[None]) -> None:
 def _close_quietly(work: Work) -> None:
     """Close `work` and log a failure, since no caller is there to receive the error.
 
-    The pushing process goes on by itself: to drop or replace a Checkpointer must not wait for storage.
+    The pushing process goes on by itself: to drop or replace a Checkpointer must not wait for
+    storage.
     """
     try:
         work.close(in_good_order=True, awaits_push=False)

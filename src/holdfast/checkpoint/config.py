@@ -1,4 +1,4 @@
-"""The options of a `Checkpointer`, each with its documentation, and their checks before any work."""
+"""Define the options of a `Checkpointer`, document each, and check them before any work."""
 
 import tempfile
 from dataclasses import dataclass
@@ -35,96 +35,107 @@ class CheckpointerConfig:
     """
 
     every: Every = 1
-    """When a save is due; `save` does nothing at other steps.
+    """The steps at which a save is due; `save` does nothing at other steps.
 
-    A number: at steps divisible by that number. A `datetime.timedelta`: that long after the last save began, by rank
-    0's clock. `auto`: as often as pays off, computed from the cost of saves and the rate of failures of the job
-    (`schedule.interval` has the formula).
+    - A number: at steps divisible by that number.
+    - A `datetime.timedelta`: once this time has passed since the last save began, by rank 0's
+      clock.
+    - `auto`: as often as pays off, computed from the cost of saves and the job's rate of failures
+      (`schedule.interval` has the formula).
     """
     keep: int | Retention | None = 3
-    """How many whole checkpoints stay, or a policy that selects them; None: all."""
+    """The number of whole checkpoints to keep, or a policy that selects them; None keeps all."""
     on_failure: OnFailure = "retry"
-    """What happens after a save that is not durable.
+    """The reaction to a save that is not durable.
 
-    `retry`: the failure is logged, training goes on, and the next call of `save` saves, whatever its step, in the same
-    call on all ranks. After three failures in a row only due steps are tried. A failure that no later save has made up
-    for is raised by `wait`, `close`, the end of the `with` block, and a forced save. `warn`: the failure is logged, and
-    training goes on. `raise`: the next call raises SaveFailed.
+    - `retry`: log the failure and continue. The next call of `save` saves at any step, on all
+      ranks. After three failures in a row, only due steps are tried. If no later save succeeds,
+      `wait`, `close`, the end of the `with` block or a forced save raises the failure.
+    - `warn`: log the failure and continue.
+    - `raise`: raise SaveFailed in the next call.
     """
     attest: bool = True
-    """Whether `save` digests every tensor, and only a copy with the same digests is committed.
+    """Compare the written bytes with digests that `save` takes of every tensor, before the commit.
 
-    Without `attest`, tensors that no optimizer owns are copied in the call. A change of the other tensors that
-    PyTorch's version counters do not count, before the optimizer's step, is then not detected.
+    Without `attest`, tensors that no optimizer owns are copied in the call. Changes of the other
+    tensors before the optimizer's step are then detected only by PyTorch's version counters.
     """
     when_busy: Busy = "wait"
-    """What happens when a save is due and the two saves before it are not durable yet.
+    """The behavior if a save is due and the two saves before are not durable yet.
 
-    `wait`: the optimizer's step waits for the first of them. `skip`: the new save is left out, on all ranks.
+    - `wait`: the optimizer's step waits for the first of them.
+    - `skip`: the new save is left out, on all ranks.
     """
     timeout_s: float = 600.0
-    """Seconds without a byte written, or of waiting for other ranks, after which a save has failed."""
+    """Seconds without a byte written, or of waiting for other ranks, after which a save fails."""
     max_write_mib_s: float | None = None
-    """The rate at which each rank writes, MiB/s, at most; None: unlimited."""
+    """The largest write rate of each rank, in MiB/s; None for no limit."""
     max_memory_gib: float | None = None
-    """The memory of this rank's snapshots, GiB, at most; None: limited only by the node's memory.
+    """The most memory of this rank's snapshots, in GiB; None: limited only by the node's memory.
 
-    Two snapshots are held, or one if the limit is too small for two. A save fails if the limit is too small for one.
+    Two snapshots are held, or one if the limit is too small for two. A save fails if the limit is
+    too small for one.
     """
     max_device_memory_gib: float | None = None
-    """The memory of a GPU that snapshots may use, GiB, at most; None: what is free, less a reserve.
+    """The most memory of a GPU for snapshots, in GiB; None for the free memory less a reserve.
 
-    It holds what cannot be copied to the host before the optimizer's step. 0: that step waits for the copy.
+    The memory holds tensors that cannot be copied to the host before the optimizer's step. With 0,
+    that step waits for the copy.
     """
     sigterm_grace_s: float | None = None
     """Seconds to save in after SIGTERM; None: SIGTERM is not handled.
 
-    On SIGTERM to any rank the next call of `save` saves on all ranks, waits until the save is durable, and ends the
-    process with exit code 143. The process also ends with 143 when the seconds are over. `holdfast run` stops its ranks
-    in its own way.
+    After SIGTERM to any rank, the next call of `save` saves on all ranks, waits until the save is
+    durable, and ends the process with exit code 143. The process also ends with 143 after these
+    seconds. Under `holdfast run`, the supervisor stops the ranks instead.
     """
     keep_in_memory_s: float | None = 600.0
-    """Seconds to keep the last durable snapshot in memory after a crash; None: it is not kept.
+    """Seconds to keep the last durable snapshot in memory after a crash; None: not kept.
 
-    A crash is the death of the process, or an exception that leaves the `with` block. The snapshot is kept at most
-    until the replacement process restores or first saves.
+    A crash is the death of the process, or an exception that leaves the `with` block. The snapshot
+    is kept at most until the replacement process restores or first saves.
     """
     peer_memory: bool = False
-    """Whether each durable snapshot is also sent to a rank on another node, in the background.
+    """Send each durable snapshot to a rank on another node, too, in the background.
 
-    That rank holds the newest snapshot in its memory, for a rank that restarts on a new node. This takes the memory of
-    one more snapshot, of two while one arrives; `max_memory_gib` includes it.
+    That rank holds the newest snapshot in its memory, for a rank that restarts on a new node. The
+    memory for one more snapshot is needed, for two while one arrives; `max_memory_gib` includes it.
     """
     push_to: str | None = None
-    """Object storage to which a process of its own pushes the newest checkpoint, such as `s3://BUCKET/RUN`.
+    """Object storage to push the newest checkpoint to, such as `s3://BUCKET/RUN`.
 
-    `restore` fetches from there a checkpoint that is newer than those in the folder, unless it was pushed from the
-    folder and deleted there, and a whole copy of one that is damaged in the folder.
+    A separate process pushes. `restore` fetches a checkpoint that is newer than those in the
+    folder, unless it was pushed from the folder and deleted there. `restore` also fetches a whole
+    copy of a checkpoint that is damaged in the folder.
     """
     keep_pushed: int | None = None
-    """How many checkpoints stay in `push_to`, of those up to the step that was pushed last; None: all."""
+    """The number of checkpoints to keep in `push_to`, up to the step pushed last; None for all."""
     read_only: bool = False
-    """Whether the Checkpointer only restores, from a run that may still be training.
+    """Only restore, from a run that may still be training.
 
     The folder need not be writable, and snapshots that the run left in memory stay there.
     """
     replicas: Replicas = "spread"
-    """Which rank writes an entry of `state` that several ranks have.
+    """The rank that writes an entry of `state` that several ranks have.
 
-    `spread`: entries that an optimizer owns are spread over the ranks that have them. All other entries, such as
-    buffers, averages and plain values, come from the lowest of these ranks. The first save and every tenth compare the
-    replicas, and a warning names those that differ. `check`: like `spread`, but each save compares, and fails where
-    replicas differ. `rank0`: like `spread`, but all replicated entries come from the lowest rank.
+    - `spread`: entries that an optimizer owns are spread over the ranks that have them. All other
+      entries, such as buffers, averages and plain values, come from the lowest of these ranks. The
+      first save and every tenth compare the replicas, and a warning names those that differ.
+    - `check`: like `spread`, but each save compares, and fails if replicas differ.
+    - `rank0`: like `spread`, but all replicated entries come from the lowest rank.
     """
     process_group: "dist.ProcessGroup | None" = None
-    """The ranks that take part, and their numbers; None: all ranks of the job.
+    """The ranks that take part, and their numbers; None for all ranks of the job.
 
     The other ranks of the job make no Checkpointer of this folder.
     """
     run: str | None = None
-    """The run's name, where no supervisor gives one. Checkpoints of another run are not continued."""
+    """The run's name, if no supervisor sets one.
+
+    Checkpoints of another run are not restored.
+    """
     fresh: bool = False
-    """Whether the first `restore` or save moves the existing checkpoints into `aside-N` in the folder.
+    """Move existing checkpoints into `aside-N` in the folder, before the first restore or save.
 
     Checkpoints of the same `run` stay, so that a restart continues.
     """
@@ -168,27 +179,27 @@ class CheckpointerConfig:
 
     @property
     def retention(self) -> Retention:
-        """`keep` as a policy."""
+        """Return `keep` as a policy."""
         return self.keep if isinstance(self.keep, Retention) else Retention(last=self.keep)
 
     @property
     def max_write_bytes_s(self) -> float | None:
-        """`max_write_mib_s` in bytes per second."""
+        """Return `max_write_mib_s` in bytes per second."""
         return None if self.max_write_mib_s is None else self.max_write_mib_s * 2**20
 
     @property
     def max_memory_bytes(self) -> float | None:
-        """`max_memory_gib` in bytes."""
+        """Return `max_memory_gib` in bytes."""
         return None if self.max_memory_gib is None else self.max_memory_gib * 2**30
 
     @property
     def max_device_bytes(self) -> float | None:
-        """`max_device_memory_gib` in bytes."""
+        """Return `max_device_memory_gib` in bytes."""
         return None if self.max_device_memory_gib is None else self.max_device_memory_gib * 2**30
 
     @property
     def keep_s(self) -> float:
-        """`keep_in_memory_s`; 0 if the snapshot is not kept."""
+        """Return `keep_in_memory_s`, or 0 if the snapshot is not kept."""
         return self.keep_in_memory_s or 0.0
 
 
@@ -200,15 +211,15 @@ def checkpoint_folder(given: Any) -> Path:
 
 
 def make_writable(folder: Path) -> None:
-    """Make a folder if need be, and see that it can be written.
+    """Make a folder if it is missing, and check that it can be written.
 
     Raises:
-        BadUse: it cannot.
+        BadUse: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            pass  # mode bits do not tell of a read-only mount, nor stop root
+            pass  # mode bits do not show a read-only mount, nor restrict root
     except (FileExistsError, NotADirectoryError) as error:
         raise BadUse(f"{error.filename} is a file. Give Checkpointer a folder.") from error
     except OSError as error:
@@ -222,10 +233,10 @@ def make_writable(folder: Path) -> None:
 
 
 def check_there(folder: Path) -> None:
-    """See that a folder is there.
+    """Check that a folder exists.
 
     Raises:
-        NotFound: it is not.
+        NotFound: the folder does not exist.
     """
     if not folder.is_dir():
         raise NotFound(

@@ -68,7 +68,7 @@ class Batches:
 
     @property
     def number(self) -> int:
-        """The number of the last batch received, counted over the epochs from 1 on; 0 before any."""
+        """The number of the last batch received, counted over all epochs from 1; 0 before any."""
         return self._before + self._taken
 
     @property
@@ -177,7 +177,7 @@ class Batches:
         }
 
     def _form(self) -> dict[str, Any]:
-        """Return the properties without which a number names another batch when an epoch goes on."""
+        """Return the properties that must stay the same, so that a number names the same batch."""
         source = self._source
         try:  # the number of samples, since the number of batches may differ between epochs
             length = len(getattr(source, "dataset", source))

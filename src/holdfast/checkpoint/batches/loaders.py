@@ -2,7 +2,7 @@
 
 | kind | moves to a place by | leaves a batch out |
 |---|---|---|
-| `OrderedLoader`: a DataLoader of a dataset with indices | its sampler's order | before it is loaded |
+| `OrderedLoader`: a DataLoader of indexed data | its sampler's order | before it is loaded |
 | `StatefulLoader`: has `state_dict` and `load_state_dict` | its own state | after it was loaded |
 | `AnyIterable` | iterating from the start | after it was loaded |
 """
@@ -80,7 +80,7 @@ def loader_of(loader: Any) -> Loader:
         )
     if getattr(loader, "in_order", True) is False:
         raise BadUse(
-            "The loader has in_order=False, so that nobody finds its order again. Leave in_order at its default."
+            "The loader has in_order=False, so its order cannot be restored. Leave in_order at its default."
         )
     if _has_state(loader) and _finds_its_place(loader):
         return StatefulLoader(loader)
@@ -201,7 +201,8 @@ class _Walks:
         self._first, self._is_left_out = first, is_left_out
 
     def __iter__(self) -> Iterator[Any]:
-        # At once, for a sampler that draws its order here: the loader draws from the same generators next.
+        # At once, for a sampler that draws its order here: the loader draws from the same
+        # generators next.
         self._items, self.taken = iter(self._source), 0
         return self._walk()
 

@@ -1,1 +1,4 @@
-"""List, annotate, retain and delete the checkpoints of a folder, and lease the folder to one writer. Needs no torch."""
+"""List, annotate, retain and delete the checkpoints of a folder; lease it to one writer.
+
+This package needs no torch.
+"""

@@ -1,8 +1,9 @@
-"""What became known of a checkpoint after it was written: `holdfast-marks.json`, beside the manifest.
+"""Read and change the marks of a checkpoint: `holdfast-marks.json`, beside the manifest.
 
-Verified, healthy, found damaged, pinned, wanted by whom, and its metrics. The manifest never changes; marks do, and
-are no part of its digest. They advise the deletion policy and people; whether a checkpoint can be restored does not
-depend on them. Marks that cannot be read count as none, and keep the checkpoint from being deleted. Needs no torch.
+The marks record facts found after the save: verified, healthy, damaged, pinned, wanted by whom,
+metrics. The manifest never changes; marks change, and are not part of its digest. Marks guide the
+deletion policy and people. They do not affect whether a checkpoint can be restored. Unreadable
+marks count as none, and keep the checkpoint from being deleted. This module needs no torch.
 """
 
 import fcntl
@@ -29,13 +30,19 @@ SCHEMA = "holdfast.checkpoint-marks"
 VERSION = 1
 _MOST_BYTES = 1 << 20
 _HELD_FOR_S = 24 * 3600.0
-"""Where nobody is left to release it."""
+"""The longest hold of a reader, in case the reader is killed before it releases the hold."""
 _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """That something is so, since `at_s` (seconds since the Unix epoch), on the word of `by`; `why` where it says."""
+    """A timestamped annotation.
+
+    Attributes:
+        at_s: the time, in seconds since the Unix epoch.
+        by: the name of the program or person that set the annotation.
+        why: the reason, if there is one.
+    """
 
     at_s: float
     by: str
@@ -44,7 +51,12 @@ class Annotation:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadHold:
-    """Somebody still needs the checkpoint: since `at_s`, until `until_s` (None: until it is released)."""
+    """A hold that keeps a checkpoint from being deleted.
+
+    Attributes:
+        at_s: the start, in seconds since the Unix epoch.
+        until_s: the end; None for a hold until `release`.
+    """
 
     at_s: float
     until_s: float | None = None
@@ -54,9 +66,14 @@ class ReadHold:
 class Annotations:
     """The marks of one checkpoint.
 
-    `verified`: every byte was read and was right. `healthy`: what was trained from it went well. `damaged`: a
-    verification found damage, `why` says which. `pinned`: never to be deleted. `wanted`: by each holder, such as an
-    evaluation. `metrics`: name to value. `unreadable`: why the file tells nothing; None where it does.
+    Attributes:
+        verified: every byte was read and matched its checksum.
+        healthy: training that continued from the checkpoint went well.
+        damaged: a verification found damage; `why` names it.
+        pinned: the checkpoint must never be deleted.
+        wanted: the holds, by holder, such as an evaluation.
+        metrics: the value of each metric, by name.
+        unreadable: why the file cannot be read; None if it can.
     """
 
     verified: Annotation | None = None
@@ -68,7 +85,7 @@ class Annotations:
     unreadable: str | None = None
 
     def wanted_by(self, now_s: float | None) -> list[str]:
-        """Whose wants hold at `now_s`; where the time is None, those that have ended too."""
+        """Return the holders whose holds are in force at `now_s`; all holders for None."""
         return [
             holder
             for holder, want in sorted(self.wanted.items())
@@ -76,7 +93,10 @@ class Annotations:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has them: what is not marked is left out, a metric that is no number is text (`nan`)."""
+        """Return the marks as JSON values.
+
+        Absent marks are left out, and a metric that is not finite is text (`nan`).
+        """
         found = {name: value for name, value in asdict(self).items() if value}
         if self.metrics:
             found["metrics"] = {
@@ -87,7 +107,10 @@ class Annotations:
 
 
 def read_marks(checkpoint: Path) -> Annotations:
-    """The marks of a checkpoint; where they cannot be read, none, with `unreadable` set and a warning logged."""
+    """Read the marks of a checkpoint.
+
+    If the file is unreadable, a warning is logged, and only `unreadable` is set.
+    """
     path = checkpoint / MARKS_NAME
     try:
         return _load(path)
@@ -110,22 +133,27 @@ def change_marks(
     now_s: float,
     still: Callable[[], bool] = lambda: True,
 ) -> Annotations:
-    """Replace the marks by what `change` makes of them, durably; of two writers none loses what it wrote.
+    """Replace the marks by the result of `change`, durably; concurrent changes are not lost.
 
-    Damaged marks are put aside as `holdfast-marks.json.damaged`. What they said is not known, so the checkpoint is
-    pinned in their stead. `still` is asked once nobody can save its step again: whether it is the one that is meant.
+    Damaged marks are set aside as `holdfast-marks.json.damaged`. Since their content is lost, the
+    checkpoint is pinned.
+
+    Args:
+        checkpoint: the folder of the checkpoint.
+        change: returns the new marks.
+        now_s: the time, in seconds since the Unix epoch.
+        still: called under the lock; returns whether the checkpoint is still the save that is
+            meant.
 
     Raises:
-        NotFound: the checkpoint is gone, or is another one.
-        CheckpointError: another process does not let go of the marks, or a newer Holdfast wrote them.
-        OSError: they could not be written; they are as they were.
+        NotFound: the checkpoint is gone, or `still` returns False.
+        CheckpointError: another process holds the lock, or a newer Holdfast wrote the marks.
+        OSError: the marks could not be written, and are unchanged.
     """
     path = checkpoint / MARKS_NAME
     with locked(checkpoint):
         if not still():
-            raise NotFound(
-                f"{checkpoint} was saved again meanwhile. Look at the one that is there now."
-            )
+            raise NotFound(f"{checkpoint} was saved again meanwhile. Inspect the new save.")
         marks = change(_load_or_put_aside(path, now_s))
         content = {"schema": SCHEMA, "version": VERSION, **marks.as_dict()}
         content["digest"] = _digest(content)
@@ -136,7 +164,7 @@ def change_marks(
 def note_verified(
     checkpoint: Path, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
 ) -> Annotations:
-    """Every byte was read and was right; an earlier finding of damage is taken back."""
+    """Mark a checkpoint as verified: every byte matches. This removes a `damaged` mark."""
     noted = Annotation(at_s=now_s, by=by)
     return change_marks(
         checkpoint,
@@ -149,7 +177,7 @@ def note_verified(
 def note_damaged(
     checkpoint: Path, why: str, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
 ) -> Annotations:
-    """A verification found damage; it is neither verified nor healthy any more."""
+    """Mark a checkpoint as damaged. This removes the `verified` and `healthy` marks."""
     noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(
         checkpoint,
@@ -160,7 +188,7 @@ def note_damaged(
 
 
 def note_healthy(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Annotations:
-    """What was trained from it went well, so that a rollback may go to it."""
+    """Mark a checkpoint as healthy: training from it went well, so a rollback may use it."""
     noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(checkpoint, lambda marks: replace(marks, healthy=noted), now_s=now_s)
 
@@ -172,7 +200,7 @@ def note_metrics(
     now_s: float,
     still: Callable[[], bool] = lambda: True,
 ) -> Annotations:
-    """What an evaluation measured; a name that was there gets its new value, the others stay."""
+    """Add metrics to a checkpoint; a metric of the same name is replaced."""
     values = {str(name): float(value) for name, value in metrics.items()}
     return change_marks(
         checkpoint,
@@ -183,25 +211,25 @@ def note_metrics(
 
 
 def pin(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Annotations:
-    """From here on nothing deletes it."""
+    """Pin a checkpoint, so that nothing deletes it."""
     noted = Annotation(at_s=now_s, by=by, why=why)
     return change_marks(checkpoint, lambda marks: replace(marks, pinned=noted), now_s=now_s)
 
 
 def unpin(checkpoint: Path, *, now_s: float) -> Annotations:
-    """The deletion policy may take it again."""
+    """Remove the pin, so that the deletion policy may delete the checkpoint."""
     return change_marks(checkpoint, lambda marks: replace(marks, pinned=None), now_s=now_s)
 
 
 def want(
     checkpoint: Path, holder: str, *, now_s: float, until_s: float | None = None
 ) -> Annotations:
-    """Keep it for `holder`, until `until_s` or until `release`; wanting it again replaces the time.
+    """Hold a checkpoint for `holder`, until `until_s` or until `release`.
 
-    Wants that have ended are forgotten.
+    Another call for the same holder replaces the end. Holds that have ended are removed.
 
     Raises:
-        BadUse: `holder` is empty, or `until_s` no time.
+        BadUse: `holder` is empty, or `until_s` is not finite.
         NotFound, CheckpointError, OSError: see `change_marks`.
     """
     if not holder:
@@ -228,7 +256,10 @@ def want(
 def held_for_reading(
     checkpoint: Path, holder: str, *, clock_s: Callable[[], float] = time.time
 ) -> Iterator[None]:
-    """Want it while the block runs, for a day at most; where that cannot be noted it is logged, and the block runs."""
+    """Hold a checkpoint while the block runs, for a day at most.
+
+    If the hold cannot be recorded, a warning is logged, and the block runs without.
+    """
     now_s = clock_s()
     try:
         want(checkpoint, holder, now_s=now_s, until_s=now_s + _HELD_FOR_S)
@@ -246,7 +277,7 @@ def held_for_reading(
 
 
 def release(checkpoint: Path, holder: str, *, now_s: float) -> Annotations:
-    """`holder` does not need it any more; other holders still may."""
+    """Remove the hold of `holder`; other holds stay."""
 
     def without(marks: Annotations) -> Annotations:
         return replace(
@@ -257,12 +288,18 @@ def release(checkpoint: Path, holder: str, *, now_s: float) -> Annotations:
 
 
 def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
-    """Give a checkpoint the pin and the wants of those of its step that it replaces.
+    """Copy the pins and holds of replaced checkpoints of a step to the new one.
 
-    What was found out about their bytes is not known of its own. Marks that cannot be read pin it.
+    Marks about the bytes (verified, damaged, …) are not copied. Unreadable marks pin the new
+    checkpoint.
+
+    Args:
+        former: the folders of the replaced checkpoints.
+        heir: the folder of the new checkpoint.
+        now_s: the time, in seconds since the Unix epoch.
 
     Raises:
-        OSError: they could not be written.
+        OSError: the marks could not be written.
     """
     found = [read_marks(path) for path in former]
     pins = [marks.pinned for marks in found if marks.pinned is not None]
@@ -277,7 +314,7 @@ def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
 
 
 class _NewerError(Exception):
-    """The marks are of a version that this Holdfast does not know."""
+    """The marks are of a newer version than this Holdfast reads."""
 
 
 def _load(path: Path) -> Annotations:
@@ -295,9 +332,9 @@ def _load_or_put_aside(path: Path, now_s: float) -> Annotations:
             f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast."
         ) from error
     except DAMAGED_JSON as error:
-        shutil.copyfile(
-            path, path.with_name(f"{MARKS_NAME}.damaged")
-        )  # until there are others, these keep it
+        # A copy: the damaged file stays in place, and protects the checkpoint, until it is
+        # replaced.
+        shutil.copyfile(path, path.with_name(f"{MARKS_NAME}.damaged"))
         return Annotations(
             pinned=Annotation(
                 at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"
@@ -347,19 +384,19 @@ def _digest(content: dict[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(canonical))
 
 
-# The lock for changing a checkpoint's annotations, or deleting a checkpoint that has none: one process at a time. It
-# locks an empty file in the checkpoint's folder, since network file systems lock no folders; the kernel releases it
-# when its process dies.
+# The lock for changing a checkpoint's annotations, or deleting a checkpoint without any: one
+# process at a time. The lock is on an empty file in the checkpoint's folder, since network file
+# systems cannot lock folders. The kernel releases the lock when its process dies.
 
 LOCK_NAME = ".holdfast-marks.lock"
 WAIT_S = 10.0
-"""Whoever holds the lock writes one small file, or renames one folder and deletes it."""
+"""Seconds to wait for the lock; a holder writes one small file, or renames one folder."""
 _POLL_S = 0.01
 
 
 @contextmanager
 def locked(checkpoint: Path, *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock of a checkpoint, which is there and has its name once the block begins.
+    """Hold the lock of a checkpoint; when the block begins, the checkpoint is in its folder.
 
     Raises:
         NotFound: the checkpoint is gone.
@@ -372,7 +409,7 @@ def locked(checkpoint: Path, *, wait_s: float = WAIT_S) -> Iterator[None]:
         fd = _open(path)
         try:
             _lock(fd, checkpoint, deadline_s, wait_s)
-            # The one who had it before may have deleted the checkpoint, or saved its step again.
+            # The former holder may have deleted the checkpoint, or replaced it by another save.
             if _is_at(fd, path):
                 yield
                 return
@@ -400,9 +437,8 @@ def _lock(fd: int, checkpoint: Path, deadline_s: float, wait_s: float) -> None:
                     f"{LOCK_NAME} open there (`fuser`), and try again."
                 ) from error
             time.sleep(_POLL_S)
-        except (
-            OSError
-        ) as error:  # a file system without locks; the write itself is still whole or absent
+        # The file system has no locks; each write is still atomic.
+        except OSError as error:
             _logger.debug("no lock on %s: %s", checkpoint, error)
             return
         else:

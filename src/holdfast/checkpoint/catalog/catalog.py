@@ -1,4 +1,4 @@
-"""Which checkpoints a folder holds, and whether each is whole. Needs no torch."""
+"""List the checkpoints of a folder, and check whether each is whole. Needs no torch."""
 
 import contextlib
 import json
@@ -31,8 +31,8 @@ from holdfast.core.errors import HoldfastError, NotFound
 
 State = Literal["written", "verified", "incomplete", "damaged"]
 Progress = Callable[[int, int], None]
-"""`progress(bytes done, bytes in all)`."""
-_METADATA_NAME = ".metadata"  # as in `metadata`, which needs torch
+"""`progress(done_bytes, total_bytes)`."""
+_METADATA_NAME = ".metadata"  # as in `format.dcp_metadata`, which needs torch
 _logger = logging.getLogger("holdfast")
 
 
@@ -40,11 +40,18 @@ _logger = logging.getLogger("holdfast")
 class CheckpointInfo:
     """One checkpoint of a folder.
 
-    `state`: `written` (manifest and sizes are right), `verified` (every byte too), `incomplete` (no
-    manifest), `damaged`; of the last two `reason` says why, and `unread` that it could not be read, which may pass.
-    `created_at_s` is in seconds since the Unix epoch, None where the manifest cannot tell. `marks`: what became known
-    of it later; `state` does not depend on it. `save`, `run`, `parent`: see `Manifest`; empty where that is unreadable.
-    `abandoned`: training has gone back and on from an earlier step, see `lineage`.
+    Attributes:
+        step: the step.
+        path: the folder.
+        state: `written` (manifest and sizes are right), `verified` (every byte, too), `incomplete`
+            (no manifest) or `damaged`.
+        size_bytes: the size of all files; 0 if the manifest is unreadable.
+        created_at_s: the time of the save, in seconds since the Unix epoch; None if unknown.
+        reason: why the checkpoint is incomplete or damaged.
+        unread: whether a file could not be read, which may be temporary.
+        save, run, parent: see `Manifest`; empty if the manifest is unreadable.
+        abandoned: whether training went back and continued from an earlier step, see `lineage`.
+        marks: the marks, which `state` does not depend on.
     """
 
     step: int
@@ -62,10 +69,11 @@ class CheckpointInfo:
 
 
 def scan(folder: str | Path) -> list[CheckpointInfo]:
-    """List the checkpoints of `folder`, newest first, by manifest and file sizes; reads no content.
+    """List the checkpoints of `folder`, newest first, by manifests and file sizes.
 
-    Saves in progress are left out. A link to a checkpoint is one; a link to nothing is damaged. A `.replaced` folder,
-    which a crash while a step was saved again can leave, comes after the one of the proper name.
+    No file content is read. Saves in progress are left out. A link to a checkpoint counts as a
+    checkpoint, a broken link as a damaged one. A `.replaced` folder remains if a crash interrupts
+    another save of a step; it comes after the proper folder of the step.
 
     Raises:
         NotFound: `folder` is not a folder.
@@ -83,7 +91,7 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     found.sort(key=lambda item: (item[0], not item[1]), reverse=True)
     checkpoints = []
     for _step, _replaced, path in found:
-        with contextlib.suppress(NotFound):  # deleted since
+        with contextlib.suppress(NotFound):  # deleted since the listing
             checkpoints.append(inspect_checkpoint(path))
     abandoned = read_abandoned(folder)
     return [
@@ -98,7 +106,10 @@ def _is_candidate(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether it is one, or nobody can tell just now: whoever reads it hears why."""
+    """Return True if `path` is a folder, or if this cannot be determined now.
+
+    A later read of the path then reports the error.
+    """
     try:
         return path.is_dir()
     except OSError:
@@ -106,15 +117,15 @@ def is_folder(path: Path) -> bool:
 
 
 def inspect_checkpoint(path: Path) -> CheckpointInfo:
-    """Look at one checkpoint: its manifest and the sizes of its files.
+    """Inspect one checkpoint: its manifest and the sizes of its files.
 
     Raises:
-        NotFound: `path` is no folder of the name `step-NUMBER`, and has no manifest either.
+        NotFound: `path` has neither the name `step-NUMBER` nor a manifest.
     """
     step = checkpoint_step(path)
     if step is None or not is_folder(path):
         if step is not None and (target := _target(path)) is not None:
-            # Unread: the storage that it leads to may come back.
+            # Not read, since the storage behind the link may come back.
             reason = f"it is a link to {target}, where there is no folder"
             return CheckpointInfo(step=step, path=path, state="damaged", reason=reason, unread=True)
         raise NotFound(f"{path} is not a checkpoint. Give a folder of the name step-NUMBER.")
@@ -136,12 +147,15 @@ def inspect_checkpoint(path: Path) -> CheckpointInfo:
 def _target(path: Path) -> Path | None:
     try:
         return path.readlink()
-    except OSError:  # it is no link, or gone
+    except OSError:  # no link, or gone
         return None
 
 
 def checkpoints_at(path: Path) -> list[Path]:
-    """`path` itself where it is a checkpoint; else those that it holds: Holdfast's, newest first, then any others."""
+    """Return `path` if it is a checkpoint, else the checkpoints in it.
+
+    Holdfast's checkpoints come first, newest first, then others by name.
+    """
     if _is_checkpoint(path):
         return [path]
     ours = [info.path for info in scan(path)]
@@ -154,12 +168,15 @@ def checkpoints_at(path: Path) -> list[Path]:
 
 
 def has_only_metadata(path: Path) -> bool:
-    """Whether a checkpoint has DCP's metadata and no manifest: DCP alone wrote it, or the manifest was lost."""
+    """Return True if a checkpoint has DCP's metadata but no manifest.
+
+    Either DCP alone wrote the checkpoint, or the manifest was lost.
+    """
     return _has(path, _METADATA_NAME) and not _has(path, MANIFEST_NAME)
 
 
 def checkpoint_step(path: Path) -> int | None:
-    """The step of a checkpoint by its folder's name; for a copy of another name, by its manifest; else None."""
+    """Return the step of a checkpoint from its folder's name, else from its manifest, else None."""
     name = parse_name(path.name)
     if name is not None:
         return name[0]
@@ -168,19 +185,27 @@ def checkpoint_step(path: Path) -> int | None:
     except OSError:
         return None
     except DAMAGED_JSON:
-        return 0  # it is damaged, which `read_manifest` finds whatever step it is compared with
+        return 0  # the manifest is damaged, and `read_manifest` reports that for any step
 
 
 def verify(
     checkpoint: CheckpointInfo | str | Path, *, progress: Progress = lambda _done, _total: None
 ) -> CheckpointInfo:
-    """Read a whole checkpoint and say whether it is `verified`, `damaged` or `incomplete`, and which file is wrong.
+    """Read a whole checkpoint, and return its state: `verified`, `damaged` or `incomplete`.
 
-    Where its step is saved again meanwhile, that is read in its stead. The files are compared with what was written.
-    Whether that was the state when `save` was called cannot be read from files: a save attests it (`attest`).
+    If the step is saved again meanwhile, the new save is read. The files are compared with the
+    written bytes. Whether these were the state in the call of `save` cannot be determined from
+    files; a save with `attest` checks this.
+
+    Args:
+        checkpoint: the checkpoint, or its folder.
+        progress: called with the bytes read and the total.
+
+    Returns:
+        The checkpoint with its new state; `reason` names the wrong file.
 
     Raises:
-        NotFound: it is not there, or is deleted meanwhile.
+        NotFound: the checkpoint does not exist, or is deleted meanwhile.
     """
     return _verify_one_save(
         checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint), progress
@@ -188,7 +213,7 @@ def verify(
 
 
 def _verify_one_save(path: Path, progress: Progress) -> tuple[CheckpointInfo, bytes | None]:
-    """What was found, and the manifest of the save of which it is true."""
+    """Verify a checkpoint, and return the result and the manifest of the save that was read."""
     while True:
         read = _manifest(path)
         info = _verify(path, progress)
@@ -236,12 +261,13 @@ def verify_and_note(
     now_s: float,
     progress: Progress = lambda _done, _total: None,
 ) -> CheckpointInfo:
-    """As `verify`, and keep what was found in the checkpoint's marks; where that cannot be, it is logged.
+    """Verify a checkpoint, and record the result in its marks.
 
-    One without a manifest gets no mark: it may be a copy that is still arriving. Nor does one that could not be read.
+    A failure to record is logged. A checkpoint without a manifest gets no mark, since it may be a
+    copy in progress. A checkpoint that could not be read gets no mark either.
 
     Raises:
-        NotFound: it is not there.
+        NotFound: the checkpoint does not exist.
     """
     info, read = _verify_one_save(checkpoint.path, progress)
     if checkpoint.state == "incomplete" or info.unread:
@@ -257,7 +283,7 @@ def verify_and_note(
             marks = note_damaged(
                 info.path, info.reason or info.state, by=by, now_s=now_s, still=is_still_that
             )
-    except (OSError, HoldfastError) as error:  # it was verified all the same
+    except (OSError, HoldfastError) as error:  # the verification itself is valid
         _logger.warning("That %s is %s could not be noted there: %s", info.path, info.state, error)
         return info
     return replace(info, marks=marks)
@@ -273,5 +299,5 @@ def _is_checkpoint(path: Path) -> bool:
 def _has(path: Path, name: str) -> bool:
     try:
         return (path / name).is_file()
-    except OSError:  # nobody can tell
+    except OSError:  # unknown, which counts as absent
         return False

@@ -1,12 +1,13 @@
-"""Record which checkpoints of a folder training has continued from, and which ones training has abandoned.
+"""Record which checkpoints training has continued from, and which it has abandoned.
 
-Each manifest names its parent: the checkpoint that the state descends from. When training goes back and saves again, a
-branch begins, and the checkpoints beyond the parent are abandoned. An abandoned checkpoint stays, and is restored only
-if the user names it. The list of abandoned saves is `.holdfast-line` in the folder. The list is written before the
-first save of the branch gets its name: a crash between the two leaves the parent as the newest checkpoint. A checkpoint
-in no list, such as a copy from elsewhere, is not abandoned.
+Each manifest names its parent: the checkpoint that the state descends from. When training goes back
+and saves again, a branch begins, and the checkpoints beyond the parent are abandoned. An abandoned
+checkpoint stays, and is restored only if the user names it. The list of abandoned saves is
+`.holdfast-line` in the folder. The list is written before the first save of the branch gets its
+name: a crash between the two leaves the parent as the newest checkpoint. A checkpoint in no list,
+such as a copy from elsewhere, is not abandoned.
 
-Nothing here needs torch.
+This module needs no torch.
 """
 
 import json
@@ -23,7 +24,10 @@ _logger = logging.getLogger("holdfast")
 
 
 class Known(Protocol):
-    """The facts of a checkpoint that the lineage depends on; `save` is empty if the manifest cannot be read."""
+    """The facts of a checkpoint that the lineage depends on.
+
+    `save` is empty if the manifest cannot be read.
+    """
 
     @property
     def step(self) -> int:
@@ -39,7 +43,7 @@ class Known(Protocol):
 
 
 class Dated(Known, Protocol):
-    """The facts of a checkpoint that the lineage depends on where no list records the checkpoint."""
+    """The facts that the lineage depends on if no list records the checkpoint."""
 
     @property
     def created_at_s(self) -> float | None:
@@ -47,7 +51,7 @@ class Dated(Known, Protocol):
 
 
 def read_abandoned(folder: Path) -> frozenset[Save]:
-    """Return the saves that are listed as abandoned; none if the list is missing or cannot be read."""
+    """Return the saves that are listed as abandoned; none if the list cannot be read."""
     try:
         content = json.loads((folder / LINE_NAME).read_bytes())
         return frozenset(
@@ -85,11 +89,12 @@ def is_abandoned(one: Known, abandoned: Collection[Save]) -> bool:
 def left_behind(
     present: Iterable[Known], abandoned: Collection[Save], *, step: int, parent: Save | None
 ) -> frozenset[Save]:
-    """Return the saves that are abandoned once a save of `step`, which descends from `parent`, has its name.
+    """Return the saves that are abandoned once a save of `step` from `parent` has its name.
 
-    The parent and its ancestors are not abandoned. All saves beyond the oldest known one of them are abandoned. Without
-    a parent, all saves beyond `step` are abandoned: the origin of the state is unknown, and lower steps may be of its
-    line. The new save replaces the former save of `step`: until then, a crash leaves the former save the newest.
+    The parent and its ancestors are not abandoned. All saves beyond the oldest known one of them
+    are abandoned. Without a parent, all saves beyond `step` are abandoned: the origin of the state
+    is unknown, and lower steps may be of its line. The new save replaces the former save of `step`:
+    until then, a crash leaves the former save the newest.
     """
     by_save = {Save(step=one.step, save=one.save): one for one in present}
     line: set[Save] = set()
@@ -108,9 +113,10 @@ def left_behind(
 
 
 def left_by_newest(present: Iterable[Dated]) -> frozenset[Save]:
-    """Return the saves that the last-made checkpoint shows to be abandoned, where there is no list, as in storage.
+    """Return the saves that the last-made checkpoint shows to be abandoned.
 
-    The last-made checkpoint descends from a step below the abandoned saves. The abandoned saves were made before the
+    This function is for storage, which has no list of abandoned saves. The last-made checkpoint
+    descends from a step below the abandoned saves. The abandoned saves were made before the
     last-made checkpoint. A save that descends from the last-made checkpoint is not abandoned.
     """
     found = [one for one in present if one.save and one.created_at_s is not None]

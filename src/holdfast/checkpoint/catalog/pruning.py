@@ -1,4 +1,4 @@
-"""Deleting by a policy, by hand: what goes, and why each of the others stays."""
+"""Delete checkpoints by a policy, on request, and report why each other one stays."""
 
 import contextlib
 from collections.abc import Callable
@@ -20,7 +20,13 @@ from holdfast.core.errors import BadUse, HoldfastError, NotFound
 
 @dataclass(frozen=True, kw_only=True)
 class PruneResult:
-    """What was judged, newest first, and of those that go by it, which are gone, and which could not be deleted."""
+    """The result of `prune`.
+
+    Attributes:
+        verdicts: a verdict for each checkpoint, newest first.
+        deleted: the checkpoints that were deleted.
+        failed: the checkpoints that could not be deleted.
+    """
 
     verdicts: list[Verdict]
     deleted: list[Path]
@@ -28,7 +34,7 @@ class PruneResult:
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes of the checkpoints that are gone."""
+        """Return the bytes of the deleted checkpoints."""
         return sum(
             verdict.info.size_bytes
             for verdict in self.verdicts
@@ -47,9 +53,18 @@ def prune(
 ) -> PruneResult:
     """Apply a policy to a folder of checkpoints.
 
-    Before anything goes, the newest of those that stay is read whole, and if it is damaged the next, unless one that
-    is newer than all that goes is marked verified: nobody must be thrown back further than what went. What that finds
-    is noted by `by`. One that cannot be deleted stays, and says why.
+    Before any deletion, a checkpoint that stays must be known to be whole. A checkpoint that is
+    newer than all deleted ones counts if it is marked verified. Otherwise the newest staying
+    checkpoint is read; if it is damaged, the next one is read. The findings are recorded in the
+    marks. A checkpoint that cannot be deleted stays, and its verdict names the reason.
+
+    Args:
+        folder: the checkpoint folder.
+        policy: the rules.
+        by: the author of the marks.
+        now_s: the time, in seconds since the Unix epoch.
+        dry_run: judge only.
+        progress: called with the bytes read and the total, during a verification.
 
     Raises:
         NotFound: `folder` is not a folder.
@@ -82,13 +97,17 @@ def prune(
 def delete_unclaimed(
     judged: CheckpointInfo, *, now_s: float | None, progress: Callable[[int], None] = lambda _: None
 ) -> str | None:
-    """Delete a checkpoint, unless it has changed since it was judged; returns why it stays, None if it is gone.
+    """Delete a checkpoint, unless it has changed since it was judged.
 
-    `progress` is told 1 after each file.
-    Whoever marks it takes the same lock: the mark comes first and it stays, or fails and says that it is gone.
+    A process that marks a checkpoint takes the same lock. Either the mark comes first and the
+    checkpoint stays, or the marking fails because the checkpoint is gone. `progress` is called with
+    1 after each file.
+
+    Returns:
+        Why the checkpoint stays; None if it is gone.
 
     Raises:
-        CheckpointError: another process does not let go of the marks.
+        CheckpointError: another process holds the lock.
         OSError: the folder cannot be written.
     """
     try:
@@ -105,7 +124,7 @@ def delete_unclaimed(
             if (now.created_at_s, now.size_bytes) != (judged.created_at_s, judged.size_bytes):
                 return "its step was saved again meanwhile"
             hidden = hide(judged.path)
-    except NotFound:  # somebody else has deleted it
+    except NotFound:  # another process has deleted the checkpoint
         return None
     if hidden is None:
         return "it could not be deleted"
@@ -124,9 +143,9 @@ def _judge_beside_a_verified_one(
         going = [verdict.info.step for verdict in line if not verdict.stays]
         if not going or any(info.marks.verified and info.step >= going[0] for info in staying):
             return verdicts
-        # Where anything goes, the newest that is whole stays, so there is one to read.
+        # If any checkpoint goes, the newest whole one stays, so `staying` is not empty.
         newest = staying[0]
-        with contextlib.suppress(NotFound):  # the job has deleted it already, as it is to
+        with contextlib.suppress(NotFound):  # the job has deleted the checkpoint by its own policy
             with held_for_reading(newest.path, "prune", clock_s=lambda: now_s):
                 found = verify_and_note(newest, by=by, now_s=now_s, progress=progress)
             if found.state == "verified":

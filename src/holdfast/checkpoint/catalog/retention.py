@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and why: a policy, and pure functions that apply it."""
+"""Decide which checkpoints stay, and why: a policy, and pure functions that apply it."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +15,10 @@ _DOUBLE = "its step was saved again"
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """The `count` checkpoints with the least (`min`) or largest (`max`) value of a metric; the newer of two equals."""
+    """Keep the `count` checkpoints with the least (`min`) or largest (`max`) value of a metric.
+
+    Of two equal values, the newer checkpoint comes first.
+    """
 
     metric: str
     count: int
@@ -35,15 +38,23 @@ class Best:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """What stays: whatever one of the rules names. Without a rule all do.
+    """The rules that select the checkpoints to keep; without a rule, all stay.
 
-    `last`: the newest so many. `every_steps`: those whose step it divides. `within_s`: those written in the last so
-    many seconds. `best`: those with the best value of a metric.
+    Attributes:
+        last: keep this number of newest checkpoints.
+        every_steps: keep the checkpoints whose step is divisible by this number.
+        within_s: keep the checkpoints written in the last so many seconds.
+        best: keep the checkpoints with the best value of a metric.
 
-    The rules apply to the steps of the line that training is on, and apart from those to the abandoned ones.
+    The rules apply to the line that training is on, and separately to abandoned checkpoints.
 
-    Whatever the rules, these stay as well: the newest; the newest that is marked verified, and the newest that is
-    marked healthy; the pinned and the wanted; those whose marks cannot be read; and, as evidence, the damaged.
+    These checkpoints stay in any case:
+
+    - the newest
+    - the newest one marked verified, and the newest one marked healthy
+    - pinned checkpoints, and those with a hold
+    - checkpoints with unreadable marks
+    - damaged checkpoints, as evidence
 
     Raises:
         BadUse: a value is not allowed.
@@ -63,7 +74,7 @@ class Retention:
 
     @property
     def has_rules(self) -> bool:
-        """Whether anything may go by age; doubles of a step go in any case."""
+        """Return True if the policy has a rule; older saves of the same step go in any case."""
         return bool(self.best) or any(
             rule is not None for rule in (self.last, self.every_steps, self.within_s)
         )
@@ -71,9 +82,13 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What becomes of one checkpoint. `stays`: every reason why; none means that it goes, and `goes` says why.
+    """The decision about one checkpoint.
 
-    `is_whole`: it is not known to be damaged.
+    Attributes:
+        info: the checkpoint.
+        is_whole: whether no damage is known.
+        stays: all reasons to stay; empty if the checkpoint goes.
+        goes: why the checkpoint goes; None if it stays.
     """
 
     info: CheckpointInfo
@@ -90,17 +105,17 @@ def judge(
     damaged: Collection[Path] = (),
     committed: Path | None = None,
 ) -> list[Verdict]:
-    """Say of each checkpoint why it stays, or that it goes.
+    """Decide for each checkpoint whether it stays.
 
     Args:
-        checkpoints: what `scan` found, in its order: newest first, the proper name of a step before its replaced one.
+        checkpoints: the result of `scan`, newest first.
         policy: the rules.
-        now_s: seconds since the Unix epoch; None: no want has ended, and `within_s` keeps all.
-        damaged: those known to be damaged.
-        committed: one that was written and checked just now.
+        now_s: seconds since the Unix epoch; with None, no hold has ended, and `within_s` keeps all.
+        damaged: checkpoints that the caller has found damaged.
+        committed: a checkpoint that was written and checked just now.
 
     Returns:
-        A verdict for each, in the same order.
+        A verdict for each checkpoint, in the same order.
     """
     whole = [info for info in checkpoints if _damage(info, damaged) is None]
     first_of_step: dict[int, CheckpointInfo] = {}
@@ -135,9 +150,9 @@ def superfluous(
     keep: int | Retention | None,
     now_s: float | None = None,
 ) -> list[CheckpointInfo]:
-    """Choose what to delete once `committed`, the one just verified, is durable; see `judge`.
+    """Return the checkpoints to delete once `committed` is durable; see `judge`.
 
-    `keep` as a number is `Retention(last=keep)`. Doubles of a step come first.
+    A number `keep` means `Retention(last=keep)`. Older saves of the same step come first.
     """
     policy = keep if isinstance(keep, Retention) else Retention(last=keep)
     verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged, committed=committed)
@@ -149,7 +164,7 @@ def superfluous(
 
 
 def best_first(checkpoints: Sequence[CheckpointInfo], best: Best) -> list[CheckpointInfo]:
-    """Those that have a value of a metric, the best first, the newer of two equals before the other."""
+    """Return the checkpoints that have a metric, the best first, the newer of two equals first."""
     sign = 1 if best.mode == "min" else -1
     values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in checkpoints}
     known = [info for info in checkpoints if not math.isnan(values[info.path])]
@@ -163,10 +178,10 @@ def deletable_for_room(
     keep: Retention,
     now_s: float | None,
 ) -> list[CheckpointInfo]:
-    """Choose what may be deleted where the disk is full, doubles of a step first and then the oldest.
+    """Return the checkpoints that may be deleted on a full disk, in the order of deletion.
 
-    `keep.last` counts as 1: the newest ones are kept in case one is damaged, and a newer one is worth more than that.
-    Every other reason to stay holds, see `judge`.
+    Older saves of the same step come first, then the oldest steps. `keep.last` counts as 1, since a
+    new checkpoint is worth more than spare ones. All other reasons to stay hold, see `judge`.
     """
     policy = keep if keep.last is None else replace(keep, last=1)
     verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged)
@@ -218,7 +233,7 @@ def _always(
 
 
 def is_damaged(info: CheckpointInfo, damaged: Collection[Path]) -> bool:
-    """Return whether a checkpoint is known to be damaged; `damaged`: what was found by the caller."""
+    """Return True if a checkpoint is known to be damaged; `damaged` is the caller's own list."""
     return _damage(info, damaged) is not None
 
 

@@ -25,10 +25,10 @@ def newest_healthy(folder: Path, *, before_step: int) -> int | None:
 
 
 def roll_back(folder: Path, *, to_step: int) -> None:
-    """Abandon every checkpoint that is newer than `to_step`, so that the next restore passes them over.
+    """Abandon every checkpoint newer than `to_step`, so that the next restore skips them.
 
-    The abandoned checkpoints stay where they are, until retention deletes them. No job may save into the folder
-    meanwhile.
+    The abandoned checkpoints stay where they are, until retention deletes them. No job may save
+    into the folder meanwhile.
 
     Raises:
         NotFound: there is no such folder.

@@ -1,4 +1,4 @@
-"""Set aside checkpoints that other runs have saved into a folder: move them into a subfolder, and never delete them."""
+"""Move checkpoints that other runs have saved into a subfolder, without deleting any."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ _logger = logging.getLogger("holdfast")
 
 
 def is_own(folder: Path, who: Identity) -> bool:
-    """Return whether the last writer of a folder, or the newest checkpoint of its line, belongs to this run."""
+    """Return True if the folder's last writer, or its line's newest checkpoint, is of this run."""
     if not who.run:
         return False
     holder = read_holder(folder)
@@ -37,11 +37,14 @@ def is_of_others(folder: Path, who: Identity) -> bool:
 
 
 def set_aside(folder: Path) -> Path:
-    """Move all checkpoints of a folder and their records into `aside-N` there, and return the path of `aside-N`.
+    """Move all checkpoints of a folder and their records into `aside-N` there.
 
-    The list of checkpoints pushed to storage stays in the folder, so that none of them is fetched from storage. Each
-    checkpoint moves in one step. The new folder gets its name once all checkpoints are in it. After a crash, the next
-    call finishes the move.
+    The list of checkpoints pushed to storage stays in the folder, so that none of them is fetched
+    from storage. Each checkpoint moves in one step. The new folder gets its name once all
+    checkpoints are in it. After a crash, the next call finishes the move.
+
+    Returns:
+        The path of `aside-N`.
 
     Raises:
         OSError: a checkpoint could not be moved.
@@ -64,7 +67,7 @@ def set_aside(folder: Path) -> Path:
     hidden.rename(final)
     fsync_folder(folder)
     _logger.warning(
-        "The checkpoints of %s are set aside in %s; delete them there once nobody needs them.",
+        "The checkpoints of %s are set aside in %s; delete them there once they are no longer needed.",
         folder,
         final,
     )

@@ -1,18 +1,18 @@
-"""Folders appear whole and disappear at once: the names in a checkpoint folder, and how they change.
+"""Make checkpoints appear whole and disappear at once, by renames in the checkpoint folder.
 
-| name | what it is | after a crash |
+| name | content | after a crash |
 |---|---|---|
 | `step-0000000020` | a checkpoint | stays |
-| `step-0000000020.replaced` | the former, while its step is saved again | a candidate until the next save |
-| `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | removed by a later first save |
-| `.step-0000000020.SAVE.failed` | why it failed, for the other ranks | the same |
-| `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
-| `.holdfast-writer` | who saves into the folder (`lease`) | stays |
-| `.holdfast-writer.TOKEN.tmp` | one that is being taken | removed by the next one |
-| `.holdfast-line` | which steps training has left behind (`lineage`) | stays |
-| `aside-N` | the checkpoints of another run, set aside (`aside`) | stays |
-| `.aside-N.tmp` | the same, on their way there | finished by the next one that sets aside |
-| `.holdfast-pushed` | which of them were pushed to storage (`storage.push`) | stays |
+| `step-0000000020.replaced` | the former save, during another save of the step | used until then |
+| `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | deleted by a first save |
+| `.step-0000000020.SAVE.failed` | why the save failed, for the other ranks | the same |
+| `.deleting-NAME.RANDOM` | a checkpoint being deleted | the same |
+| `.holdfast-writer` | the writer of the folder (`writer_lease`) | stays |
+| `.holdfast-writer.TOKEN.tmp` | a lease being acquired | the next writer deletes |
+| `.holdfast-line` | the abandoned steps (`lineage`) | stays |
+| `aside-N` | checkpoints of another run (`set_aside`) | stays |
+| `.aside-N.tmp` | the same, during the move | the next `set_aside` finishes |
+| `.holdfast-pushed` | the checkpoints pushed to storage (`storage.push`) | stays |
 """
 
 import contextlib
@@ -34,15 +34,18 @@ _logger = logging.getLogger("holdfast")
 _LEFTOVERS = (".step-*.tmp", ".deleting-*")
 _FAILURES = ".step-*.failed"
 _LINES = "..holdfast-line.*.tmp"
-"""Temporary files of `lineage`, which the one writer of a folder alone writes."""
+"""Temporary files of `lineage`; only the one writer of a folder writes them."""
 _ABANDONED_AFTER_S = 300.0
 
 
 class Staging:
-    """The hidden folder in which one save is prepared; locked while the process that made it lives."""
+    """The staging folder of one save, locked while the process that made it lives."""
 
     def __init__(self, folder: Path, step: int, save: str | None = None) -> None:
-        """Make it; where `save` is given it has that name, and other ranks may have made it already."""
+        """Make and lock the folder.
+
+        With `save`, the folder has this name, and other ranks may have made it already.
+        """
         self._final = step_path(folder, step)
         self.path = staging_path(folder, step, save or secrets.token_hex(4))
         self.path.mkdir(exist_ok=save is not None)
@@ -50,30 +53,38 @@ class Staging:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
         except OSError as error:
-            # Some network file systems lock no folders; `remove_leftovers` cannot there, and leaves it.
+            # Some network file systems cannot lock folders; then `remove_leftovers` cannot lock
+            # either, and skips the folder.
             _logger.debug("no lock on %s: %s", self.path, error)
 
     def commit(self, *, final_is_damaged: bool = False, replaces: bool = True) -> Path:
-        """Give the folder its proper name, durably. At every instant one of old and new has a good name.
+        """Rename the folder to its final name, durably.
 
-        Where the step was saved before, whoever has pinned or wanted that checkpoint has this one instead.
+        At every instant, the old or the new checkpoint of the step has a valid name. If the step
+        was saved before, the new checkpoint inherits the pins and holds.
+
+        Args:
+            final_is_damaged: whether the checkpoint under the final name is damaged.
+            replaces: whether an older checkpoint of the step may be replaced.
+
+        Returns:
+            The folder of the checkpoint.
 
         Raises:
             BadUse: the step was saved before, and `replaces` is False.
-            CheckpointError: another process does not let go of the marks of the older one.
-            OSError: it has not got its name; an older one of the step still has its own or `.replaced`.
+            CheckpointError: another process holds the lock of the older checkpoint's marks.
+            OSError: the rename failed; an older checkpoint of the step keeps its name or has
+                `.replaced`.
         """
         replaced = replaced_path(self._final)
         hidden: Path | None = None
         fsync_folder(self.path)
         with contextlib.ExitStack() as held:
             with contextlib.suppress(NotFound):  # the step is new
-                held.enter_context(
-                    locked(self._final)
-                )  # a pin comes before this, or goes to the new one
-            former = [
-                path for path in (self._final, replaced) if os.path.lexists(path)
-            ]  # a link may lead to nothing
+                # A concurrent pin comes before the lock, or is set on the new checkpoint.
+                held.enter_context(locked(self._final))
+            # `lexists`, because a link may be broken.
+            former = [path for path in (self._final, replaced) if os.path.lexists(path)]
             if former and not replaces:
                 raise BadUse(
                     f"There is a checkpoint {former[0]} already. Give another step or another folder."
@@ -84,9 +95,8 @@ class Staging:
                 now_s=self.path.stat().st_mtime,
             )
             if os.path.lexists(self._final):
-                if os.path.lexists(
-                    replaced
-                ):  # left by a crash: of the two, keep the one that may still be good
+                # After a crash there may be two: hide the one that is damaged, else the older.
+                if os.path.lexists(replaced):
                     hidden = hide(self._final if final_is_damaged else replaced)
                 if os.path.lexists(self._final):
                     self._final.rename(replaced)
@@ -100,43 +110,47 @@ class Staging:
         return self._final
 
     def abandon(self) -> None:
-        """Remove the folder; the save failed."""
+        """Delete the folder after a failed save."""
         os.close(self._fd)
         if self.path.exists():
             discard(self.path)
 
 
 def discard(path: Path, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Take a folder out of sight in one step, then delete it; `progress` is told 1 after each file.
+    """Rename a folder to a hidden name, then delete the folder.
 
-    What cannot be deleted is logged and left: a later first save tries again.
+    `progress` is called with 1 after each file. Errors are logged, and a later first save tries
+    again.
     """
     if (hidden := hide(path)) is not None:
         erase(hidden, progress)
 
 
 def hide(path: Path) -> Path | None:
-    """Take a folder out of sight in one step; where it is then, to be erased. None: it could not be, and is told."""
+    """Rename a folder to a hidden name, to be erased.
+
+    Returns:
+        The hidden path; None if the rename failed, which is logged.
+    """
     hidden = path.with_name(f".deleting-{path.name.lstrip('.')}.{secrets.token_hex(4)}")
     try:
         path.rename(hidden)
     except OSError as error:
         _tell_of_undeleted(path, error)
         return None
-    with contextlib.suppress(
-        OSError
-    ):  # what comes back after a power cut lacks files, which is seen
-        os.utime(hidden, follow_symlinks=False)  # somebody is at it, see `erase_abandoned`
+    # After a power cut the folder may be back, without some files; a scan then finds the damage.
+    with contextlib.suppress(OSError):
+        # A recent time shows that a process is deleting it, see `erase_abandoned`.
+        os.utime(hidden, follow_symlinks=False)
         fsync_folder(path.parent)
     return hidden
 
 
 def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Delete what was hidden, while nothing in it is open: network file systems would keep that.
+    """Delete a hidden folder, file by file; of a link, only the link.
 
-    Of a link, what it leads to stays.
-
-    `progress` is told 1 after each file: thousands of large ones take longer than a save may get nowhere.
+    No file of the folder may be open, because network file systems keep open files. `progress` is
+    called with 1 after each file: thousands of large files take longer than a save may stall.
     """
     try:
         if hidden.is_symlink():
@@ -152,7 +166,7 @@ def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> Non
 
 
 def erase_abandoned(folder: Path) -> None:
-    """Delete what somebody had hidden, who was killed before it was erased."""
+    """Delete hidden folders whose process was killed before it had deleted them."""
     for hidden in folder.glob(_LEFTOVERS[1]):
         if hidden.is_symlink() or not _has_changed_lately(hidden):
             erase(hidden)
@@ -163,7 +177,7 @@ def _tell_of_undeleted(path: Path, error: OSError) -> None:
 
 
 def has_unfinished(folder: Path) -> bool:
-    """Whether a living process prepares a save in `folder`, or may do so."""
+    """Return True if a living process prepares a save in `folder`, or may do so."""
     told = ((path, _is_locked(path)) for path in folder.glob(_LEFTOVERS[0]))
     return any(
         _has_changed_lately(path) if is_locked is None else is_locked for path, is_locked in told
@@ -171,10 +185,10 @@ def has_unfinished(folder: Path) -> bool:
 
 
 def traces_of_unfinished(folder: Path) -> frozenset[tuple[str, int, int]]:
-    """Return what changes as long as a save that is being prepared in `folder` makes progress."""
+    """Return file names, sizes and times, which change while a save in `folder` makes progress."""
     traces = set()
     for staging in folder.glob(_LEFTOVERS[0]):
-        with contextlib.suppress(OSError):  # it has its name now
+        with contextlib.suppress(OSError):  # the folder was renamed meanwhile
             for path in (staging, *staging.rglob("*")):
                 stat = path.stat()
                 traces.add((str(path), stat.st_size, stat.st_mtime_ns))
@@ -182,15 +196,15 @@ def traces_of_unfinished(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a living process prepares the save in the hidden folder `path`, as far as its lock tells."""
+    """Return True if a living process has locked the staging folder `path`."""
     return bool(_is_locked(path))
 
 
 def _is_locked(path: Path) -> bool | None:
-    """None where the file system locks no folders, and nobody could ever tell."""
+    """Return whether a folder is locked; None if the file system cannot lock folders."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:  # it has its name now
+    except OSError:  # the folder was renamed meanwhile
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -205,9 +219,9 @@ def _is_locked(path: Path) -> bool | None:
 
 
 def _has_changed_lately(path: Path) -> bool:
-    """Whether something in a folder has, which tells where a lock cannot."""
+    """Return True if something in a folder has changed lately, where no lock can show activity."""
     since_s = time.time() - _ABANDONED_AFTER_S
-    with contextlib.suppress(OSError):  # it has its name now
+    with contextlib.suppress(OSError):  # the folder was renamed meanwhile
         return any(each.stat().st_mtime > since_s for each in (path, *path.rglob("*")))
     return True
 
@@ -215,12 +229,13 @@ def _has_changed_lately(path: Path) -> bool:
 def remove_leftovers(
     folder: Path, *, but_of: str = "", progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Delete what saves and deletions of dead processes left in `folder`.
+    """Delete the files that saves and deletions of dead processes left in `folder`.
 
     Args:
-        folder: of the checkpoints.
-        but_of: saves whose names begin with this and a hyphen are another process's to take up.
-        progress: told 1 after each file.
+        folder: the checkpoint folder.
+        but_of: keep the saves whose ids begin with this prefix and a hyphen; a process resumes
+            them.
+        progress: called with 1 after each file.
 
     Raises:
         OSError: the folder cannot be read.
@@ -232,7 +247,7 @@ def remove_leftovers(
         )
 
     for told in (*of_others(_FAILURES), *folder.glob(_LINES)):
-        with contextlib.suppress(OSError):  # it is of a save whose name nobody takes again
+        with contextlib.suppress(OSError):  # harmless, since save ids are not used again
             told.unlink()
     for pattern in _LEFTOVERS:
         for path in of_others(pattern):

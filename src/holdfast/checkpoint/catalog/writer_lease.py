@@ -1,13 +1,14 @@
-"""Lease a checkpoint folder to one writer: a lock that a crash releases, and the rules for a takeover.
+"""Lease a checkpoint folder to one writer: a lock that a crash releases, and takeover rules.
 
-`.holdfast-writer` names the writer: run, generation (the attempt), host, process, time of acquisition, and a token.
-The named process holds flock(2) on that file, so the kernel releases the lease when the process ends for any reason.
-Linux passes flock on to the servers of NFS, and of Lustre and GPFS if they are mounted with flock. On a file system
-without locks, a second writer is not detected: the later process takes over there.
+`.holdfast-writer` names the writer: run, generation (the attempt), host, process, time of
+acquisition, and a token. The named process holds flock(2) on that file, so the kernel releases the
+lease when the process ends for any reason. Linux passes flock on to the servers of NFS, and of
+Lustre and GPFS if they are mounted with flock. On a file system without locks, a second writer is
+not detected: the later process takes over there.
 
-A process that takes over puts a new file, already locked, in the place of the former file. Each save is checked
-against the token before the save gets its name, so the saves of a former writer that comes back fail. Nothing here
-needs torch.
+A process that takes over puts a new file, already locked, in the place of the former file. Each
+save is checked against the token before the save gets its name, so the saves of a former writer
+that comes back fail. This module needs no torch.
 """
 
 import contextlib
@@ -37,21 +38,24 @@ WRITER_NAME: Final = ".holdfast-writer"
 PATIENCE_S: Final = 10.0
 """Seconds that a former writer may take to end, and that its last save may go without progress."""
 PATIENCE_ACROSS_NODES_S: Final = 120.0
-"""The same limit for a former writer on another node: an NFS server holds a dead client's locks for 90 s."""
+"""The same limit for a former writer on another node; NFS holds a dead client's locks 90 s."""
 _POLL_S: Final = 0.05
 _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run of a process, and which start of the run the process is; `run` is empty if the run is unknown."""
+    """The run of a process, and which start of the run the process is.
+
+    `run` is empty if the run is unknown.
+    """
 
     run: str = ""
     generation: int | None = None
 
     @classmethod
     def of_this_process(cls, run: str | None = None) -> Self:
-        """Return the identity that the supervisor has set; without a supervisor, the identity of `run`."""
+        """Return the identity that the supervisor has set, or else that `run` gives."""
         supervised = os.environ.get(ENV_RUN, "")
         if not supervised:
             return cls(run=run or "")
@@ -90,7 +94,7 @@ class WriterLease:
     users: int = 1
 
     def release(self) -> None:
-        """Give up one share of the lease; after the last share, another process may acquire the lease."""
+        """Give up one share of the lease; after the last, another process may acquire the lease."""
         with _registering:
             self.users -= 1
             if self.users or self.fd < 0:
@@ -116,17 +120,18 @@ def acquire(
 ) -> WriterLease:
     """Become the writer of a folder.
 
-    This process takes over from a former writer that is dead, and from one of an earlier generation of the same run.
-    The takeover happens at once, or once a save that is being finished has ended, or has made no progress for
-    `PATIENCE_S`.
+    This process takes over from a former writer that is dead, and from one of an earlier generation
+    of the same run. The takeover happens at once, unless a save is being finished. In this case the
+    takeover waits until the save has ended, or has made no progress for `PATIENCE_S`.
 
     Args:
         folder: the checkpoint folder.
         who: the identity of this process.
         now_s: the time, in seconds since the Unix epoch.
-        timeout_s: how long that save may take at most.
-        set_aside: a function that is called once no other process saves there, before this process is named. With this
-            function, checkpoints of another run do not prevent a takeover. The function may move the lease file away.
+        timeout_s: the most seconds to wait for that save.
+        set_aside: a function that is called once no other process saves there, before the lease
+            names this process. With this function, checkpoints of another run do not prevent a
+            takeover. The function may move the lease file away.
 
     Raises:
         BadUse: another process saves into the folder, or the checkpoints there are another run's.
@@ -172,7 +177,8 @@ def acquire(
                 _await_last_save(folder, former, traces, began_s=began_s, timeout_s=timeout_s)
             if set_aside is not None:
                 set_aside()
-            # A process without a run keeps the run of the checkpoints, unless the checkpoints have been set aside.
+            # A process without a run keeps the run of the checkpoints, unless the checkpoints have
+            # been set aside.
             kept = former.run if former is not None and set_aside is None else ""
             lease = _take(path, former, replace(who, run=who.run or kept), now_s)
         if lease is not None:
@@ -253,7 +259,7 @@ def _await_last_save(
 
 @contextlib.contextmanager
 def _former(path: Path) -> Iterator[tuple[LeaseHolder | None, int | None]]:
-    """Yield the writer that the file names, and the descriptor of the file; both are None if there is no file."""
+    """Yield the writer that the file names, and the file's descriptor; None, None if no file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -268,7 +274,7 @@ def _former(path: Path) -> Iterator[tuple[LeaseHolder | None, int | None]]:
 def _take(
     path: Path, former: LeaseHolder | None, who: Identity, now_s: float
 ) -> WriterLease | None:
-    """Put a file of this process in the place of the lease; return None if another process was faster."""
+    """Replace the lease file by one of this process; return None if another process was faster."""
     last = 0 if former is None or former.run != who.run else former.generation
     holder = LeaseHolder(
         run=who.run,

@@ -1,4 +1,4 @@
-"""Define the files of one checkpoint: names, manifest, checksums, DCP's metadata, and the layout of a rank's shards.
+"""Define the files of one checkpoint: names, manifest, checksums, DCP's metadata, shards.
 
-Imports nothing of the other packages. Only `plain_values` needs torch.
+This package imports no other package of `holdfast.checkpoint`.
 """

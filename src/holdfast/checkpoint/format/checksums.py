@@ -1,7 +1,8 @@
-"""Checksums of files: one for all of it, made of one for each block, so that any part can be checked by itself.
+"""Compute and check checksums of files, block by block, so that any part can be checked alone.
 
-A data file `NAME` has a sidecar `NAME.xxh3`: the XXH3-64 of each of its blocks, eight bytes each, little-endian. The
-file's own checksum is the XXH3-128 of that list. It guards against damage, not against forgers.
+A data file `NAME` has a sidecar `NAME.xxh3`: the XXH3-64 of each block, eight bytes each,
+little-endian. The file's own checksum is the XXH3-128 of that list. The checksums detect damage,
+not forgery.
 """
 
 import os
@@ -13,7 +14,10 @@ from typing import Final
 import xxhash
 
 BLOCK_BYTES: Final = 1 << 16
-"""Small: whoever needs a part of a file reads at most this much more at either end. The list is 1/8192 of the file."""
+"""The block size in bytes: a reader of a part reads at most this much more at either end.
+
+The digests take 1/8192 of the file's size.
+"""
 SIDECAR_SUFFIX: Final = ".xxh3"
 DIGEST_BYTES: Final = 8
 _CHUNK_BYTES: Final = 4 << 20
@@ -23,7 +27,10 @@ _BLOCKS: Final = f"xxh3_128/{BLOCK_BYTES}:"
 
 
 def digests_of(data: memoryview) -> bytes:
-    """The XXH3-64 of each block of `data`, as a sidecar has them; the last block may be shorter."""
+    """Return the XXH3-64 of each block of `data`, as a sidecar holds them.
+
+    The last block may be shorter.
+    """
     digest = xxhash.xxh3_64_intdigest
     return b"".join(
         digest(data[at : at + BLOCK_BYTES]).to_bytes(DIGEST_BYTES, "little")
@@ -32,28 +39,30 @@ def digests_of(data: memoryview) -> bytes:
 
 
 def checksum_of_digests(digests: bytes) -> str:
-    """The checksum of a file whose blocks have `digests`."""
+    """Return the checksum of a file whose blocks have `digests`."""
     return _BLOCKS + xxhash.xxh3_128_hexdigest(digests)
 
 
 def has_blocks(checksum: str) -> bool:
-    """Whether it is made of digests of blocks."""
+    """Return True if the checksum is made of block digests."""
     return checksum.startswith(_BLOCKS)
 
 
 def whole_checksum(hexdigest: str) -> str:
-    """The checksum of a file that is known by the XXH3-128 of its bytes in a row."""
+    """Return the checksum of a file from the XXH3-128 of all its bytes."""
     return _WHOLE + hexdigest
 
 
 def file_digests(
     path: Path, size_bytes: int, progress: Callable[[int], None] = lambda _: None
 ) -> bytes:
-    """Read a file and give the digests of its blocks; `progress` is told the bytes read, from several threads.
+    """Read a file, and return the digests of its blocks.
+
+    Several threads call `progress` with the number of bytes read.
 
     Raises:
-        OSError: it cannot be read.
-        EOFError: it is shorter than `size_bytes`.
+        OSError: the file cannot be read.
+        EOFError: the file is shorter than `size_bytes`.
     """
 
     def read(at: int) -> bytes:
@@ -73,10 +82,13 @@ def file_digests(
 
 
 def read_into(fd: int, data: memoryview, at: int, least: int | None = None) -> int:
-    """Fill `data`, or at least `least` bytes of it, from offset `at` of a file; how many bytes there were.
+    """Fill `data`, or at least `least` bytes of it, from offset `at` of a file.
+
+    Returns:
+        The number of bytes read; less than requested only at the end of the file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     filled = 0
     enough = len(data) if least is None else least
@@ -88,11 +100,11 @@ def read_into(fd: int, data: memoryview, at: int, least: int | None = None) -> i
 def check_file(
     path: Path, size_bytes: int, checksum: str, progress: Callable[[int], None] = lambda _: None
 ) -> bool:
-    """Whether a file's bytes are those that `checksum` was taken of.
+    """Return True if a file's bytes match `checksum`.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: `checksum` is of no form that is known here.
+        OSError: the file cannot be read.
+        ValueError: the form of `checksum` is unknown.
     """
     if checksum.startswith(_BLOCKS):
         try:
@@ -110,10 +122,12 @@ def check_file(
 
 
 def write_sidecar(path: Path, digests: bytes) -> None:
-    """Write the digests of a file's blocks beside it, durably but for the name.
+    """Write the digests of a file's blocks beside the file.
+
+    The content is durable on return; the name may not be.
 
     Raises:
-        OSError: they were not written.
+        OSError: the digests were not written.
     """
     with path.with_name(path.name + SIDECAR_SUFFIX).open("wb") as sidecar:
         sidecar.write(digests)
@@ -122,7 +136,7 @@ def write_sidecar(path: Path, digests: bytes) -> None:
 
 
 def read_sidecar(path: Path, checksum: str) -> bytes | None:
-    """The digests of a file's blocks, if its sidecar is the one that `checksum` was taken of; else None."""
+    """Return the digests of a file's blocks if its sidecar matches `checksum`, else None."""
     try:
         digests = path.with_name(path.name + SIDECAR_SUFFIX).read_bytes()
     except OSError:

@@ -1,7 +1,8 @@
-"""DCP's `.metadata` file, read without trusting it.
+"""Read DCP's `.metadata` file without trusting it.
 
-It is a pickle, and a pickle may call anything. Here it may name only what DCP's own metadata is made of, and
-what it says of the files must agree with the files there are.
+The file is a pickle, and a pickle may call any function. This reader lets the pickle name only the
+classes of DCP's own metadata. The places that the metadata lists must lie inside the checkpoint's
+files.
 """
 
 import contextlib
@@ -54,8 +55,8 @@ def read_dcp_metadata(folder: Path) -> Metadata:
     """Read the `.metadata` of a checkpoint.
 
     Raises:
-        ManifestError: it is missing, unreadable, or names something that DCP's metadata is not made of;
-            nothing of it has been run.
+        ManifestError: the file is missing, unreadable, or names a class or function outside DCP's
+            metadata; no such function has run.
     """
     try:
         content = (folder / METADATA_NAME).read_bytes()
@@ -67,7 +68,7 @@ def read_dcp_metadata(folder: Path) -> Metadata:
 
 
 def unpack_metadata(content: bytes) -> Metadata:
-    """What the content of a `.metadata` says.
+    """Parse the content of a `.metadata` file.
 
     Raises:
         ManifestError: see `read_dcp_metadata`.
@@ -88,7 +89,7 @@ def unpack_metadata(content: bytes) -> Metadata:
 
 
 def _is_of_the_right_types(metadata: Any) -> bool:
-    """Whoever made it up, or a bit that flipped, may have put anything anywhere; those who use it look at no type."""
+    """Return True if all types are right; a forged or damaged file may hold any object."""
     try:
         return (
             isinstance(metadata, Metadata)
@@ -133,12 +134,13 @@ def _are_whole(numbers: Any) -> bool:
 
 
 def check_metadata_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> None:
-    """Check that all that `metadata` promises lies inside the files; `sizes_bytes` by their relative path.
+    """Check that all parts that `metadata` lists lie inside the files.
 
-    DCP itself reports success though its writers ran out of space; this does not.
+    `sizes_bytes` has the size of each file by its relative path. DCP itself reports success even if
+    its writers ran out of space.
 
     Raises:
-        ManifestError: something is missing; the message names it.
+        ManifestError: a part is missing or lies outside; the message names the part.
     """
     for name, saved in metadata.state_dict_metadata.items():
         if isinstance(saved, TensorStorageMetadata):
@@ -164,7 +166,7 @@ def check_metadata_against_files(metadata: Metadata, sizes_bytes: Mapping[str, i
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
-    """A pickle may set attributes of what it names, also of classes: whatever it has set is undone, and refused."""
+    """Undo and refuse changes that a pickle makes to the classes and functions that it names."""
     named = [
         getattr(importlib.import_module(module), name)
         for module in _CLASSES
@@ -186,7 +188,7 @@ def _unchanged() -> Iterator[None]:
 
 
 def _put_back(owner: object, before: Mapping[str, Any]) -> bool:
-    """Give a class or an enum's member the attributes that it had; whether it had others."""
+    """Restore the attributes of a class or an enum member; return True if they had changed."""
     now = dict(vars(owner))
     added = now.keys() - before.keys()
     replaced = {name for name, value in before.items() if now.get(name) is not value}
@@ -198,7 +200,7 @@ def _put_back(owner: object, before: Mapping[str, Any]) -> bool:
 
 
 class _Properties(TensorProperties):
-    """As a newer PyTorch may have written them, with more fields than this one knows: 2.15 has added `strides`."""
+    """Accept properties of a newer PyTorch with more fields: 2.15 has added `strides`."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         super().__setstate__(state[: len(dataclasses.fields(TensorProperties))])  # type: ignore[no-untyped-call]
@@ -211,7 +213,7 @@ class _Unpickler(pickle.Unpickler):
             return _Properties
         if name in _CLASSES.get(module_name, ()):
             found = super().find_class(module_name, name)
-            # A function's attributes can be set, too: let it be those of one that nobody else has.
+            # A function's attributes can be set, too, so the pickle gets a fresh wrapper.
             return functools.partial(found) if isinstance(found, types.FunctionType) else found
         if module_name == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
@@ -227,7 +229,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _enum_member(owner: Any, name: Any) -> Any:
-    """Some Python versions pickle an enum's member as `getattr(THE_ENUM, NAME)`; nothing else may pass."""
+    """Return an enum member, which some Python versions pickle as `getattr(THE_ENUM, NAME)`.
+
+    Any other object raises ManifestError.
+    """
     encoding = dcp_metadata._MEM_FORMAT_ENCODING
     return encoding[name] if owner is encoding else _refuse(f"builtins.getattr of {owner!r}")
 

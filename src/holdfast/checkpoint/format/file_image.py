@@ -1,9 +1,10 @@
-"""A rank's part of a checkpoint as bytes: the files that PyTorch Distributed Checkpoint would write, laid out before.
+"""Lay out a rank's part of a checkpoint in bytes: the files that PyTorch's DCP would write.
 
-The staged image is the file image. Each tensor is a blob as `torch.save` writes it: a head, the tensor's own bytes, a
-tail. Head and tail depend on type and shape alone, so they are written into an arena once; a snapshot copies the
-tensors' bytes between them, and what is then written to disk, sent to a peer or mapped again is the arena as it is.
-A plain value has a slot with room to grow, so that the layout, and with it DCP's metadata, stays as it is.
+The staged image is the file image. Each tensor is a blob as `torch.save` writes it: a head, the
+tensor's bytes, a tail. Head and tail depend on type and shape only, so they are written into a
+buffer once. A snapshot copies the tensors' bytes between heads and tails. The buffer is then
+written to disk, sent to a peer or mapped again without change. A plain value has a slot with room
+to grow, so that the layout, and with it DCP's metadata, stays the same.
 """
 
 import functools
@@ -22,21 +23,21 @@ from torch.serialization import skip_data
 from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES, PAGE_BYTES, Shard
 
 ALIGNMENT: Final = 64
-"""Bytes to which blobs, and so the tensors' data, are aligned: a cache line, as `torch.save` aligns its records."""
+"""The alignment of blobs and of tensor data in bytes: a cache line, as in `torch.save`."""
 LARGE_BYTES: Final = 128 << 10
-"""From here on a tensor's data is copied and digested by itself, below together with what is around it."""
+"""The least size of a tensor whose data is copied and digested apart from its head and tail."""
 LEAST_PIECE_BYTES: Final = 256
-"""No piece of a tensor that is digested is shorter: XXH3 has one way for more than 240 bytes, and others for fewer."""
+"""The least length of a digested piece: XXH3 has one algorithm above 240 bytes, others below."""
 _LEAST_SLOT_BYTES: Final = 512
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
-"""Of a ZIP member: 26 bytes, then the lengths of its name and of its extra field (APPNOTE 4.3.7)."""
+"""A ZIP member's header: 26 bytes, lengths of name and extra field (APPNOTE 4.3.7)."""
 _RECORD: Final = "/data/0"
-"""The member that holds a tensor's bytes."""
+"""The end of the name of the ZIP member that holds a tensor's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What `torch.save` writes around the bytes of a contiguous tensor of one type and shape."""
+    """The bytes that `torch.save` writes around a contiguous tensor of one type and shape."""
 
     head: bytes
     data_bytes: int
@@ -45,7 +46,10 @@ class Template:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What is to have a place in an image: a tensor of `dtype` and `shape`, or, without a type, a slot of bytes."""
+    """A request for a place in an image.
+
+    The place holds a tensor of `dtype` and `shape`, or, if `dtype` is None, a slot of `slot_bytes`.
+    """
 
     dtype: torch.dtype | None
     shape: tuple[int, ...] = ()
@@ -54,7 +58,17 @@ class Need:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Blob:
-    """One tensor or slot; offsets in bytes: `offset` and `data_offset` in the image, `file_offset` in its file."""
+    """The place of one tensor or slot, in bytes.
+
+    Attributes:
+        need: the tensor or slot.
+        file: the name of the file.
+        file_offset: the offset of the blob in the file.
+        offset: the offset of the blob in the image.
+        length: the size of the blob.
+        data_offset: the offset of the data in the image.
+        data_bytes: the size of the data.
+    """
 
     need: Need
     file: str
@@ -66,12 +80,15 @@ class Blob:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is a tensor whose data is digested by itself."""
+        """Return True for a tensor whose data is digested apart from its head and tail."""
         return self.need.dtype is not None and self.data_bytes >= LARGE_BYTES
 
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """Offset in the image and length of what is digested by itself: a large tensor's head, data and tail."""
+        """Return the offset in the image and the length of each part that is digested apart.
+
+        A large tensor has three parts: head, data and tail. Any other blob is one part.
+        """
         if not self.is_large:
             return ((self.offset, self.length),)
         end = self.data_offset + self.data_bytes
@@ -84,14 +101,14 @@ class Blob:
 
 @dataclass(frozen=True, kw_only=True)
 class FileImage:
-    """Where everything lies: files one after another, each beginning at a page."""
+    """The layout of all blobs and files; the files follow one another, each starting at a page."""
 
     blobs: tuple[Blob, ...]
     shards: tuple[Shard, ...]
     size_bytes: int
 
     def write_frames(self, memory: memoryview) -> None:
-        """Write all heads and tails into `memory`, of at least `size_bytes`; the rest of it is zero already."""
+        """Write all heads and tails into `memory`, which has at least `size_bytes`, all zero."""
         for blob in self.blobs:
             if blob.need.dtype is not None:
                 made = template(blob.need.dtype, blob.need.shape)
@@ -99,10 +116,10 @@ class FileImage:
                 memory[blob.data_offset + blob.data_bytes : blob.offset + blob.length] = made.tail
 
     def views(self, memory: torch.Tensor) -> list[torch.Tensor | None]:
-        """A tensor over the data of each blob, None for a slot.
+        """Return a tensor over the data of each blob, None for a slot.
 
         Args:
-            memory: bytes (uint8) of any device, at least `size_bytes`; the views keep them alive.
+            memory: a uint8 tensor on any device, of at least `size_bytes`; the views keep it alive.
         """
 
         def view(blob: Blob) -> torch.Tensor | None:
@@ -116,7 +133,7 @@ class FileImage:
         return [view(blob) for blob in self.blobs]
 
     def cut(self, first: int, end: int) -> Self:
-        """The blobs from `first` to `end`, at least one, as an image of their own, without files."""
+        """Return the blobs `first` to `end`, at least one, as a separate image without files."""
         begin = self.blobs[first].offset
         blobs = tuple(
             replace(blob, offset=blob.offset - begin, data_offset=blob.data_offset - begin)
@@ -126,17 +143,17 @@ class FileImage:
 
 
 def slot_bytes(length: int) -> int:
-    """The slot for a plain value that takes `length` bytes now, with room: a longer number must not move all."""
+    """Return the slot size for a value of `length` bytes, with room for it to grow."""
     return max(_LEAST_SLOT_BYTES, 1 << (length + length // 4).bit_length())
 
 
 def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImage:
-    """The image of `needs`, in their order.
+    """Lay out `needs` in an image, in their order.
 
     Args:
-        needs: what it holds.
-        prefix: of the files' names; a number and `.distcp` follow.
-        shard_bytes: a file ends where the next blob would make it longer. One blob is never cut.
+        needs: the tensors and slots.
+        prefix: the start of the file names; a number and `.distcp` follow.
+        shard_bytes: the largest size of a file, unless a single blob is larger. No blob is split.
     """
     blobs: list[Blob] = []
     shards: list[Shard] = []
@@ -175,7 +192,10 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> FileImag
 
 
 def _uncut(at: int, head: int, data: int, length: int) -> int:
-    """The place in a file, from `at` on, where a chunk ends in no small blob, and near no end of a large one."""
+    """Return the place for a blob in a file, from `at` on.
+
+    No chunk ends inside a small blob, or near an end of a large tensor's data.
+    """
     if data < LARGE_BYTES:
         left = -at % CHUNK_BYTES
         return at + left if left < length else at
@@ -189,7 +209,10 @@ def _uncut(at: int, head: int, data: int, length: int) -> int:
 
 @functools.lru_cache(maxsize=65_536)
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
-    """What `torch.save` writes around a tensor's bytes; no memory of the tensor's size is taken."""
+    """Return the bytes that `torch.save` writes around a tensor's data.
+
+    The function needs no memory of the tensor's size.
+    """
     with os.fdopen(os.memfd_create("holdfast-template"), "w+b") as file:  # its data is a hole
         with skip_data():
             torch.save(_hollow(dtype, shape), file)
@@ -206,7 +229,10 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
 
 
 def _hollow(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor whose memory is a hole in a file: PyTorch's fake ones take a second to import."""
+    """Return a tensor whose memory is a hole in a file.
+
+    PyTorch's fake tensors would take a second to import.
+    """
     size_bytes = math.prod(shape) * dtype.itemsize
     if not size_bytes:
         return torch.empty(shape, dtype=dtype, device="cpu")

@@ -1,7 +1,8 @@
-"""The manifest of one checkpoint: which files it has, how large they are, and their checksums.
+"""Read and write the manifest of one checkpoint: its files, their sizes and their checksums.
 
-`holdfast.json` is written last, so a folder that has it was complete once; its `digest` covers everything
-else in it, so the manifest itself cannot change unseen. Nothing here needs torch.
+`holdfast.json` is written last, so a folder with a manifest was complete once. The manifest's
+`digest` covers all its other fields, so a change of the manifest is detected. This module needs no
+torch.
 """
 
 import json
@@ -26,22 +27,22 @@ MANIFEST_NAME = "holdfast.json"
 SCHEMA = "holdfast.checkpoint"
 VERSION = 2
 _READABLE = (1, 2)
-"""Version 1 knew a file by the XXH3-128 of its bytes, under `xxh3_128`; it is read, and no longer written."""
+"""The versions that can be read. Version 1 has the XXH3-128 of each file's bytes, as `xxh3_128`."""
 DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What taking damaged or forged JSON apart may raise."""
+"""The exceptions that parsing damaged or forged JSON may raise."""
 _LAST_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class ManifestError(Exception):
-    """A checkpoint's manifest or one of its files is not what it should be; the message names which."""
+    """A manifest is invalid, or a file does not match it; the message names the file."""
 
 
 class UnreadError(ManifestError):
-    """A file that is there could not be read, which says nothing of what it holds, and may pass."""
+    """An existing file could not be read, which may pass and need not mean damage."""
 
 
 def unread(name: str, error: OSError) -> ManifestError:
-    """What to raise where a file cannot be read: one that is missing is damage, whatever else may pass."""
+    """Return the error for an unreadable file: only a missing file counts as damage."""
     kind = (
         ManifestError if isinstance(error, FileNotFoundError | NotADirectoryError) else UnreadError
     )
@@ -50,7 +51,13 @@ def unread(name: str, error: OSError) -> ManifestError:
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One file of a checkpoint; `path` is relative to its folder, with `/`. `checksum`: see `checksums`."""
+    """One file of a checkpoint.
+
+    Attributes:
+        path: the path relative to the checkpoint's folder, with `/`.
+        size_bytes: the size of the file.
+        checksum: the checksum of the file, see `checksums`.
+    """
 
     path: str
     size_bytes: int
@@ -59,7 +66,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """One save of one step."""
+    """Identify one save of one step."""
 
     step: int
     save: str
@@ -67,10 +74,17 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `holdfast.json` says; `created_at_s` in seconds since the Unix epoch, `torch` a version.
+    """The content of `holdfast.json`.
 
-    `save` tells this save of the step from another one; empty where the manifest is of version 1. `run` is the id of
-    the run that saved it, and `parent` the save that its state descends from; empty and None where that is not known.
+    Attributes:
+        step: the step of the checkpoint.
+        world_size: the number of ranks that saved.
+        created_at_s: the time of the save, in seconds since the Unix epoch.
+        torch: the version of PyTorch.
+        save: the id of this save of the step; empty in version 1.
+        run: the id of the run that saved; empty if unknown.
+        parent: the save that the state descends from; None if unknown.
+        files: the files of the checkpoint.
     """
 
     step: int
@@ -84,26 +98,32 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files together, without the manifest."""
+        """Return the bytes of all files together, without the manifest."""
         return sum(entry.size_bytes for entry in self.files)
 
     @property
     def digest(self) -> str:
-        """XXH3-128 of all that it says, and so of every byte: `digest` in `holdfast.json` of this version."""
+        """Return the XXH3-128 of the content, which covers every byte of the checkpoint.
+
+        A manifest of this version has the value under `digest`.
+        """
         return _digest(self.content())
 
     def content(self) -> dict[str, Any]:
-        """All that it says, as JSON; without `run` and `parent` where they are not known, as older ones are."""
+        """Return the content as JSON, without `digest`.
+
+        `run` and `parent` are left out if unknown, as in older manifests.
+        """
         unknown = {name for name in ("run", "parent") if not getattr(self, name)}
         fields = {name: value for name, value in asdict(self).items() if name not in unknown}
         return {"schema": SCHEMA, "version": VERSION, **fields}
 
 
 def describe_file(folder: Path, name: str) -> FileEntry:
-    """Read one file of `folder` and say what it holds.
+    """Read one file of `folder`, and return its size and checksum.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     size_bytes = (folder / name).stat().st_size
     return FileEntry(
@@ -117,18 +137,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `holdfast.json` into `folder`, atomically and durably.
 
     Raises:
-        OSError: it was not written.
+        OSError: the manifest was not written.
     """
     content = {**manifest.content(), "digest": manifest.digest}
     write_atomic(folder / MANIFEST_NAME, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_manifest(folder: Path, *, step: int) -> Manifest:
-    """Read `holdfast.json` of `folder`, which should be that of `step`.
+    """Read the manifest of `folder`, which must be for `step`.
 
     Raises:
-        FileNotFoundError: there is none: the save never finished, or somebody removed it.
-        ManifestError: it is damaged, of another version or step, or names files outside of `folder`.
+        FileNotFoundError: there is no manifest: the save never finished, or the file was removed.
+        ManifestError: the manifest is damaged, of another version or step, or names files outside
+            of `folder`.
     """
     try:
         content = (folder / MANIFEST_NAME).read_bytes()
@@ -140,7 +161,7 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
 
 
 def parse_manifest(raw: bytes, *, step: int) -> Manifest:
-    """What the bytes of a manifest say, which should be that of `step`.
+    """Parse the bytes of a manifest, which must be for `step`.
 
     Raises:
         ManifestError: as `read_manifest`.
@@ -148,11 +169,11 @@ def parse_manifest(raw: bytes, *, step: int) -> Manifest:
     try:
         content = json.loads(raw)
         digest = content.pop("digest")
-        # The digest first: only then is what the rest says worth a message of its own.
+        # The digest comes first: only an undamaged manifest deserves a more specific message.
         if digest != _digest(content):
             raise ManifestError(f"{MANIFEST_NAME} does not match its own digest")
         if content["schema"] != SCHEMA or content["version"] not in _READABLE:
-            raise UnreadError(  # a newer Holdfast's may be right
+            raise UnreadError(  # the manifest of a newer Holdfast may be valid
                 f"{MANIFEST_NAME} is {content['schema']} version {content['version']}, "
                 f"this Holdfast reads {SCHEMA} up to version {VERSION}"
             )
@@ -173,10 +194,12 @@ def parse_manifest(raw: bytes, *, step: int) -> Manifest:
 
 
 def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
-    """Check that each file is a regular one inside `folder` and of its size; reads no content.
+    """Check that each file is a regular file inside `folder` with the right size.
+
+    The files' contents are not read.
 
     Raises:
-        ManifestError: one is not; the message names it.
+        ManifestError: a file does not pass; the message names the file.
     """
     inside = folder.resolve()
     for entry in files:
@@ -199,10 +222,12 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
 def check_file_contents(
     folder: Path, files: Iterable[FileEntry], progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Check every byte of `files` against its checksum; `progress` is told the bytes read, from several threads.
+    """Check every byte of `files` against its checksum.
+
+    Several threads call `progress` with the number of bytes read.
 
     Raises:
-        ManifestError: one differs; the message names it.
+        ManifestError: a file differs; the message names the file.
     """
     for entry in files:
         check_sizes(folder, [entry])
@@ -222,7 +247,7 @@ def _digest(content: dict[str, Any]) -> str:
 
 
 def _time_s(raw: Any) -> float:
-    """A time that has a date."""
+    """Parse a time, which must lie between 1970 and 9999."""
     at_s = float(raw)
     if not 0 <= at_s < _LAST_S:
         raise ValueError(f"{raw!r} is no time")
@@ -239,6 +264,6 @@ def _file_entry(raw: dict[str, Any]) -> FileEntry:
         raise ManifestError(
             f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint"
         )
-    os.fsencode(path)  # raises of what no file can be called
+    os.fsencode(path)  # raises an error for a name that no file can have
     checksum = str(raw["checksum"]) if "checksum" in raw else whole_checksum(str(raw["xxh3_128"]))
     return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), checksum=checksum)

@@ -11,7 +11,11 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def parse_name(name: str) -> tuple[int, bool] | None:
-    """Parse a folder name into its step and whether the checkpoint was replaced; None for any other name."""
+    """Parse a folder name into its step and whether the checkpoint was replaced.
+
+    Returns:
+        None for any other name.
+    """
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), match[2] is not None)
 

@@ -1,4 +1,4 @@
-"""Store and read one plain value in the form of PyTorch Distributed Checkpoint, without running code from it."""
+"""Store and read one plain value in DCP's form, without running code from the file."""
 
 import io
 from typing import Any
@@ -9,9 +9,9 @@ from holdfast.core.errors import CheckpointError
 
 
 def serialized(value: Any) -> bytes:
-    """Serialize a plain value so that `torch.load` reads it even when other bytes follow in its slot."""
+    """Serialize a plain value so that `torch.load` ignores the bytes that follow in its slot."""
     written = io.BytesIO()
-    # Not the ZIP form, whose end is looked for at the end of the slot.
+    # Not the ZIP form: its reader looks for the end of the archive at the end of the slot.
     torch.save(value, written, _use_new_zipfile_serialization=False)
     return written.getvalue()
 
@@ -26,7 +26,7 @@ def load_plain(name: str, value: io.BytesIO) -> Any:
         # Empty bytes are pickled as a call of `bytes`, which does no harm.
         with torch.serialization.safe_globals([bytes]):
             return torch.load(value, map_location="cpu", weights_only=True)
-    except Exception as error:  # whoever made it up may have made up anything
+    except Exception as error:  # a forged file may raise any exception
         raise CheckpointError(
             f"{name!r} is no plain value; reading it could run code from the file, so it was not read. "
             "Leave its top-level entry out of the state to restore the rest."

@@ -1,7 +1,7 @@
-"""What the writing process knows of a rank's image: where its files lie in it, and where the tensors' bytes.
+"""Describe a rank's image to the writing process: the places of its files and tensors.
 
-It travels once for each layout, as bytes; nothing here needs torch, and nothing in it is a pickle but DCP's metadata,
-which is passed on unread.
+The layout is sent once, as bytes. This module needs no torch. The only pickle in a layout is DCP's
+metadata, which the writing process does not unpickle.
 """
 
 import json
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Self
 
 CHUNK_BYTES: Final = 16 << 20
-"""What is written and hashed at once: large enough for the disk, small enough for several to be on their way."""
+"""Bytes written and hashed at once: enough for the disk, few enough for several in flight."""
 _LENGTH_BYTES: Final = 8
 
 
 class Shard(NamedTuple):
-    """One file of an image: bytes `offset` (at a page) to `offset + size_bytes` of it."""
+    """One file of an image: the bytes from `offset`, at a page, to `offset + size_bytes`."""
 
     name: str
     offset: int
@@ -25,7 +25,7 @@ class Shard(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of one blob that no chunk's end cuts; `offset` in the image."""
+    """A part of one blob that lies within one chunk; `offset` counts in the image."""
 
     offset: int
     length: int
@@ -33,9 +33,16 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """`pieces`: the bytes that are attested, in the order of their offsets. `metadata`: DCP's, of all ranks.
+    """The layout of one rank's image.
 
-    `replicated`: the flat names of what several ranks have; on rank 0 alone.
+    Attributes:
+        rank: the rank.
+        world_size: the number of ranks.
+        torch: the version of PyTorch.
+        shards: the files of the image.
+        pieces: the attested bytes, in the order of their offsets.
+        metadata: the content of DCP's `.metadata`, for all ranks.
+        replicated: the flat names of the entries that several ranks have; on rank 0 only.
     """
 
     rank: int
@@ -48,11 +55,11 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        """Of the files together."""
+        """Return the size of all files together."""
         return sum(shard.size_bytes for shard in self.shards)
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Serialize the layout."""
         numbers = array("q", (number for piece in self.pieces for number in piece))
         if sys.byteorder == "big":
             numbers.byteswap()
@@ -72,7 +79,7 @@ class Layout:
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
-        """What `pack` packed."""
+        """Parse the bytes that `pack` returned."""
         begin = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
         head = json.loads(data[_LENGTH_BYTES:begin])
         end = begin + 2 * 8 * head["pieces"]
@@ -86,21 +93,21 @@ class Layout:
             shards=tuple(Shard(*shard) for shard in head["shards"]),
             pieces=tuple(map(Piece, numbers[::2], numbers[1::2])),
             metadata=data[end:],
-            replicated=tuple(head.get("replicated", ())),  # older versions of Holdfast keep none
+            replicated=tuple(head.get("replicated", ())),  # absent in older versions of Holdfast
         )
 
 
 def pieces_of(
     data: Iterable[tuple[int, int]], shards: Sequence[Shard]
 ) -> tuple[tuple[Piece, int], ...]:
-    """Blobs, cut where chunks end.
+    """Split blobs where chunks end.
 
     Args:
-        data: offset in the image and length of each, in order.
-        shards: the files; chunks are counted from each file's begin.
+        data: the offset in the image and the length of each blob, in order.
+        shards: the files; chunks are counted from the start of each file.
 
     Returns:
-        Each piece and the index of what it is a part of.
+        Each piece, and the index of its blob.
     """
     found: list[tuple[Piece, int]] = []
     remaining = iter(shards)

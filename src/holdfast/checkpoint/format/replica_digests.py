@@ -1,6 +1,6 @@
 """Pack and compare the digests of state that several ranks have, and name the entries that differ.
 
-Nothing here needs torch.
+This module needs no torch.
 """
 
 import itertools
@@ -13,9 +13,9 @@ from typing import Any, Final, Self
 import xxhash
 
 _NUMBERS: Final = 3
-"""Numbers of one entry: a key of its name, a key of its place in the tensor, a digest of its bytes, each of 64 bits."""
+"""Numbers of 64 bits for each entry: the keys of its name and of its place, and its digest."""
 _NAMED: Final = 20
-"""Limit for the entries that are named: the message to the trainer has a limit."""
+"""The most entries that are named, because the message to the trainer has a limit."""
 _NAME_LENGTH: Final = 200
 _SHOWN: Final = 3
 
@@ -38,7 +38,12 @@ def _little(numbers: "array[int]") -> "array[int]":
 
 @dataclass(frozen=True, kw_only=True)
 class Differing:
-    """Entries whose replicas differ: `count` of them, and the names and ranks of the first ones, as text."""
+    """Entries whose replicas differ.
+
+    Attributes:
+        count: the number of the entries.
+        entries: the names and ranks of the first entries, as text.
+    """
 
     count: int = 0
     entries: tuple[tuple[str, str], ...] = ()
@@ -63,11 +68,11 @@ def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str])
     """Compare each entry with its replica on the lowest rank that has one.
 
     Args:
-        groups: ranks, in order, and the packed entries that these ranks have alike.
-        names: the flat names that may differ.
+        groups: groups of ranks with equal entries, in order, each with its packed entries.
+        names: the flat names of the entries that may differ.
 
     Returns:
-        The entries that differ, with the ranks that differ from that lowest rank.
+        The entries that differ, with the ranks that differ from the lowest rank.
     """
     first: dict[tuple[int, int], int] = {}
     differing: dict[int, set[int]] = {}

@@ -1,8 +1,9 @@
-"""One value as `torch.save` wrote it into a file of many: a ZIP archive, checked without torch and without trust.
+"""Check a value that `torch.save` wrote into a larger file, without torch and without trust.
 
-Its records are stored as they are, and each has the CRC-32 of its bytes, unless the writer left it out
-(`torch.serialization.set_crc32_options(False)`, and `skip_data`); then 0 stands there, and nobody can tell whether the
-bytes are right. Format: PKWARE's APPNOTE 6.3; torch's `caffe2/serialize/inline_container.h`.
+The value is a ZIP archive. Its records are stored uncompressed, each with the CRC-32 of its bytes.
+A writer may leave out the CRC-32 (`torch.serialization.set_crc32_options(False)`, and `skip_data`).
+Then the checksum is 0, and the bytes cannot be checked. Format: PKWARE's APPNOTE 6.3; torch's
+`caffe2/serialize/inline_container.h`.
 """
 
 import errno
@@ -25,16 +26,21 @@ _NO_ZIP = (
     ValueError,
     LookupError,
 )
-"""What `zipfile` raises of bytes that are no ZIP archive."""
+"""The exceptions that `zipfile` raises for bytes that are no ZIP archive."""
 
 
 class BlobError(Exception):
-    """The bytes are not what `torch.save` writes, or not what they were; the message says how."""
+    """The bytes are damaged, or not written by `torch.save`; the message describes the fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchBlob:
-    """`data_bytes`: of the tensors in it. `is_checked`: every record matches its checksum; else one has none."""
+    """The result of a check.
+
+    Attributes:
+        data_bytes: the bytes of the tensors in the blob.
+        is_checked: whether every record has a checksum, which then matches.
+    """
 
     data_bytes: int
     is_checked: bool
@@ -43,10 +49,12 @@ class TorchBlob:
 def check_blob(
     fd: int, offset: int, size_bytes: int, progress: Callable[[int], None] = lambda _: None
 ) -> TorchBlob:
-    """Read the blob of `size_bytes` at `offset` of an open file; `progress` is told the bytes read.
+    """Read and check the blob of `size_bytes` at `offset` of an open file.
+
+    `progress` is called with the number of bytes read.
 
     Raises:
-        BlobError: it is damaged, or no blob of `torch.save`.
+        BlobError: the blob is damaged, or not written by `torch.save`.
         OSError: the file cannot be read.
     """
     try:
@@ -76,7 +84,7 @@ def _check_form(records: list[zipfile.ZipInfo], size_bytes: int) -> None:
 
 
 def _check_end(end: bytes, count: int) -> None:
-    """A damaged directory may have lost records, which only its end tells."""
+    """Compare the directory with its end, the only place that shows lost records."""
     signature, _disk, _first_disk, _here, in_all, _size_bytes, _offset, comment_bytes = _END.unpack(
         end
     )
@@ -88,7 +96,7 @@ def _check_record(
     archive: zipfile.ZipFile, record: zipfile.ZipInfo, progress: Callable[[int], None]
 ) -> bool:
     has_checksum = record.CRC != 0 or record.file_size == 0
-    with archive.open(record) as opened:  # which compares its two headers
+    with archive.open(record) as opened:  # compares the record's two headers
         while has_checksum and (count := len(opened.read(_READ_BYTES))):
             progress(count)
     if not has_checksum:
@@ -97,11 +105,11 @@ def _check_record(
 
 
 class _BeforeError(OSError):
-    """As a file raises it, which `zipfile` expects of one that is too short."""
+    """The error that `zipfile` expects from a file that is too short."""
 
 
 class _Window(io.RawIOBase):
-    """A part of a file, as a file of its own."""
+    """A part of a file, presented as a separate file."""
 
     def __init__(self, fd: int, offset: int, size_bytes: int) -> None:
         self._fd = fd

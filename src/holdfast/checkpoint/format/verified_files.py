@@ -1,7 +1,8 @@
-"""Parts of a checkpoint's files, each byte checked before it is handed out, at the disk's own speed.
+"""Read parts of a checkpoint's files at the disk's speed, and check each byte before its use.
 
-Only the blocks that the wanted parts lie in are read, past the page cache, several at once; each is compared with its
-digest in memory and copied from there to where it belongs. Nothing here needs torch.
+Only the blocks that contain the requested parts are read, past the page cache, several at once.
+Each block is compared with its digest in memory, and then copied to the target. This module needs
+no torch.
 """
 
 import contextlib
@@ -31,25 +32,30 @@ from holdfast.checkpoint.format.manifest import FileEntry, ManifestError
 
 _TASK_BYTES: Final = 8 << 20
 _THREADS: Final = 8
-"""Of 16 MiB four at once take up to a tenth longer on the disk that was measured, of 4 MiB eight likewise."""
+"""Concurrent reads. Measured on a disk, 4 reads of 16 MiB or 8 of 4 MiB take up to 10 % longer."""
 _COMPARING: Final = max(1, len(os.sched_getaffinity(0)) // 2)
-"""On two cores, two that do take so much of the memory's rate that the disk waits for it: a tenth in all."""
+"""Concurrent comparisons; on two cores, two would slow the reads by 10 % (memory bandwidth)."""
 _HUGE_PAGE_BYTES: Final = 2 << 20
 _GAP_BLOCKS: Final = 1
-"""Blocks that nobody wants are read where leaving them out would cost another read."""
+"""The most unwanted blocks between two wanted ones that are read to avoid another read."""
 Tier = Literal["memory", "peer_memory", "disk"]
-"""Where the files of a checkpoint are read: on this node, on a node that held them for another one, or on disk."""
+"""The source of a checkpoint's files: this node's memory, a peer node's memory, or disk."""
 
 
 class ByteRange(NamedTuple):
-    """Bytes of a file from `offset` on, and the writable memory that they go to."""
+    """Bytes of a file from `offset` on, and the writable memory that receives them."""
 
     offset: int
     target: memoryview
 
 
 class VerifiedFiles:
-    """The files of one checkpoint. `bytes_read`: of them, so far; `tier`: where they are."""
+    """The files of one checkpoint.
+
+    Attributes:
+        bytes_read: the bytes read from the files so far.
+        tier: the source of the files.
+    """
 
     tier: Tier = "disk"
 
@@ -66,8 +72,9 @@ class VerifiedFiles:
         """Fill the targets of `parts` from the file `name`.
 
         Raises:
-            ManifestError: a byte is not what was written, or lies outside of the file; targets may be filled in part.
-            OSError: it cannot be read.
+            ManifestError: a byte is damaged, or lies outside of the file; some targets may be
+                filled.
+            OSError: the file cannot be read.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -87,7 +94,7 @@ class VerifiedFiles:
             os.close(fd)
 
     def _open(self, name: str) -> tuple[int, int]:
-        """A descriptor, which is closed by whoever asked, and where in it the file begins."""
+        """Return a descriptor, which the caller closes, and the offset of the file in it."""
         return _open(self._folder / name), 0
 
     def _fill(
@@ -101,7 +108,7 @@ class VerifiedFiles:
         parts: Sequence[ByteRange],
     ) -> None:
         buffer = self._buffer()
-        # Whole sectors: direct I/O reads nothing else; the last one ends with the file.
+        # Direct I/O reads whole sectors only; the last one ends with the file.
         whole = buffer[: -(-(end - begin) // mmap.PAGESIZE) * mmap.PAGESIZE]
         count = read_into(fd, whole, origin + begin, least=end - begin)
         data = buffer[: end - begin]
@@ -126,7 +133,10 @@ class VerifiedFiles:
                 _copy(target[low - offset : high - offset], data[low - begin : high - begin])
 
     def _digests_of(self, entry: FileEntry) -> bytes | None:
-        """Of the file's blocks; None where it has been checked as a whole, having no digests."""
+        """Return the digests of the file's blocks.
+
+        A file without block digests is checked as a whole, and the result is None.
+        """
         if entry.path not in self._digests:
             self._digests[entry.path] = self._find_digests(entry)
         return self._digests[entry.path]
@@ -135,7 +145,7 @@ class VerifiedFiles:
         path = self._folder / entry.path
         if has_blocks(entry.checksum):
             digests = read_sidecar(path, entry.checksum)
-            if digests is None:  # lost or damaged: they can be had from the file, if that is whole
+            if digests is None:  # the sidecar is lost or damaged; a whole file yields the digests
                 self.bytes_read += entry.size_bytes
                 try:
                     digests = file_digests(path, entry.size_bytes)
@@ -157,7 +167,7 @@ class VerifiedFiles:
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Without Python's lock, which an assignment of memoryviews holds while the other threads want to hash."""
+    """Copy without Python's lock, which a memoryview assignment holds while other threads hash."""
     if count := len(source):
         char = ctypes.c_char
         ctypes.memmove(
@@ -170,9 +180,9 @@ def _copy(target: memoryview, source: memoryview) -> None:
 def _tasks(
     parts: Sequence[ByteRange], size_bytes: int
 ) -> Iterator[tuple[int, int, list[ByteRange]]]:
-    """Stretches of whole blocks that hold all of `parts`, none longer than a task, and the parts in each.
+    """Yield stretches of whole blocks that contain all of `parts`, with the parts in each.
 
-    `parts` are in the order of their offsets.
+    No stretch is longer than a task. `parts` are in the order of their offsets.
     """
     extents: list[list[int]] = []
     for offset, target in parts:
@@ -189,7 +199,7 @@ def _tasks(
         until = min((last + 1) * BLOCK_BYTES, size_bytes)
         for begin in range(first * BLOCK_BYTES, until, _TASK_BYTES):
             end = min(begin + _TASK_BYTES, until)
-            # Parts that begin before it may reach into it.
+            # Parts that begin before the stretch may reach into it.
             near = parts[bisect_right(offsets, begin - longest) : bisect_right(offsets, end)]
             yield (
                 begin,
@@ -203,13 +213,13 @@ def _tasks(
 
 
 def _huge_pages(size_bytes: int) -> memoryview:
-    """New memory, in huge pages where the kernel has them.
+    """Return new memory, in huge pages if the kernel supports them.
 
-    A request to the disk names so many pieces of memory at most: half a megabyte of small pages, several of huge ones.
-    A disk with a limit to its requests reads twice as fast into these.
+    One request to the disk names a limited number of memory pieces: half a megabyte of small pages,
+    several of huge ones. A disk with a limit on requests reads twice as fast into huge pages.
     """
     made = mmap.mmap(-1, size_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # the kernel has no huge pages
         made.madvise(mmap.MADV_HUGEPAGE)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(made)) % _HUGE_PAGE_BYTES
     return memoryview(made)[begin : begin + size_bytes]
@@ -219,6 +229,6 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # tmpfs and some network file systems know no direct I/O
+        if error.errno != errno.EINVAL:  # tmpfs and some network file systems lack direct I/O
             raise
     return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,10 +1,10 @@
-"""One rank's saves from the call until they are durable.
+"""Run one rank's saves, from the call of `save` until each is durable.
 
-What happens where:
+Where each step of a save runs:
 
-| in the call | in a thread, while forward and backward run | in the writing process |
+| in the call | in a thread, beside the training | in the writing process |
 |---|---|---|
-| take stock, copy what may change, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
+| collect the state, copy what may change, digest | agree on a plan, copy, seal | write, attest, commit |
 """
 
 import contextlib
@@ -46,14 +46,14 @@ _UNFENCED: Final = (
     "meanwhile, call ckpt.before_update() before the state changes."
 )
 _RECENT: Final = 16
-"""Saves of which the newest that became durable is the parent of the next."""
+"""The number of recent saves to search for the parent of the next save."""
 
 
 class Engine:
-    """Saves the state of one rank, with those of the others."""
+    """Save the state of one rank, together with the other ranks."""
 
     def __init__(self, folder: Path, config: CheckpointerConfig) -> None:
-        """Nothing is started before the first save."""
+        """Build the parts; the first save starts them."""
         self._folder = folder
         self._config = config
         self._writer = Writer(
@@ -66,15 +66,15 @@ class Engine:
         )
         self.optimizers = OptimizerTensors()
         self._shape = PlanCache(config, self._writer, self._seats, self.optimizers)
-        self._training: Ranks | None = None  # `_ranks` are the same with a group of their own
+        self._training: Ranks | None = None  # the ranks of `_ranks`, in the group of the training
         self._ranks: Ranks | None = None
         self._session = ""
         self._named = ParameterNames()
         self._saves = 0
         self.run = self.lease = ""
-        """The run, and the token of the writer's lease, where there is one."""
+        """The run's name, and the token of the writer lease; empty if there is none."""
         self.hold: Callable[[Ranks], None] = lambda _ranks: None
-        """Called with the ranks before the first save, collective: it takes the lease."""
+        """A collective function that acquires the writer lease, called before the first save."""
         self._restored: Save | None = None
         self._recent = deque[Save](maxlen=_RECENT)
         self.fence = Fence(self._shape)
@@ -89,7 +89,7 @@ class Engine:
         )
 
     def descends_from(self, restored: Save) -> None:
-        """Let the next save be of the state that was restored from there."""
+        """Record that training continues from the save `restored`."""
         self._recent.clear()
         self._restored = restored
 
@@ -105,14 +105,18 @@ class Engine:
         must: bool,
         metrics: Mapping[str, Any],
     ) -> Future[SaveReport | None]:
-        """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
+        """Begin a save.
+
+        The call returns once the state is copied if the save makes a plan, or if no update has
+        passed the fence yet. Else the call returns before the copy.
 
         Returns:
-            What was saved, once it is durable; None: it was skipped; SaveFailed or BadUse otherwise.
+            A future of the durable save's report. The result is None if the save was skipped. The
+            future fails with SaveFailed or BadUse.
 
         Raises:
-            BadUse: the first save, or the state has another shape, and it cannot be saved.
-            SaveFailed: likewise, where it could not be staged, or nothing can be begun.
+            BadUse: the call waited for the copy, and the state cannot be saved.
+            SaveFailed: the call waited for the copy, and the copy failed, or no save can begin.
         """
         began_s = time.monotonic()
         self.fence.await_copy()
@@ -153,7 +157,7 @@ class Engine:
 
     @property
     def last_save(self) -> str:
-        """What all ranks call the save that was begun last; empty where none has come so far that it has a name."""
+        """Return the name that all ranks share for the newest save, or "" before the first save."""
         return f"{self._session}-{self._saves}" if self._ranks is not None else ""
 
     def _take_stock(
@@ -166,27 +170,27 @@ class Engine:
         try:
             job.contents = collect(ranks.rank, state, per_rank, self._named)
             job.snapshot = self._shape.snapshot(job.contents)
-            # After what the snapshot has copied early on these streams: it is copied on from there.
+            # After the early copies on these streams, so that later copies read those.
             job.began_on(current_streams(job.contents.tensors))
-            # What must be saved is not skipped for want of a plan.
+            # A save that must happen is not skipped because its plan is out of date.
             must_wait = (
                 (job.must and self._shape.is_on_gpus)
                 or not self.fence.was_passed
                 or job.snapshot.must_block
             )
             job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
-        except Exception as error:  # the other ranks are to know
+        except Exception as error:  # raised later, on all ranks together
             job.error, job.blocking = error, True
-        except BaseException:  # Ctrl-C, after which there may be another save
+        except BaseException:  # Ctrl-C, and another save may follow
             job.release()
             raise
 
     def close(self, *, in_good_order: bool = True) -> None:
-        """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
+        """Wait for every save, then release memory, process and group; see `Writer.close`."""
         self.fence.close()
         self.optimizers.close()
         self.thread.wait()
-        self.meeting.close()  # only now: a save that others still wait with would end for them
+        self.meeting.close()  # not earlier: other ranks may still wait in it
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
@@ -194,12 +198,12 @@ class Engine:
             self._training.release(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
-        """What the first save needs. Collective.
+        """Prepare the first save. Collective.
 
         Raises:
             SaveFailed: `step` cannot be saved; the next save tries again.
         """
-        # A group of its own: its collectives run in a thread, beside those of the training.
+        # A separate group, since its collectives run in a thread, beside those of the training.
         self.meeting.await_all("save", step)
         training = self._training = Ranks(self._config.process_group)
         ranks = Ranks(training.new_group()) if training.distributed else training
@@ -215,10 +219,10 @@ class Engine:
         return ranks
 
     def _begin_with(self, ranks: Ranks) -> None:
-        ranks.together(self.thread.start)  # all hear where it cannot be
+        ranks.together(self.thread.start)  # a failure to start reaches all ranks
         check_shared(ranks, self._folder)
         self.hold(ranks)
-        # Where nothing was restored: the memory is needed.
+        # If nothing was restored, memory snapshots of the former process remain and take room.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))
         if self._config.peer_memory and (pairing := meet(ranks)) is not None:
@@ -228,7 +232,11 @@ class Engine:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python looks for garbage after so many new objects: a tenth of a second that all ranks would wait for."""
+    """Pause the garbage collector.
+
+    The many new objects of a save would start a collection of 0.1 s, which all ranks would wait
+    for.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:

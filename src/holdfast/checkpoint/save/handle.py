@@ -1,4 +1,4 @@
-"""What a call of `save` gives back: how that save ends."""
+"""Define the handle that `save` returns: it reports how that save ends."""
 
 import threading
 from concurrent.futures import Future
@@ -13,7 +13,7 @@ _LOOK_IN_S: Final = 5.0
 
 
 class StaysHere:
-    """What belongs to the process that made it."""
+    """Refuse to be pickled or copied: only the process that made the object can use it."""
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         """Refuse to be pickled or copied.
@@ -29,29 +29,40 @@ class StaysHere:
 
 
 class SaveHandle(StaysHere):
-    """One call of `Checkpointer.save`. `step` is the step it saves, None where nothing was due."""
+    """Report the outcome of one call of `Checkpointer.save`.
+
+    Attributes:
+        step: the step that the call saves, or None if no save was due.
+    """
 
     def __init__(self, step: int | None, *unseen: list[HoldfastError]) -> None:
-        """A failure that `result` raises is taken out of the lists `unseen`."""
+        """Create the handle; `result` removes a failure that it raises from the lists `unseen`."""
         self.step = step
         self._unseen = unseen
         self._outcome: Future[Path | None] = Future()
 
     def done(self) -> bool:
-        """Whether the save has ended, well or not."""
+        """Return True if the save has ended, durable or failed."""
         return self._outcome.done()
 
     def result(self, timeout_s: float | None = None) -> Path | None:
-        """Wait until the checkpoint is durable; its folder, or None where nothing was due or the save was skipped.
+        """Wait until the checkpoint is durable, and return its folder.
 
-        A forced save of a step that was saved or restored just before has the folder of that.
+        A forced save of the step that was saved or restored last returns the folder of that
+        checkpoint.
+
+        Args:
+            timeout_s: seconds to wait; None waits without a limit.
+
+        Returns:
+            The folder, or None if no save was due or the save was skipped.
 
         Raises:
-            SaveFailed: it is not durable.
-            TimeoutError: it has not ended within `timeout_s` seconds.
+            SaveFailed: the save failed.
+            TimeoutError: the save has not ended within `timeout_s` seconds.
         """
         try:
-            # Who looks in from time to time, or beside the training, does not hold it up.
+            # A short poll, or a call in another thread, does not delay the training.
             is_long = timeout_s is None or timeout_s > _LOOK_IN_S
             holds_up = is_long and threading.current_thread() is threading.main_thread()
             with job_link().section("save") if holds_up and not self.done() else nullcontext():
@@ -63,9 +74,9 @@ class SaveHandle(StaysHere):
             raise
 
     def durable_path(self) -> Path | None:
-        """Wait until the save has ended, and return the folder of the durable checkpoint, else None.
+        """Wait until the save has ended, and return the durable checkpoint's folder, else None.
 
-        A failure stays in the lists of failures that no call has raised yet.
+        A failure remains in the lists `unseen`, so that a later call raises the failure.
         """
         return self._outcome.result() if self._outcome.exception() is None else None
 

@@ -1,7 +1,7 @@
-"""The fence: an update of the state waits until the save that was begun last is copied.
+"""Make each update of the state wait until the newest save is copied.
 
-Each step of an optimizer of torch comes by it, and so does `Checkpointer.before_update`. What else has written to the
-state by then is learnt here, too.
+Each step of a torch optimizer passes this fence, and so does `Checkpointer.before_update`. The
+fence also finds the tensors that something other than an optimizer writes to.
 """
 
 import os
@@ -19,56 +19,66 @@ from holdfast.core.link import job_link
 from holdfast.core.phases import note_phase
 
 _BUFFERS_SHARE: Final = 8
-"""Buffers that change before an update are less than such a part of a state."""
+"""The divisor of a state's bytes that gives the most bytes of changed buffers."""
 
 
 class Fence:
-    """Of one rank's saves. `waited_s`: how long updates have waited for copies so far, in all.
+    """Hold updates until one rank's newest save is copied.
 
-    `was_passed`: whether what updates the state has ever come by here: else nothing would wait for a copy.
+    Attributes:
+        waited_s: seconds that updates have waited for copies, in all.
+        was_passed: whether any update has passed the fence. Until one has, `save` itself waits for
+            the copy.
     """
 
     def __init__(self, shape: PlanCache) -> None:
-        """Nothing passes it by itself before it is installed."""
+        """Create the fence; optimizers pass it once `install` is called."""
         self._shape = shape
         self._staging: SaveJob | None = None
         self._blocked: SaveJob | None = None
-        """The save that was begun last, if it has blocked and no update has come since."""
+        """The newest save, if its call waited for the copy and no update has come since."""
         self._pid = 0
         self._unhook: Callable[[], None] = lambda: None
         self.waited_s = 0.0
         self.was_passed = False
 
     def install(self) -> None:
-        """Have the steps of all optimizers in this process come by."""
+        """Hook the steps of all optimizers in this process."""
         self._pid = os.getpid()
         self._unhook = register_optimizer_step_pre_hook(lambda *_: self._before_step()).remove
 
     def close(self) -> None:
-        """They do no more."""
+        """Remove the hook from the optimizers."""
         self._unhook()
 
     def stage(self, job: SaveJob) -> None:
-        """From now on updates wait for `job`."""
+        """Make updates wait for `job` from now on."""
         self._staging = job
 
     def learn_from(self, job: SaveJob) -> None:
-        """Learn at the next update which tensors were written to since `job`, a save that blocked."""
+        """Have the next update find the tensors written since `job`.
+
+        The call of `job` must have waited for its copy.
+        """
         self._blocked = job
 
     def forget(self) -> None:
-        """Learn nothing more from the last save."""
+        """Cancel `learn_from`."""
         self._blocked = None
 
     def before_update(self) -> None:
-        """Wait until the last save is copied; the state may change from then on."""
+        """Wait until the newest save is copied; the state may change from then on."""
         self.was_passed = True
         self.await_copy()
         self._learn()
 
     def _learn(self) -> None:
-        """Have later saves copy the tensors in the call that forward or backward wrote to since a save that blocked."""
-        # Buffers are a small share of the state. A large share was loaded by somebody, and teaches nothing.
+        """Have later saves copy, in the call, the tensors that forward or backward wrote to.
+
+        Only a save that waited for its copy shows these tensors.
+        """
+        # Buffers are a small share of the state. A large changed share was loaded from elsewhere,
+        # so it is no sign of what forward and backward write.
         job, self._blocked = self._blocked, None
         if job is None or os.getpid() != self._pid:
             return
@@ -80,16 +90,16 @@ class Fence:
             self._shape.copy_early(job.contents, names)
 
     def _before_step(self) -> None:
-        # A step that is captured is none yet: whoever replays it calls `before_update`.
+        # A step under CUDA graph capture does not run yet: code that replays the graph calls
+        # `before_update`.
         if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
             self.before_update()
 
     def await_copy(self) -> None:
-        """Wait until the bytes of the save that was begun last are copied."""
+        """Wait until the bytes of the newest save are copied."""
         job = self._staging
-        if (
-            job is None or os.getpid() != self._pid
-        ):  # forked: the thread that copies is another process's
+        # In a forked process, the thread that copies is in the parent.
+        if job is None or os.getpid() != self._pid:
             return
         began_ns = time.monotonic_ns()
         with job_link().section("save"):
@@ -98,7 +108,7 @@ class Fence:
         note_phase("checkpoint_stall", began_ns)
         job.fence_s += waited_s
         self.waited_s += waited_s
-        if all_wait:  # else an update on another stream comes here again
+        if all_wait:  # else an update on another stream has to wait here, too
             self._staging = None
 
 

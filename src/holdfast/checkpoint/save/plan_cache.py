@@ -1,4 +1,4 @@
-"""What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
+"""Keep the plan, the memory and the choice of early copies that saves of one state shape share."""
 
 import functools
 import itertools
@@ -35,7 +35,7 @@ SHARD_BYTES: Final = 4 << 30
 
 
 class PlanCache:
-    """The plan that holds until the state changes its shape on some rank, and what was made for it."""
+    """Keep the plan until the state changes its shape on some rank."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class PlanCache:
         seats: BufferPool,
         optimizers: OptimizerTensors,
     ) -> None:
-        """There is no plan yet."""
+        """Create the cache; the first save makes the plan."""
         self._config = config
         self._writer = writer
         self._seats = seats
@@ -53,31 +53,31 @@ class PlanCache:
         self._optimizers = optimizers
         self._early: tuple[list[int], bool] = [], False
         self._chosen_with = 0
-        """How many optimizers there were then."""
+        """The number of optimizers when `_early` was chosen."""
         self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
         self._kinds: list[Any] = []
         self._rooms: list[tuple[int, int]] = []
         self.shard_bytes = SHARD_BYTES
-        """The size of a file, at most, unless one tensor is larger."""
+        """The largest size of a file in bytes; a file with a single larger tensor exceeds it."""
         self.is_outdated = False
-        """Some rank's state has another shape: the next save plans anew."""
+        """Whether some rank's state has another shape, so that the next save makes a new plan."""
         self.layout = 0
-        """The number that the writing process knows the plan's layout by."""
+        """The number of the plan's layout in the writing process."""
 
     @property
     def is_on_gpus(self) -> bool:
-        """Whether some of it is taken on GPUs."""
+        """Return True if GPUs copy part of the state."""
         return bool(self._devices)
 
     @property
     def agreed(self) -> Plan:
-        """The plan, which all ranks have agreed on by now."""
+        """Return the plan that all ranks have agreed on."""
         assert self._plan is not None, "all have agreed on one"
         return self._plan
 
     def snapshot(self, contents: Contents) -> ChangeTracker:
-        """What tells of changes from now on; what may change before an update is copied, see `early`."""
+        """Begin to track changes of the tensors; copy those that may change before an update."""
         tensors = contents.tensors
         if self._plan is not None and len(self._optimizers) != self._chosen_with:
             self._choose_early(contents)
@@ -93,11 +93,14 @@ class PlanCache:
             return ChangeTracker(tensors, {}, must_block=True)
 
     def take(self, job: SaveJob, *, overlaps: bool) -> bool:
-        """Take what cannot be taken later; whether the state has the shape, as far as that is seen.
+        """Copy and digest the tensors that must be read in the call.
 
         Args:
-            job: what to take it of.
-            overlaps: whether the training goes on while the rest is copied.
+            job: the save.
+            overlaps: whether training continues during the rest of the copy.
+
+        Returns:
+            Whether the plan fits the state, as far as the call can check.
         """
         if self._plan is None or self.is_outdated:
             return False
@@ -112,12 +115,17 @@ class PlanCache:
                 return False
             self.digest_rest(job)
             return True
-        # On GPUs a save whose state turns out later not to fit is left out: what grows is looked at now. On the host it
-        # is planned for beside the training, which must not find that other tensors had to be copied in the call.
+        # With GPUs, a save whose state turns out not to fit later is skipped, so values that have
+        # grown are checked now. Without GPUs, the staging thread makes a new plan; the kinds are
+        # checked now, because they decide which tensors the call copies.
         return self._has_room(job.contents) if devices else _kinds(tensors) == self._kinds
 
     def fits(self, job: SaveJob) -> bool:
-        """Return whether the plan fits the state and the tensors taken from GPUs; if so, set the sources of the job."""
+        """Check the plan against the state and the GPU copies, and set the job's sources.
+
+        Returns:
+            Whether the plan fits. The sources are set only then.
+        """
         plan = self._plan
         if plan is None or self.is_outdated or not plan.fits(job.contents):
             return False
@@ -127,13 +135,16 @@ class PlanCache:
         )
 
     def digest_rest(self, job: SaveJob) -> None:
-        """Digest what GPUs do not, if that is wanted and not done yet."""
+        """Digest the tensors that GPUs do not digest, if this is needed and not done yet."""
         if self._config.attest and job.digests is None:
             first = job.devices.first_digested_on_host if job.devices else 0
             job.digests = live_digests(self.agreed, job.sources, first=first)
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
-        """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
+        """Make a plan for the state of `job`, and take the state by it. Collective.
+
+        No other save may be in flight.
+        """
         plan = make_plan(
             ranks,
             job.contents,
@@ -161,17 +172,20 @@ class PlanCache:
         ranks.together(prepare)
 
     def prepare(self) -> None:
-        """Take the memory that the next save needs, while the training goes on."""
+        """Allocate the memory of the next save, while training continues."""
         if self._plan is not None:
             self._seats.prepare(self._plan)
 
     def copy_early(self, contents: Contents, names: Iterable[str]) -> None:
-        """From now on the tensors that `names` names are copied in the call."""
+        """Copy the tensors `names` in the call from now on."""
         self._unsteady = self._unsteady.union(names)
         self._choose_early(contents)
 
     def close(self, *, in_good_order: bool) -> None:
-        """Let go of it; where the training does not end `in_good_order`, the writing process is to keep its part."""
+        """Release the plan and its memory.
+
+        If training does not end `in_good_order`, the writing process keeps its part.
+        """
         if in_good_order:
             self._release()
             return
@@ -190,7 +204,7 @@ class PlanCache:
         )
 
     def _room_bytes(self, device: torch.device) -> float:
-        """For packing on a GPU, once what is packed there for the plan before is let go."""
+        """Return the bytes for packing on a GPU, with those that the former plan releases."""
         room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
         return (
             room
@@ -204,7 +218,7 @@ class PlanCache:
     def _choose_early(self, contents: Contents) -> None:
         changes = changes_of(contents, self._optimizers, self._unsteady)
         self._chosen_with = len(self._optimizers)
-        # At once: a call in another thread may be going through the former.
+        # One assignment, since a call in another thread may be reading the former value.
         self._early = choose_early(
             contents.tensors,
             changes,
@@ -215,9 +229,10 @@ class PlanCache:
         )
 
     def _has_room(self, contents: Contents) -> bool:
-        """Return whether the plan has as many plain values as the state, and room for those that have grown longer.
+        """Return True if the plan has as many values as the state, and room for longer ones.
 
-        Values that need more bytes at the same length, such as a number or an item of a list, are found in the thread.
+        The staging thread checks the other values: those that need more bytes at the same length,
+        such as a number or an item of a list.
         """
         values = contents.tensors.values
         return len(values) == len(self._rooms) and all(
@@ -247,5 +262,5 @@ def _length(value: Any) -> int:
 
 
 def _room(value: Any) -> tuple[int, int]:
-    """How long a value is, and how many bytes it, or what takes its place, may come to."""
+    """Return the length of a value, and the most bytes that its slot can hold."""
     return _length(value), slot_bytes(len(serialized(value)))

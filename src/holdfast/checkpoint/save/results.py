@@ -1,4 +1,4 @@
-"""How a rank's saves ended: what is known from then on, who is told, and what a failure does."""
+"""Record how a rank's saves ended: events, failures to raise, retries and training time lost."""
 
 import logging
 import statistics
@@ -23,18 +23,21 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("holdfast")
 
 
-# The training time that a save costs: the seconds of the call and of the fence, and an estimate of the slow-down. The
-# estimate compares steps that pass while a save is written with the median of recent steps that pass while none is, so
-# it needs one call of `save` a step, and some steps without a save.
+# The training time that a save costs: the seconds of the call and of the fence, and an estimate
+# of the slowdown. The estimate compares the steps during a save's writing with the median of recent
+# steps without one. So the estimate needs one call of `save` a step, and some steps without a save.
 
 _RECENT_STEPS: Final = 31
 _ENOUGH_STEPS: Final = 3
 _STRANGE_STEP: Final = 2.0
-"""A step that is longer than usual by more than so many usual ones has something else in it, such as an evaluation."""
+"""A step longer than usual by this multiple contains other work, such as an evaluation."""
 
 
 class LostTime:
-    """Told of every call of `save`, in seconds of one clock."""
+    """Estimate how much saves slow down the steps, from the times of the calls of `save`.
+
+    All times are seconds of one clock.
+    """
 
     def __init__(self) -> None:
         self._usual_s: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -42,19 +45,20 @@ class LostTime:
         self._fence_s = 0.0
         self._in_flight = 0
         self.slowdown_s = 0.0
-        """Of all saves so far; saves that were written at the same time share it."""
+        """Seconds lost over all saves so far; saves that were written at the same time share them.
+        """
 
     @property
     def can_tell(self) -> bool:
-        """Whether enough steps without a save were seen."""
+        """Return True if enough steps without a save were measured."""
         return len(self._usual_s) >= _ENOUGH_STEPS
 
     def step(self, now_s: float, *, fence_s: float) -> None:
-        """A call of `save` begins, so a step has ended.
+        """Measure the step that ends now, when a call of `save` begins.
 
         Args:
-            now_s: when.
-            fence_s: what updates have waited for copies so far, in all.
+            now_s: the time.
+            fence_s: seconds that updates have waited for copies so far, in all.
         """
         if self._since_s is None:
             return
@@ -67,23 +71,29 @@ class LostTime:
                 self.slowdown_s += (worked_s - usual_s) / self._in_flight
 
     def resume(self, now_s: float, *, fence_s: float, in_flight: int) -> None:
-        """The call returns, so the next step begins, while so many saves are not durable yet."""
+        """Begin to measure a step, when a call of `save` returns.
+
+        Args:
+            now_s: the time.
+            fence_s: seconds that updates have waited for copies so far, in all.
+            in_flight: the number of saves that are not durable yet.
+        """
         self._since_s, self._fence_s, self._in_flight = now_s, fence_s, in_flight
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveReport:
-    """A durable checkpoint, and what it cost.
+    """Describe a durable checkpoint and its cost.
 
     Attributes:
-        step: it is of.
-        path: it lies there.
-        own_bytes: of this rank's files.
-        written: what the writing process said of it.
-        call_s: seconds in the call.
-        fence_s: seconds that updates waited for its copy.
-        durable_s: seconds from the call on.
-        attested: whether all of it was compared with what was live.
+        step: the step of the checkpoint.
+        path: the folder of the checkpoint.
+        own_bytes: the size of this rank's files.
+        written: the result that the writing process reported.
+        call_s: seconds in the call of `save`.
+        fence_s: seconds that updates waited for the copy.
+        durable_s: seconds from the call until the checkpoint was durable.
+        attested: whether the written bytes were compared with the digests of the live tensors.
     """
 
     step: int
@@ -97,17 +107,24 @@ class SaveReport:
 
 
 def saved_event(saved: SaveReport, *, slowdown_s: float | None) -> dict[str, Any]:
-    """The data of the `checkpoint` event, as plain JSON values.
+    """Build the data of the `checkpoint` event, as plain JSON values.
 
     Args:
         saved: the save, as rank 0 saw it.
-        slowdown_s: what steps lost while it was written, seconds (`LostTime`); None where that cannot be told.
+        slowdown_s: seconds that steps lost while the save was written (`LostTime`); None if
+            unknown.
 
     Returns:
-        `step`, `path`, `tier`; `size_bytes` of all ranks; `digest`, the manifest's, which covers every byte;
-        `attested`; `call_s`, `fence_s`, `stall_s` (both together), `slowdown_s`, `lost_s` (all of it), `durable_s`
-        (from the call on); `write_gb_per_s` of rank 0's own files, until all ranks' were durable.
-        Where the process that wrote it died before it said so, the size is rank 0's, and digest and rate are None.
+        A dict with these keys:
+
+        - `step`, `path`, `tier`
+        - `size_bytes`: of all ranks; of rank 0 only, if the writing process died before its report
+        - `digest`: the manifest's digest, which covers every byte; None if there was no report
+        - `attested`
+        - `call_s`, `fence_s`, `stall_s` (their sum), `slowdown_s`, `lost_s` (stall and slowdown)
+        - `durable_s`: from the call until the checkpoint was durable
+        - `write_gb_per_s`: of rank 0's own files, until all ranks' files were durable; None if
+          there was no report
     """
     written = saved.written
     stall_s = saved.call_s + saved.fence_s
@@ -129,15 +146,16 @@ def saved_event(saved: SaveReport, *, slowdown_s: float | None) -> dict[str, Any
 
 
 class Outcomes:
-    """Of all saves of one Checkpointer.
+    """Record the outcomes of all saves of one Checkpointer.
 
     Attributes:
         unseen: failures that the next call raises.
-        unmade: with `retry`, the failure that no later save has made up for yet: the end of the training raises it.
+        unmade: with `retry`, the last failure without a later durable save. The end of the training
+            raises it.
         retry: when a failed save is made again.
-        damaged: folders of checkpoints that were found damaged, and not saved again.
-        newest: the newest checkpoint that this process knows of; storage, which may hang, is not asked.
-        lost: what the saves cost the training.
+        damaged: folders of checkpoints that were found damaged and not saved again.
+        newest: the newest checkpoint that this process saved or restored.
+        lost: the training time that the saves cost.
     """
 
     def __init__(
@@ -147,7 +165,7 @@ class Outcomes:
         on_failure: OnFailure,
         process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
-        """`interval` is told what each save costs."""
+        """Create the record; `interval` receives the cost of each save."""
         self._process_group = process_group
         self._ranks: Ranks | None = None
         self._interval = interval
@@ -156,7 +174,8 @@ class Outcomes:
         self.unmade: list[HoldfastError] = []
         self.retry = Retry()
         self._begun = self._made = self._unmade = 0
-        """How many saves have begun, and which of them became durable last, and failed last."""
+        """The number of saves begun, and the numbers of the last durable and the last failed save.
+        """
         self.damaged: set[Path] = set()
         self.newest: Path | None = None
         self.lost = LostTime()
@@ -165,13 +184,13 @@ class Outcomes:
     def follow(
         self, outcome: Future[SaveReport | None], handle: SaveHandle, *, save: str, must: bool
     ) -> None:
-        """Take note of how a save ends, and let `handle` know.
+        """Record how a save ends, and complete `handle`.
 
         Args:
-            outcome: how it ends.
-            handle: what the training has of it.
-            save: what all ranks call it, see `Retry.failed`.
-            must: it was forced, so the training is told of a failure in any case.
+            outcome: the future of the save.
+            handle: the handle that the caller of `save` holds.
+            save: the save's name on all ranks, see `Retry.failed`.
+            must: whether the save was forced, so that a failure is raised in any case.
         """
         slowdown_s = self.lost.slowdown_s
         self._begun += 1
@@ -184,25 +203,25 @@ class Outcomes:
         )
 
     def newest_known(self, folder: "Path") -> str:
-        """Name the newest checkpoint without a look at the storage, which may hang."""
+        """Name the newest known checkpoint, without reading storage, which may hang."""
         if self.newest is None:
             return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
         return f"The newest checkpoint is {self.newest}."
 
     def raise_unseen(self) -> None:
-        """Tell of the first failure that nobody has heard of.
+        """Raise the first failure that no call has raised yet, if there is one.
 
         Raises:
-            HoldfastError: that one.
+            HoldfastError: the failure.
         """
         if self.unseen:
             raise self.unseen.pop(0)
 
     def raise_unmade(self) -> None:
-        """Raise the failure that no later save has made up for, once.
+        """Raise the failure without a later durable save, once, if there is one.
 
         Raises:
-            HoldfastError: that one.
+            HoldfastError: the failure.
         """
         if self.unmade:
             raise self.unmade.pop()
@@ -218,7 +237,7 @@ class Outcomes:
         *,
         must: bool,
     ) -> None:
-        """Whoever listens must not keep the one who waits from hearing it."""
+        """Record the end of a save; the handle is completed even if the recording fails."""
         error = done.exception()
         saved = done.result() if error is None else None
         try:
@@ -226,12 +245,12 @@ class Outcomes:
                 self._failed(error, number, save, ranks, must=must)
             if saved is not None:
                 self._made = max(self._made, number)
-                if number > self._unmade:  # one that was begun later may have failed first
+                if number > self._unmade:  # a save that began later may have failed first
                     self.unmade.clear()
                 self.retry.succeeded()
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
-                if ranks.rank == 0:  # the others' clocks do not count either
+                if ranks.rank == 0:  # the interval, too, goes by rank 0's measurements only
                     self._tell(
                         saved,
                         self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None,
@@ -240,7 +259,7 @@ class Outcomes:
                 told = {"step": handle.step, "reason": str(error), "errno": error.errno}
                 job_link().emit("save_failed", told)
         except Exception:
-            _logger.exception("Nobody was told how the save of step %s ended.", handle.step)
+            _logger.exception("The end of the save of step %s was not reported.", handle.step)
         finally:
             if error is None:
                 handle.complete(None if saved is None else saved.path)
@@ -288,7 +307,8 @@ class Outcomes:
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)
         self._tell_of_differing(saved)
-        # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
+        # Steps during the save may have been faster than usual by chance, so the stall is the
+        # least cost.
         self._interval.measured(
             lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s
         )

@@ -1,4 +1,4 @@
-"""One save of one rank, from the call until it has ended."""
+"""Hold the data of one rank's save, from the call until the save has ended."""
 
 import threading
 from collections.abc import Mapping
@@ -19,30 +19,30 @@ from holdfast.checkpoint.state.capture import Contents
 
 @dataclass(eq=False)
 class SaveJob:
-    """What is known of it so far.
+    """Hold the data of one save.
 
     Attributes:
-        order: what the writing process is to write.
-        began_s: when it was called, by the monotonic clock.
-        must: it is not skipped.
-        metrics: of the step, as they were given; they are read in the thread.
-        blocking: the call waits until it is copied.
-        streams: that the call was made on.
-        boundaries: of those streams.
+        order: the request to the writing process.
+        began_s: when `save` was called, on the monotonic clock.
+        must: whether the save must not be skipped.
+        metrics: the step's metrics, as given; the staging thread reads them.
+        blocking: whether the call waits for the copy.
+        streams: the GPU streams that were current in the call, by device.
+        boundaries: an event on each of `streams`, recorded in the call.
         contents: the state.
-        snapshot: what tells whether it has changed.
-        sources: what each blob of the image is copied from.
-        devices: the GPUs that some are on.
-        taken: what is taken there.
-        digests: of what is live on the host; None: nothing is attested.
-        error: why this rank could not take stock.
-        failure: why it could not copy.
-        seat: where it is copied to.
-        generation: of the arena there.
-        outcome: how it ends; None: it is skipped.
-        staged: set once the state may change, where the fence was passed.
-        call_s: how long the call took.
-        fence_s: how long the CPU waited at the fence.
+        snapshot: the tracker that detects changes of the state.
+        sources: the source of each blob of the image.
+        devices: the GPUs that hold part of the state.
+        taken: the GPUs' copies.
+        digests: the digests of the live tensors on the host; None if the save is not attested.
+        error: the error that kept this rank from collecting the state.
+        failure: the error that stopped the copy.
+        seat: the buffer that receives the copy.
+        generation: the generation of the buffer for this save.
+        outcome: the future of the save; its result is None if the save was skipped.
+        staged: set once the state may change.
+        call_s: seconds in the call of `save`.
+        fence_s: seconds that the CPU waited at the fence.
     """
 
     order: SaveRequest
@@ -70,7 +70,7 @@ class SaveJob:
     _changed: list[str] | None = None
 
     def changed(self) -> list[str]:
-        """The names of the tensors that were written to since the call, but for those that it copied."""
+        """Return the names of the tensors written to since the call and before their copy."""
         places = self.snapshot.changed()
         if not places:
             return []
@@ -80,28 +80,33 @@ class SaveJob:
         return [name for name, leaf in leaves.items() if id(leaf) in ids and name not in settled]
 
     def changed_until_now(self) -> list[str]:
-        """The same; from now on they may change, and whoever asks later hears of nothing else."""
+        """Return `changed` as of the first call of this method.
+
+        Later changes are not returned, since the state may change from then on.
+        """
         with self._watching:
             if self._changed is None:
                 self._changed = self.changed()
         return self._changed
 
     def began_on(self, streams: Streams) -> None:
-        """Remember where the streams of the training are: at the end of a step."""
+        """Record an event on each stream: the end of the training's step."""
         self.streams = streams
         self.boundaries = [stream.record_event() for stream in streams.values()]
 
     def await_boundary(self) -> None:
-        """In a thread: work on its GPU, after all that the training has ordered until the call."""
+        """Make this thread's streams wait for the work that training queued before `save`."""
         for device, boundary in zip(self.streams, self.boundaries, strict=True):
-            torch.cuda.set_device(device)  # a thread begins on the first one
+            torch.cuda.set_device(device)  # a new thread starts on the first device
             torch.cuda.current_stream(device).wait_event(boundary)
 
     def pass_fence(self) -> bool:
-        """Return once the state may change: at once, where a GPU does the waiting.
+        """Return once the state may change.
+
+        If the bytes are on a GPU, that GPU waits, and the call returns at once.
 
         Returns:
-            Whether there is nothing left that an update on another stream would have to wait for.
+            Whether an update on another stream has nothing left to wait for.
         """
         self.staged.wait()
         if not self.devices or not self.taken:
@@ -111,24 +116,28 @@ class SaveJob:
         return all(one.is_unstaged for one in self.taken)
 
     def release(self) -> None:
-        """Nothing of it is copied any more."""
+        """End the copy: drop the sources, and let updates proceed."""
         self.sources.clear()
         for one in self.taken:
             one.release()
         self.staged.set()
 
     def forget(self) -> None:
-        """It is saved: changes do not matter any more, but to the update that learns from a save that blocked.
+        """Drop the state, since changes after a durable save do not matter.
 
-        Thousands of tensors let go take milliseconds of Python's lock, which the call after it would wait for.
+        A save that waited for its copy keeps the state, because the fence still looks for changes.
+        To free thousands of tensors takes milliseconds of Python's lock, so the state is dropped
+        here and not in the next call of `save`.
         """
         if not self.blocking:
             del self.contents, self.snapshot
 
     def fence_seconds(self) -> float:
-        """How long the update waited, on the CPU or on a GPU. In a thread of ours."""
+        """Return the seconds that the update waited, on the CPU or on a GPU.
+
+        Call this method in a thread of Holdfast, since it changes the thread's device.
+        """
         for device in self.streams if self.taken else ():
-            torch.cuda.set_device(
-                device
-            )  # a thread begins on the first one, where its question would take memory
+            # A new thread starts on the first device, where the query would take memory.
+            torch.cuda.set_device(device)
         return self.fence_s + max((one.fence_s for one in self.taken), default=0.0)

@@ -1,7 +1,7 @@
-"""The thread that stages saves beside the training: agreement of all ranks, the copy, the order to write it.
+"""Stage saves in a thread beside the training: agree with all ranks, copy, request the write.
 
-It takes one save after another. The optimizer's step waits for it (the fence); nothing waits for the writing process
-but the save that finds no arena free, and whoever asks for the result.
+The thread stages one save after another. The optimizer's step waits for the copy (the fence). Only
+two calls wait for the writing process: a save that finds no free buffer, and `SaveHandle.result`.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _ADVICE: Final = (
 
 
 class SaveThread:
-    """Of one rank's saves, each from its stocktaking until it has ended."""
+    """Stage one rank's saves, one at a time, in a background thread."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class SaveThread:
         when_busy: Busy,
         replicas: Replicas,
     ) -> None:
-        """It begins with the first save."""
+        """Create the object; the first save starts the thread."""
         self._replicas = replicas
         self._agreed = 0
         self._meeting = meeting
@@ -68,23 +68,23 @@ class SaveThread:
         self._landed = threading.Condition()
 
     def start(self) -> None:
-        """Begin now.
+        """Start the thread.
 
         Raises:
-            RuntimeError: it cannot be started.
+            RuntimeError: the thread cannot be started.
         """
         self._pool.submit(_nothing, 0).result()
 
     def stage(self, job: SaveJob, ranks: Ranks) -> Future[None]:
-        """Have one save staged; what comes of it is told to `job`.
+        """Stage one save in the thread; `job` receives the outcome.
 
         Raises:
-            SaveFailed: the thread is gone.
+            SaveFailed: the thread has ended.
         """
         self._in_flight.add(job)
         try:
             staging = self._pool.submit(self._stage, job, ranks)
-        except RuntimeError as error:  # the interpreter ends, or no thread is left
+        except RuntimeError as error:  # the interpreter is ending, or no thread can be started
             job.release()
             self._land(job)
             raise SaveFailed(
@@ -95,27 +95,30 @@ class SaveThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `wait` would wait."""
+        """Return True if `wait` would block."""
         return bool(self._in_flight) or (self._preparing is not None and not self._preparing.done())
 
     @property
     def in_flight(self) -> int:
-        """How many saves have not ended yet."""
+        """Return the number of saves that have not ended."""
         return len(self._in_flight)
 
     def wait(self) -> None:
-        """Wait until every save has ended, well or not, and nothing is done for the next one either."""
+        """Wait until every save has ended, and until the memory of the next save is prepared."""
         with self._landed:
             self._landed.wait_for(lambda: not self._in_flight)
         if self._preparing is not None:
             wait([self._preparing])
 
     def close(self) -> None:
-        """Let it end, once nothing is in flight."""
+        """Stop the thread; no save may be in flight."""
         self._pool.shutdown(cancel_futures=True)
 
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
-        """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
+        """Request the write of one save, and copy its state while the writing process follows.
+
+        Collective, in the thread.
+        """
         seat: Buffer | None = None
         generation = 0
         replicas = b""
@@ -126,7 +129,7 @@ class SaveThread:
             self._shape.digest_rest(job)
             seat = self._seats.take(plan)
             generation = seat.arena.begin(job.order.step)
-            if job.digests is not None:  # those before them come from GPUs
+            if job.digests is not None:  # GPUs write the digests before these
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
             replicas = self._digest_replicas(job)
@@ -137,10 +140,10 @@ class SaveThread:
                 if not self._agree(job, ranks):
                     job.outcome.set_result(None)
                     return
-                self._agreed += 1  # on all ranks alike
+                self._agreed += 1  # the same count on all ranks
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
-                if ranks.rank == 0:  # whose order names them
+                if ranks.rank == 0:  # rank 0's writing process records the metrics
                     job.order = replace(
                         job.order, metrics=read_metrics(job.metrics, job.boundaries)
                     )
@@ -150,12 +153,11 @@ class SaveThread:
             failure = (
                 error if isinstance(error, BadUse | SaveFailed) else failed(job.order.step, error)
             )
-            if ended is not None and not isinstance(
-                error, ArenaError
-            ):  # else the writing has failed, and says why
+            # After an ArenaError, the writing process reports its own failure.
+            if ended is not None and not isinstance(error, ArenaError):
                 job.failure = failure
             if seat is not None:
-                with contextlib.suppress(ArenaError):  # it is free already
+                with contextlib.suppress(ArenaError):  # the buffer is free already
                     seat.arena.move(State.FREE, generation)
             if ended is None:
                 if seat is not None:
@@ -167,11 +169,15 @@ class SaveThread:
                 self._land(job)
         if ended is not None and seat is not None:
             plan = self._shape.agreed
-            # Only now: a save that has failed already ends in this very call.
+            # Last, because the callback of a save that has failed already runs within this call.
             ended.add_done_callback(lambda done: self._ended(job, seat, plan, done))
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
-        """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+        """Agree with all ranks on a plan that fits everywhere, and make a new plan if needed.
+
+        Returns:
+            False if all ranks skip this save.
+        """
         self._meeting.await_all("save", job.order.step, group=ranks.group)
 
         def look() -> tuple[int, bool, bool, bool, bool]:
@@ -197,7 +203,8 @@ class SaveThread:
             )
             return False
         if not all(fits) and not all(may_plan):
-            # The training goes on there, and what GPUs have to do may wait for a rank that waits for the plan.
+            # Training continues on those ranks. Their GPU work may wait for a rank that waits for
+            # a new plan: a deadlock.
             _logger.warning(
                 "Step %d is not saved: the state has another shape on some rank.", job.order.step
             )
@@ -210,11 +217,11 @@ class SaveThread:
         return True
 
     def _copy(self, job: SaveJob, plan: Plan, seat: Buffer, generation: int) -> None:
-        """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
+        """Copy the state into the buffer, and seal the buffer.
 
         Raises:
-            ArenaError: the writing has failed meanwhile.
-            SaveFailed: something changed while it was copied.
+            ArenaError: the write has failed meanwhile.
+            SaveFailed: a tensor changed while it was copied.
         """
         arena, devices = seat.arena, job.devices
         began_on = devices.first_on_host if devices else 0
@@ -225,10 +232,12 @@ class SaveThread:
         told = _nothing if began_on else copied
 
         def copy_rest() -> None:
-            """What is on the host lies behind the rest in the image, and is copied while GPUs copy that."""
+            """Copy the tensors on the host, which follow the GPUs' part of the image."""
             copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
             self._check_unchanged(job, plan, job.changed())
-            if devices:  # else the state changes once it is sealed: a trainer that dies then leaves it to the writing
+            # Without GPUs, the state may change only after the seal, so that the save survives
+            # the death of the trainer.
+            if devices:
                 job.staged.set()
 
         if devices:
@@ -239,7 +248,7 @@ class SaveThread:
         arena.move(State.SEALED, generation)
 
     def _digest_replicas(self, job: SaveJob) -> bytes:
-        """Return the digests of what other ranks have as well, at each save that compares."""
+        """Return the digests of the replicated entries, if this save compares replicas."""
         plan = self._shape.agreed
         if not plan.replicated or (
             self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1
@@ -274,10 +283,8 @@ class SaveThread:
                 replicas=replicas,
                 refuses=self._replicas == "check",
             )
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # the other ranks' orders are given: they wait for this one's part
+        # The other ranks' requests are sent, and their processes wait for this rank's part.
+        except (OSError, RuntimeError) as error:
             why = f"the process that writes it cannot be started ({in_words(error)})"
             abandon(job.order, plan.layout, why, errno=getattr(error, "errno", None))
             raise
@@ -285,20 +292,19 @@ class SaveThread:
     def _ended(self, job: SaveJob, seat: Buffer, plan: Plan, done: "Future[WriteResult]") -> None:
         try:
             self._settle(job, seat, plan, done)
-        except Exception as error:  # whoever waits is to hear of it
+        except Exception as error:  # the caller that waits must receive an outcome
             if not job.outcome.done():
                 job.outcome.set_exception(
                     SaveFailed(
-                        f"Step {job.order.step}: nobody can tell whether it is saved: {error}"
+                        f"Step {job.order.step}: it is unknown whether the save is durable: {error}"
                     )
                 )
         finally:
             self._land(job)
 
     def _settle(self, job: SaveJob, seat: Buffer, plan: Plan, done: "Future[WriteResult]") -> None:
-        self._seats.free(
-            seat
-        )  # first: whoever hears that it has ended finds room for the next save
+        # First, so that a caller that waits for this save finds room for the next save.
+        self._seats.free(seat)
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
             names = names_of(plan, error.pieces)
@@ -325,7 +331,7 @@ class SaveThread:
             )
 
     def _land(self, job: SaveJob) -> None:
-        """Count it as ended: its outcome is known, and whoever asked to be told has been told."""
+        """Remove an ended save from those in flight; its outcome is set already."""
         with self._landed:
             self._in_flight.discard(job)
             self._landed.notify_all()
@@ -340,7 +346,7 @@ class SaveThread:
 
 
 def failed(step: int, error: Exception) -> SaveFailed:
-    """In words what became of a save that could not be staged."""
+    """Describe a save that could not be staged."""
     advice = (
         ""
         if isinstance(error, HoldfastError)
@@ -355,23 +361,23 @@ def _some(names: list[str]) -> str:
 
 
 def _nothing(_: int) -> None:
-    """Nobody is told how far the copy is."""
+    """Ignore the progress of the copy."""
 
 
-# A shorter switch interval of the interpreter while a thread of ours works beside the training. A thread that wants the
-# GIL waits 5 ms by default, and the training releases the GIL with each operation of PyTorch: the training would come
-# to one operation in 5 ms.
+# The interpreter's switch interval while a staging thread works beside the training. A thread
+# that wants the GIL waits 5 ms by default. The training releases the GIL in each operation of
+# PyTorch, so the training would complete only one operation in 5 ms.
 
 _TURN_S: Final = 0.0002
 _HALF_S: Final = 0.5e-6
-"""Python cuts it off to whole microseconds, so that what it says of 70 of them would be put back as 69."""
+"""Half a microsecond against truncation: Python reports a set interval of 70 us as 69 us."""
 
 
 class ShortTurns:
-    """While some thread is in it, whoever waits for the lock gets it after a fifth of a millisecond."""
+    """Set a switch interval of 0.2 ms while at least one thread is inside the `with` block."""
 
     def __init__(self) -> None:
-        """Nobody is in it."""
+        """Create the lock with no thread inside."""
         self._entering = threading.Lock()
         self._inside = 0
         self._before_s = self._here_s = 0.0
@@ -387,11 +393,10 @@ class ShortTurns:
     def __exit__(self, *_error: object) -> None:
         with self._entering:
             self._inside -= 1
-            if (
-                self._inside == 0 and sys.getswitchinterval() == self._here_s
-            ):  # else the training has set it meanwhile
+            # If the interval has another value, the training has set it meanwhile.
+            if self._inside == 0 and sys.getswitchinterval() == self._here_s:
                 sys.setswitchinterval(self._before_s + _HALF_S)
 
 
 short_turns: Final = ShortTurns()
-"""Of this process, which has one such lock."""
+"""The one instance of this process, because the interval belongs to the process."""

@@ -1,5 +1,6 @@
-"""Copy the live tensors of one rank into a shared buffer while training goes on.
+"""Copy the live tensors of one rank into a shared buffer while training continues.
 
-`plan` assigns each tensor to a rank and an offset; `ownership` and `early_copy` choose what the call of `save` copies
-itself; `copy` copies the rest from a thread; `gpu` does so for tensors on GPUs.
+`plan` assigns each tensor to a rank and an offset. `ownership` and `early_copy` choose the tensors
+that the call of `save` copies itself. `copy` copies the others from a thread, and `gpu` does so for
+tensors on GPUs.
 """

@@ -1,4 +1,4 @@
-"""The arenas of one rank, as saves take turns in them."""
+"""Hold the shared buffers of one rank, which saves use in turn."""
 
 import contextlib
 import logging
@@ -19,12 +19,20 @@ from holdfast.core.memory import available_memory_bytes
 
 _logger = logging.getLogger("holdfast")
 _ARENAS: Final = 2
-"""One is written while the next step is copied into the other."""
+"""The most buffers: one is written to disk while the next step is copied into the other."""
 
 
 @dataclass(eq=False)
 class Buffer:
-    """An arena laid out by a plan; `number` is what the writing process calls it, `views` the image's tensors."""
+    """A shared buffer laid out by a plan.
+
+    Attributes:
+        arena: the shared memory.
+        number: the buffer's number in the writing process.
+        views: a tensor over the data of each blob of the image; None for a plain value.
+        is_pinned: whether the memory is page-locked.
+        used: whether a save uses the buffer.
+    """
 
     arena: Arena
     number: int
@@ -34,27 +42,29 @@ class Buffer:
 
     @property
     def memory(self) -> torch.Tensor:
-        """The bytes of the image. Who holds it keeps the arena mapped."""
+        """Return the bytes of the image; the returned tensor keeps the memory mapped."""
         return torch.frombuffer(self.arena.image, dtype=torch.uint8)
 
     @property
     def notes(self) -> torch.Tensor:
-        """The bytes beside it, likewise."""
+        """Return the bytes of the notes beside the image; the tensor keeps the memory mapped."""
         return torch.frombuffer(self.arena.notes, dtype=torch.uint8)
 
 
 class BufferPool:
-    """As many arenas as are allowed, each made when first it is needed, or all at once."""
+    """Create up to two buffers, each when it is first needed, and lend them to saves."""
 
     def __init__(
         self, writer: Writer, *, max_bytes: float | None = None, spares_newest: bool = False
     ) -> None:
-        """No arena is made yet.
+        """Create an empty pool.
 
         Args:
-            writer: gets to know each.
-            max_bytes: what all of them may take together; where that is too little for two, there is one.
-            spares_newest: the snapshot that became durable last stays while the next one is made, where there are two.
+            writer: the client of the writing process, which receives each buffer.
+            max_bytes: the most memory of all buffers together; with too little for two, there is
+                one.
+            spares_newest: whether a second buffer is made in advance, so that the newest durable
+                snapshot stays while the next one is copied.
         """
         self._writer = writer
         self._spares_newest = spares_newest
@@ -62,22 +72,26 @@ class BufferPool:
         self._most = _ARENAS
         self._seats: list[Buffer] = []
         self._lacked_bytes = 0
-        """That another one takes and the node did not have: only `prepare` makes it then; 0: it was not lacking."""
+        """The free memory that a second buffer needs and that the node lacked; 0 if none was
+        lacking.
+
+        While it is not 0, only `prepare` makes the second buffer.
+        """
         self._has_told = False
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
-        """Whether `take` would not wait; True also while a second arena may be made that was not tried yet."""
+        """Return True if `take` would not wait, or may make a second buffer."""
         with self._freed:
             return self._may_make() or any(not seat.used for seat in self._seats)
 
     def take(self, plan: Plan) -> Buffer:
-        """One that may be copied into, once there is one.
+        """Return a buffer to copy into; wait until one is free.
 
         Raises:
-            ArenaError: this node has no memory left for it.
-            SaveFailed: it is larger than is allowed.
-            OSError: likewise.
+            ArenaError: this node lacks the memory.
+            OSError: this node lacks the memory.
+            SaveFailed: `max_bytes` is too small for one buffer.
         """
         with self._freed:
             while True:
@@ -88,7 +102,7 @@ class BufferPool:
                 self._freed.wait()
 
     def free(self, seat: Buffer) -> None:
-        """Its save has ended, well or not."""
+        """Return a buffer to the pool, after its save has ended."""
         with self._freed:
             seat.used = False
             self._seats.remove(seat)
@@ -96,7 +110,7 @@ class BufferPool:
             self._freed.notify_all()
 
     def forget(self) -> list[int]:
-        """Let go of all of them, none of which is in use; their numbers."""
+        """Release all buffers, none of which may be in use, and return their numbers."""
         numbers = []
         for seat in self._seats:
             seat.views.clear()
@@ -109,17 +123,19 @@ class BufferPool:
         return numbers
 
     def prepare(self, plan: Plan) -> None:
-        """Make the one that spares the newest snapshot, or was lacking, where the node has the memory."""
+        """Make the second buffer, if it is wanted and the node has the memory.
+
+        A second buffer is wanted if the pool spares the newest snapshot, or if memory was lacking
+        before.
+        """
         if len(self._seats) >= self._most or not (self._spares_newest or self._lacked_bytes):
             return
         if self._seats and available_memory_bytes() < self._lacked_bytes:
             return
         try:
             seat = self._make(plan)
-        except (
-            ArenaError,
-            OSError,
-        ) as error:  # one does; where there is none, the next save tries again and says so
+        # One buffer is enough. If there is none, the next save tries again and raises the error.
+        except (ArenaError, OSError) as error:
             self._lacks(plan, error)
             return
         with self._freed:
@@ -141,7 +157,10 @@ class BufferPool:
         return min(unused, key=lambda seat: seat.arena.state is State.COMMITTED, default=None)
 
     def _may_make(self) -> bool:
-        """Whether a save may make another one: where the node lacked the memory, nobody is to wait for a try."""
+        """Return True if a save may make another buffer.
+
+        After a lack of memory only `prepare` makes one, so that no save waits for the attempt.
+        """
         return len(self._seats) < self._most and not (self._seats and self._lacked_bytes)
 
     def _lacks(self, plan: Plan, error: Exception) -> None:
@@ -158,7 +177,7 @@ class BufferPool:
         notes_bytes = DIGEST_BYTES * len(plan.pieces)
         if self._max_bytes is not None:
             self._most = self._allowed(_needed_bytes(plan), self._max_bytes)
-        # One it must have; another is worth less than what the job may need next.
+        # The first buffer is mandatory; a second must leave headroom for the job.
         leave_bytes = LEAST_FREE_BYTES if self._seats else 0
         arena = Arena.make(plan.image.size_bytes, notes_bytes, leave_bytes=leave_bytes)
         plan.image.write_frames(arena.image)
@@ -188,16 +207,19 @@ def _needed_bytes(plan: Plan) -> int:
     return arena_bytes(plan.image.size_bytes, DIGEST_BYTES * len(plan.pieces))
 
 
-# Page-locked memory: a GPU writes into it by itself, at the rate of its bus.
+# Page-locked memory: a GPU writes into it directly, at the rate of its bus.
 
 _PORTABLE: Final = 1
-"""`cudaHostRegisterPortable`: for all of the process's GPUs."""
+"""`cudaHostRegisterPortable`: the memory is page-locked for all GPUs of the process."""
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Lock the pages of `memory`, a CPU tensor of bytes, until `unpin`; whether that could be done.
+    """Lock the pages of `memory`, a CPU tensor of bytes, until `unpin`.
 
-    Without it copies are slower, and each holds up the thread that makes it.
+    Without locked pages, copies are slower, and each copy blocks its thread.
+
+    Returns:
+        Whether the pages could be locked.
     """
     began_s = time.monotonic()
     try:
@@ -218,14 +240,14 @@ def pin(memory: torch.Tensor) -> bool:
 
 def unpin(memory: torch.Tensor) -> None:
     """Undo `pin`, before the memory is unmapped."""
-    with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing can be undone
+    with contextlib.suppress(RuntimeError):  # the GPU has failed, and holds no lock
         torch.cuda.check_error(int(_runtime().cudaHostUnregister(memory.data_ptr())))
         return
     _forget_error()
 
 
 def _forget_error() -> None:
-    """CUDA keeps a thread's last error until it is asked for, which PyTorch does at the next kernel: let it be this."""
+    """Clear the thread's last CUDA error with a kernel; else PyTorch's next kernel raises it."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 

@@ -1,9 +1,13 @@
-"""A snapshot: the live tensors' bytes into an arena, while forward and backward run, and what tells that it is one.
+"""Copy the live tensors into a buffer beside training, and detect changes meanwhile.
 
-What a forward pass changes (counters, the statistics of a batch norm) is copied before training goes on, see `early`.
-Of the others only an optimizer's step changes the bytes, and it waits at the fence. Whoever breaks that is found out:
-every in-place operation of PyTorch counts up a tensor's version, which must be the same before and after; and where a
-save is attested, the digests taken before must be those of what was written.
+Tensors that a forward pass changes (counters, the statistics of a batch norm) are copied before
+training continues, see `early_copy`. Only an optimizer's step changes the other tensors, and that
+step waits at the fence. Code that breaks this rule is detected in two ways:
+
+- Every in-place operation of PyTorch increments a tensor's version, and the version must be the
+  same before and after the copy.
+- If the save is attested, the digests of the live tensors must match the digests of the written
+  bytes.
 """
 
 import bisect
@@ -28,27 +32,34 @@ from holdfast.checkpoint.state.tree import PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
-"""A rank's that digest: one reads half as fast as the memory is, and a node has several ranks."""
+"""The digesting threads of a rank; one thread reads at half the memory's rate."""
 _GROUP: Final = 256
-"""Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
+"""Tensors copied in one call. The call holds Python's lock while it parses its arguments only."""
 
 
 class ChangeTracker:
-    """The tensors of one save, from the call on."""
+    """Track changes of one save's tensors, from the call on."""
 
     def __init__(
         self, tensors: LiveTensors, copied: dict[int, torch.Tensor], *, must_block: bool = False
     ) -> None:
-        """Of `copied`, by their `id`, there are copies already; `must_block`: not of all that may change."""
+        """Start to track.
+
+        Args:
+            tensors: the live tensors.
+            copied: the copies that exist already, by the `id` of the live tensor.
+            must_block: whether some tensors that may change are not copied, so that the call must
+                wait.
+        """
         self._tensors = tensors
         self._versions = _versions(tensors)
         self.copied = copied
-        """What those are copied as, by the `id` of what is live."""
+        """The copies made in the call, by the `id` of the live tensor."""
         self.must_block = must_block
-        """Whether the call waits until the rest is copied, too."""
+        """Whether the call waits until the other tensors are copied, too."""
 
     def changed(self) -> list[int]:
-        """The places of the tensors that were written to since the call, but for those that it copied."""
+        """Return the places of the tensors written to since the call and not copied in the call."""
         versions = _versions(self._tensors)
         if versions == self._versions:
             return []
@@ -60,7 +71,7 @@ class ChangeTracker:
 
 
 def sources(plan: Plan, leaves: dict[str, Any], snapshot: ChangeTracker) -> list[Any]:
-    """What each blob of the image is copied from: a tensor, or a plain value as bytes."""
+    """Return the source of each blob of the image: a tensor, or the bytes of a plain value."""
     live = list(map(leaves.__getitem__, plan.names))
     found: list[Any] = list(map(snapshot.copied.get, map(id, live), live))
     for number in plan.slots:
@@ -76,7 +87,7 @@ def sources(plan: Plan, leaves: dict[str, Any], snapshot: ChangeTracker) -> list
 
 
 def overlong(plan: Plan, sources: Sequence[Any]) -> bool:
-    """Whether a plain value has outgrown its slot."""
+    """Return True if a plain value has outgrown its slot."""
     return any(len(sources[number]) > plan.image.blobs[number].data_bytes for number in plan.slots)
 
 
@@ -89,15 +100,16 @@ def copy_into(
     *,
     first: int = 0,
 ) -> None:
-    """Copy `sources` into the memory of an image; Python's lock is free while bytes move.
+    """Copy `sources` into the memory of an image; Python's lock is free while bytes are copied.
 
     Args:
-        plan: of the image.
-        memory: the image's.
-        views: its tensors, None for a plain value.
-        sources: what to copy into each.
-        copied: told from time to time how many bytes of the image are there, counted from its begin.
-        first: blobs before this one are somebody else's to copy.
+        plan: the plan of the image.
+        memory: the memory of the image.
+        views: a tensor over each blob's data; None for a plain value.
+        sources: the source of each blob.
+        copied: called from time to time with the number of bytes copied, counted from the start of
+            the image.
+        first: the first blob to copy; GPUs copy those before.
     """
     blobs = plan.image.blobs
 
@@ -128,17 +140,17 @@ def copy_into(
 
 
 def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes:
-    """The digests of the blobs as they are to be, piece by piece, as the writing process takes those of what it writes.
+    """Return the digests of the live blobs, piece by piece, in the form of the written digests.
 
-    Tensors are read where they live; what is around them is known. Blobs before `first` are left out.
+    Tensors are read where they are; the bytes around each tensor follow from its type and shape.
+    Blobs before `first` are left out.
     """
     blobs = plan.image.blobs
 
     def digests(number: int) -> bytes:
         around, source = plan.around[number], sources[number]
-        if (
-            around is not None and source.is_cpu and is_in_a_row(source)
-        ):  # there may be thousands of them
+        # The fast way, since there may be thousands of these blobs.
+        if around is not None and source.is_cpu and is_in_a_row(source):
             hashed = xxhash.xxh3_64(around.head)
             hashed.update((ctypes.c_ubyte * around.data_bytes).from_address(source.data_ptr()))
             hashed.update(around.tail)
@@ -157,9 +169,8 @@ def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes
         return hashed.intdigest().to_bytes(DIGEST_BYTES, "little")
 
     numbers = range(first, len(blobs))
-    with ThreadPoolExecutor(
-        _THREADS
-    ) as pool:  # on a GPU the order of streams is that of the calling thread
+    # On a GPU, only the calling thread has the right stream.
+    with ThreadPoolExecutor(_THREADS) as pool:
         large = {
             at: pool.submit(digests, at)
             for at in numbers
@@ -169,7 +180,7 @@ def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes
 
 
 def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
-    """What a blob is made of, and what has to live as long."""
+    """Return the parts of a blob, and the object that keeps their memory alive."""
     if blob.need.dtype is None:
         return [memoryview(source), memoryview(bytes(blob.length - len(source)))], None
     held = source.resolve_conj().resolve_neg().cpu().contiguous()
@@ -186,18 +197,18 @@ def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
 
 
 def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
-    """The flat names of the tensors that `pieces` are of, each once."""
+    """Return the flat names of the tensors that contain `pieces`, each once."""
     return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
 
 
 def _versions(tensors: LiveTensors) -> list[int]:
-    """How often each was written to in place; 0 where PyTorch does not count."""
+    """Return how often each tensor was written to in place; 0 if PyTorch does not count."""
     try:
         if tensors.are_plain:
             return list(map(operator.attrgetter("_version"), tensors))
-    except RuntimeError:  # one was made in inference mode
+    except RuntimeError:  # a tensor was made in inference mode
         pass
-    # One that has no shape yet answers nothing; the plan refuses it by name.
+    # An uninitialized tensor has no version; the plan rejects it by name.
     return [
         0 if is_lazy(tensor) or tensor.is_inference() else local(tensor)._version
         for tensor in tensors

@@ -1,14 +1,15 @@
-"""Choose the tensors that the call of `save` copies before training goes on, and keep memory for their copies.
+"""Choose the tensors that the call of `save` copies before training continues.
 
-The optimizer's step waits for the copy of a snapshot; forward and backward do not. Tensors that only an optimizer's
-step changes may therefore be copied while forward and backward run. All other tensors are copied in the call, as far
-as the copies are affordable:
+The module also keeps the memory of their copies. The optimizer's step waits for the copy of a
+snapshot; forward and backward do not. Tensors that only an optimizer's step changes may therefore
+be copied while forward and backward run. All other tensors are copied in the call, as far as the
+copies are affordable:
 
-| tensors | up to `BUDGET_BYTES` for all together | above this budget |
+| tensors | up to `BUDGET_BYTES` together | above this budget |
 |---|---|---|
-| buffers of modules, and tensors that were found to change | copied in the call | the call returns once all is copied |
-| other tensors, such as a raw dict of averages | copied in the call | digests find a change; without them, as above |
-| parameters that no optimizer changes | copied in the call | digests, or PyTorch's version counters, find a change |
+| buffers of modules; tensors found to change | copied in the call | the call waits for all |
+| others, such as a raw dict of averages | copied in the call | digests find a change, else as above |
+| parameters that no optimizer changes | copied in the call | digests or versions find a change |
 """
 
 import enum
@@ -23,12 +24,12 @@ from holdfast.checkpoint.state.tensors import local
 from holdfast.checkpoint.state.tree import KIND, PLAIN_TENSORS
 
 BUDGET_BYTES: Final = 256 << 20
-"""Limit for tensors that forward may write to and that the call copies, which takes as much memory again."""
+"""The most bytes of tensors that the call copies because forward may write to them."""
 SMALL_BYTES: Final = 16 << 10
-"""Size up to which the call copies a tensor, independent of its writers, such as the counters of an optimizer."""
+"""The most bytes of a tensor that the call copies in any case, such as an optimizer's counter."""
 SMALL_ALL_BYTES: Final = 1 << 20
 SMALL_COUNT: Final = 512
-"""Limits for all small tensors together, in bytes and in number: the copy takes less than a millisecond."""
+"""The most bytes and tensors of all small tensors together; their copy takes less than 1 ms."""
 
 
 class Changes(enum.Enum):
@@ -44,7 +45,10 @@ class Changes(enum.Enum):
 def changes_of(
     contents: Contents, optimizers: OptimizerTensors, learnt: Collection[str]
 ) -> list[Changes]:
-    """Return which code may write to each tensor of a state; `learnt` names the tensors that were found changed."""
+    """Return which code may write to each tensor of a state.
+
+    `learnt` names the tensors that were found changed.
+    """
     tensors = contents.tensors
     modules = [each for each in contents.objects if isinstance(each, torch.nn.Module)]
     buffers = sharing_memory(tensors, (buffer for module in modules for buffer in module.buffers()))
@@ -61,9 +65,8 @@ def changes_of(
     def one(place: int) -> Changes:
         if buffers[place] or id(tensors[place]) in found:
             return Changes.FORWARD
-        if (
-            owned[place] and not frozen[place]
-        ):  # an optimizer may hold frozen ones, too, and never changes them
+        # An optimizer may hold frozen parameters, too, but never changes them.
+        if owned[place] and not frozen[place]:
             return Changes.NOTHING
         return Changes.LOOSE if loose[place] else Changes.UNKNOWN
 
@@ -85,13 +88,14 @@ def choose_early(
         tensors: the tensors of the state.
         changes: which code may write to each tensor.
         attest: whether digests find changes that happen nevertheless.
-        but_on: GPUs that take snapshots of their own. On these GPUs, only tensors that must be copied in the call are
-            copied separately.
+        but_on: GPUs that take snapshots of their own. On these GPUs, only tensors that must be
+            copied in the call are copied separately.
         packed: the places of tensors that such a GPU copies in the call in any case.
         budget_bytes: the limit for all copies together.
 
     Returns:
-        The places of the chosen tensors, and whether the call has to wait until the other tensors are copied, too.
+        The places of the chosen tensors, and whether the call has to wait until the other tensors
+        are copied, too.
     """
     own = list(map(local, tensors))
     early = set(small_places(tensors, but_on=but_on))
@@ -124,7 +128,10 @@ def choose_early(
 def small_places(
     tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()
 ) -> list[int]:
-    """Return the places of tensors that are copied because they are small, except on the GPUs in `but_on`."""
+    """Return the places of the tensors that are copied because they are small.
+
+    Tensors on the GPUs in `but_on` are left out.
+    """
     own = list(map(local, tensors))
     small = [
         place
@@ -188,7 +195,7 @@ class EarlyCopies:
     def _like(
         self, live: list[torch.Tensor], kinds: list[Any], places: list[int]
     ) -> list[torch.Tensor]:
-        """Return copies, in the memory of the former copies where these are alike."""
+        """Return copies, and reuse the memory of former copies of the same kind."""
         kept = {
             place: (kind, copy)
             for place, kind, copy in zip(self._places, self._kinds, self._copies, strict=True)

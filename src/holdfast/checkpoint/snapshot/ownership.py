@@ -1,7 +1,7 @@
-"""Find the tensors that only an optimizer's step changes: parameters of optimizers, and the state of optimizers.
+"""Find the tensors that only an optimizer's step changes: its parameters and its state.
 
-Forward or backward may write all other tensors (buffers of modules, averages, metrics). These tensors may differ
-between ranks that hold replicas of one model.
+Forward or backward may write all other tensors (buffers of modules, averages, metrics). These
+tensors may differ between ranks that hold replicas of one model.
 """
 
 import threading
@@ -17,7 +17,7 @@ _Place = tuple[torch.device, int]
 
 
 class OptimizerTensors:
-    """Record of the optimizers of this process that have stepped, which does not keep the optimizers alive."""
+    """Record the optimizers of this process that have stepped, without keeping them alive."""
 
     def __init__(self) -> None:
         """Watch every optimizer's step from now on, until `close`."""
@@ -40,15 +40,15 @@ class OptimizerTensors:
         self._unhook()
 
     def add(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Record optimizers that may not have stepped yet, such as optimizers of a state to be saved."""
+        """Record optimizers that may not have stepped yet, such as those in a saved state."""
         with self._lock:
             self._seen.update(optimizers)
 
     def owned(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
-        """Return for each tensor whether it shares memory with a parameter or a state tensor of an optimizer.
+        """Return for each tensor whether it shares memory with an optimizer's parameter or state.
 
-        A tensor is matched by the address of its storage, so the detached tensors of a state dict match too. A tensor
-        without memory of its own matches none.
+        A tensor is matched by the address of its storage, so the detached tensors of a state dict
+        match too. A tensor without memory of its own matches none.
         """
         return sharing_memory(tensors, self._tensors())
 
@@ -80,10 +80,7 @@ def _place(tensor: torch.Tensor) -> _Place | None:
     try:
         own = local(tensor)
         address = own.untyped_storage().data_ptr()
-    except (
-        RuntimeError,
-        NotImplementedError,
-        AttributeError,
-    ):  # uninitialized, sparse, or a wrapper without storage
+    # Uninitialized, sparse, or a wrapper without storage.
+    except (RuntimeError, NotImplementedError, AttributeError):
         return None
     return (own.device, address) if address else None

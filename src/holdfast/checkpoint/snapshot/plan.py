@@ -1,6 +1,7 @@
-"""Who writes what, and where: PyTorch's own plan of a checkpoint, laid out in bytes, made once and used for every save.
+"""Plan which rank writes each tensor and where, once for all saves of one state shape.
 
-It holds until the state changes its shape on some rank. Planning is collective; a save that finds the plan fit is not.
+The plan is PyTorch's own plan of a checkpoint, laid out in bytes. The plan holds until the state
+changes its shape on some rank. Planning is collective; to check that the plan still fits is not.
 """
 
 import functools
@@ -45,14 +46,15 @@ from holdfast.core.errors import BadUse
 
 _logger = logging.getLogger("holdfast")
 _Stored = tuple[MetadataIndex, str, int, int]
-"""What DCP's metadata says of one item: file, offset, length in bytes."""
+"""The place of one item, as in DCP's metadata: the item, file name, offset and length in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnDevice:
-    """The blobs `first` to `end` of an image, of tensors on one GPU: from `direct` on they are copied each by itself.
+    """The blobs `first` to `end` of an image, which are tensors on one GPU.
 
-    Those before are too small for that, or not in a row in memory.
+    Blobs from `direct` on are copied one by one. Those before are too small for that, or not
+    contiguous in memory, and are packed together.
     """
 
     device: torch.device
@@ -63,13 +65,21 @@ class OnDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One rank's part.
+    """One rank's part of a checkpoint.
 
-    `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
-    each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
-    what describes all ranks' state, by flat name, on rank 0; `outline`: of the containers of this rank; `shapes`: of
-    its leaves, as they come; `fixed` are the skeletons that are saved, as bytes; `replicated`: what other ranks have,
-    too; `owned`: the names of the tensors that an optimizer owns.
+    Attributes:
+        image: the layout of the image in memory.
+        layout: the layout as the writing process receives it.
+        items: the saved items in the order of the image's blobs; those on GPUs come first.
+        pieces: for each attested piece, the index of its blob.
+        constant: the digests of the pieces that are the same in each save, by the piece's index.
+        on_devices: the blobs on each GPU.
+        structure: the skeletons of all ranks' state, by flat name; on rank 0 only.
+        outline: the outline of this rank's containers.
+        shapes: the attributes of this rank's leaves that the plan depends on, in order.
+        fixed: the serialized skeletons, by flat name.
+        replicated: the items that other ranks have as well.
+        owned: the names of the tensors that an optimizer owns.
     """
 
     image: FileImage
@@ -86,31 +96,31 @@ class Plan:
     owned: frozenset[str]
 
     def fits(self, contents: Contents) -> bool:
-        """Whether the state of this rank has the shape that it had."""
-        # Nothing is kept of thousands of them: Python would look for garbage meanwhile.
+        """Return True if the state of this rank still has the shape that was planned."""
+        # No objects are kept, since thousands of them would start Python's garbage collector.
         return self.outline == contents.outline and all(
             map(operator.eq, _shapes(contents.leaves(self.structure)), self.shapes)
         )
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The flat names of the blobs' leaves."""
+        """Return the flat name of each blob's leaf."""
         return [index.fqn for index in self.items]
 
     @functools.cached_property
     def written(self) -> frozenset[str]:
-        """The flat names of what this rank writes; of its state, other ranks look after the rest."""
+        """Return the flat names of the leaves that this rank writes."""
         return frozenset(self.names)
 
     @functools.cached_property
     def places(self) -> list[range]:
-        """Of each blob, the indices of its pieces in `pieces`."""
+        """Return for each blob the indices of its pieces in `pieces`."""
         ends = itertools.accumulate(len(list(group)) for _, group in itertools.groupby(self.pieces))
         return [range(*pair) for pair in itertools.pairwise((0, *ends))]
 
     @functools.cached_property
     def around(self) -> list[Template | None]:
-        """Of each blob that is one piece what is around its data; None for slots and for those of several pieces."""
+        """Return the head and tail of each blob that is one piece; None for all other blobs."""
         return [
             template(blob.need.dtype, blob.need.shape)
             if blob.need.dtype is not None and len(places) == 1
@@ -120,12 +130,12 @@ class Plan:
 
     @functools.cached_property
     def slots(self) -> list[int]:
-        """The numbers of the blobs that are slots."""
+        """Return the numbers of the blobs that are slots."""
         return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None]
 
     @functools.cached_property
     def singles(self) -> list[int]:
-        """The numbers of the blobs that are copied each by itself: slots and large tensors."""
+        """Return the numbers of the blobs that are copied one by one: slots and large tensors."""
         return [
             number
             for number, blob in enumerate(self.image.blobs)
@@ -145,17 +155,18 @@ def make_plan(
     """Plan a save. Collective.
 
     Args:
-        ranks: those that take part.
-        contents: what this one has.
-        shard_bytes: of a file, at most, where no tensor is larger.
-        room_bytes: how much of a GPU's memory large tensors may take that are not in a row; others go the host's way.
+        ranks: the ranks that take part.
+        contents: the state of this rank.
+        shard_bytes: the largest size of a file; a file with a single larger tensor exceeds it.
+        room_bytes: returns the bytes of a GPU's memory for packing large tensors that are not
+            contiguous. Tensors beyond are copied through the host.
         owned: returns the names of the tensors that an optimizer owns.
-        is_spread: whether those are spread over the ranks that have them. All other entries come from the lowest rank
-            that has them, as their replicas may differ.
+        is_spread: whether these tensors are spread over the ranks that have them. All other entries
+            come from the lowest rank that has them, as their replicas may differ.
 
     Raises:
-        BadUse: the ranks' states contradict each other.
-        CheckpointError: PyTorch cannot plan it.
+        BadUse: the ranks' states contradict each other, or a tensor cannot be saved.
+        CheckpointError: PyTorch cannot plan the save.
     """
     merged_structures = _merged_structures(ranks, contents)
     structure = merged_structures if ranks.rank == 0 else None
@@ -173,7 +184,8 @@ def make_plan(
         replicated_names = tuple(
             sorted({index.fqn for index, count in counts.items() if count > 1})
         )
-        # A byte for each of a rank's items: the items themselves would be much for rank 0 to send to all.
+        # One byte for each item of a rank, since the items themselves are large to send to all
+        # ranks.
         return [
             (mine, bytes(counts[item.index] > 1 for item in plan.items))
             for mine, (plan, _) in zip(planned, told, strict=True)
@@ -246,7 +258,7 @@ def make_plan(
 
 
 def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
-    """Return the plans of all ranks, where what is not spread is in the plan of the lowest rank that has it alone."""
+    """Return the plans of all ranks, with each item that is not spread on the lowest rank only."""
     kinds: dict[str, tuple[WriteItemType, int]] = {}
     lowest: set[str] = set()
     for rank, (plan, spread) in enumerate(told):
@@ -270,13 +282,13 @@ def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePl
 
 
 _GPU: Final = "cuda"
-"""As PyTorch calls the kind of device, AMD's too."""
+"""PyTorch's name of the device type, also of AMD's GPUs."""
 _ON_HOST: Final = ("~", False)
-"""Behind the names of all devices."""
+"""The place of items on the host; it sorts after the names of all devices."""
 
 
 def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
-    """Where in an image an item is: on which GPU, and whether it is copied by itself; what is on none comes last."""
+    """Return an item's place in the image: its GPU, and whether it is copied by itself."""
     if type(leaf) not in (*PLAIN_TENSORS, DTensor):
         return _ON_HOST
     part = local(leaf)
@@ -292,7 +304,10 @@ def _places(
     leaves: Mapping[str, Any],
     room_bytes: Callable[[torch.device], float],
 ) -> dict[MetadataIndex, tuple[str, bool]]:
-    """The place of each; of large ones that are not in a row only so many are packed as there is room for."""
+    """Return the place of each item.
+
+    Large tensors that are not contiguous are packed as far as `room_bytes` allows.
+    """
     places = {item.index: _place(item, leaves[item.index.fqn]) for item in items}
     to_pack: dict[str, list[tuple[int, MetadataIndex]]] = {}
     for index, (device, is_direct) in places.items():
@@ -329,7 +344,7 @@ def _on_devices(places: list[tuple[str, bool]]) -> tuple[OnDevice, ...]:
 
 
 def _constant(image: FileImage, layout: Layout, pieces: tuple[int, ...]) -> dict[int, bytes]:
-    """The digests of the heads and tails of large tensors, by piece."""
+    """Return the digests of the heads and tails of large tensors, by piece."""
     found = {}
     for number, (piece, index) in enumerate(zip(layout.pieces, pieces, strict=True)):
         blob = image.blobs[index]
@@ -352,7 +367,7 @@ def _constant(image: FileImage, layout: Layout, pieces: tuple[int, ...]) -> dict
 
 
 def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
-    """What of each leaf a plan depends on."""
+    """Return the attributes of each leaf that a plan depends on."""
     for leaf in leaves.values():
         if isinstance(leaf, DTensor):
             yield leaf.shape, KIND(leaf._local_tensor), leaf.placements, leaf.device_mesh
@@ -393,7 +408,7 @@ def _check_regular(leaves: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _is_stored(dtype: torch.dtype) -> bool:
-    """Whether DCP knows the size of one, which of those of a few bits it does not."""
+    """Return True if DCP can store the type; it does not store types of a few bits."""
     if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
         return True
     try:
@@ -407,7 +422,8 @@ def _need(item: WriteItem, leaf: Any) -> Need:
     if isinstance(leaf, torch.Tensor):
         assert item.tensor_data is not None, "DCP plans a tensor as a tensor"
         shape = tuple(item.tensor_data.chunk.sizes)
-        # DCP takes a shard's shape from its placement; what this rank has beyond that, or has not, it never looks at.
+        # DCP takes a shard's shape from its placement, and does not look at the local tensor's
+        # shape.
         if isinstance(leaf, DTensor) and tuple(leaf._local_tensor.shape) != shape:
             raise BadUse(
                 f"{item.index.fqn!r} is sharded unlike its placement {leaf.placements} says: this rank has "
@@ -415,7 +431,8 @@ def _need(item: WriteItem, leaf: Any) -> Need:
             )
         return Need(dtype=item.tensor_data.properties.dtype, shape=shape)
     written = serialized(leaf)
-    # Whether `weights_only` takes a value depends on the version of PyTorch: better known now than later.
+    # Whether `weights_only` loads a value depends on the version of PyTorch. Check now, not at the
+    # restore.
     load_plain(item.index.fqn, io.BytesIO(written))
     return Need(dtype=None, slot_bytes=slot_bytes(len(written)))
 
@@ -426,7 +443,7 @@ def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
     )
     if len(set(digests)) == 1:
         return structures(contents.skeleton, contents.names)
-    # They are large, so they travel only where they differ.
+    # The structures are large, so they are exchanged only if they differ.
     skeletons, names = zip(
         *ranks.together(lambda: (contents.skeleton, contents.names)), strict=True
     )
@@ -436,7 +453,7 @@ def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
 
 
 def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:
-    """The content of `.metadata`, as PyTorch's own writer would have it."""
+    """Return the content of `.metadata`, in the form of PyTorch's own writer."""
     merged.storage_data = {
         index: filesystem._StorageInfo(file, offset, length)
         for stored, _ in told

@@ -1,7 +1,8 @@
-"""Digest state that several ranks have, so that the commit finds entries that differ (`replica_notes`).
+"""Digest state that several ranks have, so that the commit finds entries that differ.
 
-A digest depends on the type, the shape and the bytes of an entry, and on whether the entry is on a GPU. On a GPU, the
-digest is taken without a copy to the host.
+`format.replica_digests` compares the digests. A digest depends on the type, the shape and the bytes
+of an entry, and on whether the entry is on a GPU. On a GPU, the digest is taken without a copy to
+the host.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ from holdfast.checkpoint.state.tensors import is_in_a_row, local, part_of
 
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 _BATCH_BYTES: Final = 16 << 20
-"""Bytes that one row of kernels digests; the kernels take four times as much memory meanwhile."""
+"""Bytes that one series of kernels digests; the kernels use four times as much memory."""
 _MASK: Final = (1 << 64) - 1
 _FACTORS: Final = (-7046029288634856825, -4417276706812531889, 1609587929392839161)
 """Odd constants of xxHash, as signed integers of 64 bits."""
@@ -41,8 +42,8 @@ def digest_replicas(
         leaves: the state, by flat name.
         copied: the copies that the call made of some tensors, by the `id` of the live tensor.
         owned: the tensors that only an optimizer's step changes.
-        all_stand_still: whether nothing changes meanwhile. If not, tensors that are neither copied nor owned are left
-            out: forward may write to them.
+        all_stand_still: whether no tensor changes meanwhile. If not, tensors that are neither
+            copied nor owned are left out, because forward may write to them.
     """
     values, tensors = [], []
     for index in replicated:
@@ -64,7 +65,10 @@ def digest_replicas(
 
 @torch.no_grad()
 def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return a digest of the type, the shape and the bytes of each tensor; None if PyTorch shows no bytes of it."""
+    """Return a digest of the type, the shape and the bytes of each tensor.
+
+    The digest is None if PyTorch gives no access to the bytes.
+    """
     digests: list[int | None] = [None] * len(tensors)
     with ThreadPoolExecutor(_THREADS) as pool:
         numbers = [number for number, each in enumerate(tensors) if each.is_cpu]
@@ -92,7 +96,7 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 def position_sums(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return for each tensor a sum of its words, each mixed with its position, modulo 2 ** 64.
 
-    The sum is computed where the tensor lies.
+    The sum is computed on the tensor's device.
     """
     totals: list[int] = []
     batch: list[tuple[int, int, torch.Tensor]] = []
@@ -177,7 +181,10 @@ def _place(index: MetadataIndex) -> int:
 
 
 def _text(value: Any) -> str:
-    """Return a text that is the same for equal plain values, unlike pickles, which depend on identities and hashes."""
+    """Return a text that is the same for equal plain values.
+
+    Pickles are not the same: they depend on identities and hashes.
+    """
     if isinstance(value, set):
         return f"{{{', '.join(sorted(map(_text, value)))}}}"
     if type(value) in (list, tuple):

@@ -1,1 +1,4 @@
-"""Push checkpoints to object storage, list them there, and fetch them back. Only `uploader` needs torch."""
+"""Push checkpoints to object storage, list them there, and fetch them back.
+
+Only `uploader` needs torch.
+"""

@@ -1,10 +1,12 @@
-"""Which checkpoints lie in object storage, and whether each is whole. Reads manifests and sizes, no data.
+"""List the checkpoints in object storage, and check whether each is whole.
+
+Only manifests and sizes are read, no data.
 
     URL/step-0000000020.3fa29c1b22d04e91/.metadata, __0_0.distcp, …, holdfast.json
 
-A folder's name ends with the digest of its manifest, and so says what every byte in it has to be: whoever writes there
-writes the same, and no reader can meet files of two saves in one folder. The manifest goes there last; without it a
-folder is no checkpoint.
+A folder's name ends with the digest of its manifest, which determines every byte in the folder. So
+all writers of a folder write the same bytes, and no reader can find files of two saves in one
+folder. The manifest is written last; a folder without a manifest is no checkpoint.
 """
 
 import re
@@ -31,9 +33,15 @@ _THREADS = 8
 class RemoteCheckpoint:
     """One checkpoint in object storage.
 
-    `url`: its folder, as stock readers take it. `state`: `written` (manifest and sizes are right) or `damaged`; then
-    `reason` says why. `manifest`: None where it is unreadable. `committed_at_s`: when it became a checkpoint, by the
-    storage's clock, in seconds since the Unix epoch.
+    Attributes:
+        step: the step.
+        name: the name of the folder.
+        url: the URL of the folder, in the form that stock readers use.
+        state: `written` (manifest and sizes are right) or `damaged`.
+        committed_at_s: when the manifest was written, by the storage's clock, in seconds since the
+            Unix epoch.
+        manifest: the manifest; None if it is unreadable.
+        reason: the damage; None if there is none.
     """
 
     step: int
@@ -46,22 +54,22 @@ class RemoteCheckpoint:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its files together; 0 where the manifest is unreadable."""
+        """Return the bytes of all files together; 0 if the manifest is unreadable."""
         return self.manifest.size_bytes if self.manifest else 0
 
     @property
     def created_at_s(self) -> float | None:
-        """When it was saved, in seconds since the Unix epoch."""
+        """Return the time of the save, in seconds since the Unix epoch."""
         return self.manifest.created_at_s if self.manifest else None
 
 
 def remote_name(step: int, manifest: bytes) -> str:
-    """The name of the folder for the checkpoint of `step` that has `manifest`."""
+    """Return the name of the folder in storage for the checkpoint of `step` with `manifest`."""
     return f"{step_path(Path(), step).name}.{xxhash.xxh3_64_hexdigest(manifest)}"
 
 
 def parse_remote_name(name: str) -> int | None:
-    """The step of a folder in storage; None where its name is not of a checkpoint."""
+    """Return the step of a folder in storage; None if the name is no checkpoint's."""
     match = _NAME.fullmatch(name)
     found = parse_name(match[1]) if match else None
     return found[0] if found else None
@@ -70,7 +78,9 @@ def parse_remote_name(name: str) -> int | None:
 def scan_remote(
     objects: Objects, step: int | None = None, *, above: int = -1
 ) -> list[RemoteCheckpoint]:
-    """The checkpoints there (of `step`, or later than `above`), newest first; of one step, committed last first.
+    """List the checkpoints of `step`, or of all steps above `above`, newest step first.
+
+    Checkpoints of one step are sorted by the time of commit, latest first.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
@@ -90,7 +100,7 @@ def scan_remote(
 def inspect_remote(
     objects: Objects, name: str, there: dict[str, StoredObject]
 ) -> RemoteCheckpoint | None:
-    """Look at one folder, in which `there` lies; None where it is no checkpoint.
+    """Inspect one folder with the objects `there`; return None if it is no checkpoint.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
@@ -102,7 +112,7 @@ def inspect_remote(
     try:
         _, manifest = read_remote_manifest(objects, name, step)
         _check_sizes(manifest, there)
-    except FileNotFoundError:  # deleted since it was listed
+    except FileNotFoundError:  # deleted since the folder was listed
         return None
     except ManifestError as error:
         reason = str(error)
@@ -118,11 +128,11 @@ def inspect_remote(
 
 
 def read_remote_manifest(objects: Objects, name: str, step: int) -> tuple[bytes, Manifest]:
-    """The manifest of a folder, as it is and read.
+    """Return the bytes of a folder's manifest, and the parsed manifest.
 
     Raises:
-        FileNotFoundError: there is none.
-        ManifestError: it is not what it was, or as `parse_manifest`.
+        FileNotFoundError: there is no manifest.
+        ManifestError: the manifest has changed since it was pushed, or see `parse_manifest`.
         NotFound, StorageFailed: see `Objects`.
     """
     content = objects.read(f"{name}/{MANIFEST_NAME}")

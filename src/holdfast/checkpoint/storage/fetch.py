@@ -1,4 +1,4 @@
-"""Fetching one checkpoint from object storage: into a hidden folder, every byte verified, then it gets its name."""
+"""Fetch one checkpoint from object storage: into a hidden folder, verified, then renamed."""
 
 import os
 import shutil
@@ -24,11 +24,11 @@ from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound
 _PARTS_AT_ONCE: Final = 8
 _FILES_AT_ONCE: Final = 4
 _ATTEMPTS: Final = 2
-"""To download a file: bytes may be damaged on the way, and then are right the next time."""
+"""Attempts to download a file: bytes damaged in transit are likely right at the second attempt."""
 
 
 def fetch(objects: Objects, checkpoint: RemoteCheckpoint, into: Path) -> Path:
-    """See `Remote.fetch`."""
+    """Fetch a checkpoint; see `Remote.fetch`."""
     try:
         into.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(into).free
@@ -61,7 +61,7 @@ def fetch(objects: Objects, checkpoint: RemoteCheckpoint, into: Path) -> Path:
 def _is_whole(path: Path) -> bool:
     try:
         return verify(path).state == "verified"
-    except NotFound:  # deleted meanwhile
+    except NotFound:  # deleted since the check for its existence
         return False
 
 
@@ -123,7 +123,10 @@ def _download_part(
 def _fetch_sidecar(
     objects: Objects, checkpoint: RemoteCheckpoint, folder: Path, entry: FileEntry
 ) -> None:
-    """Take over the digests of a file's blocks. Not needed, so what is missing or wrong is left out."""
+    """Fetch the digests of a file's blocks, which are optional.
+
+    A missing or wrong sidecar is skipped.
+    """
     if (sidecar := sidecar_of(entry)) is None:
         return
     try:
@@ -135,7 +138,7 @@ def _fetch_sidecar(
 
 
 def _settle(objects: Objects, folder: Path, entry: FileEntry) -> ManifestError | None:
-    """Make a file durable and say whether it is wrong."""
+    """Make a file durable, and return the error if its content is wrong."""
     fd = os.open(folder / entry.path, os.O_RDONLY)
     try:
         os.fsync(fd)

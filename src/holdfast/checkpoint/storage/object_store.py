@@ -1,9 +1,10 @@
-"""Objects in a bucket, or files of a folder, behind few calls that try again: S3, GCS, Azure, and `file://`.
+"""Access objects in a bucket or files in a folder, with retries: S3, GCS, Azure and `file://`.
 
-obstore makes the requests, several at a time, and repeats each that fails after a growing, random pause. What is left
-to this module is what no single request can mend (an upload that lost its place, an answer cut short), and one sentence
-for the person who must act. Endpoints and credentials come from the standard environment
-(`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
+obstore sends the requests, several at a time, and repeats a failed request after a growing, random
+pause. This module handles the faults that no single request can repair, such as an interrupted
+upload or a truncated response. It turns errors into one sentence with the next step. Endpoints and
+credentials come from the standard environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`,
+`GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, …).
 """
 
 import contextlib
@@ -24,16 +25,16 @@ from holdfast.core.errors import BadUse, NotFound, StorageFailed
 
 SCHEMES: Final = ("file", "s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 PART_BYTES: Final = 8 << 20
-"""What goes in one request: large enough for the line, small enough to be sent again."""
+"""Bytes in one request: large enough for the network, small enough to be sent again."""
 _MOST_PARTS: Final = 10_000
-"""Of one object (Amazon S3 user guide, "Multipart upload limits")."""
+"""The most parts of one object (Amazon S3 user guide, "Multipart upload limits")."""
 _PARTS_AT_ONCE: Final = 4
 _CONNECT_TIMEOUT_S: Final = 10
 _CREDENTIALS_SERVICE: Final = "169.254.169.254"
-"""Where credentials are looked for when the environment has none."""
+"""The address where obstore looks for credentials if the environment has none."""
 _REFUSALS: Final = ("PermissionDeniedError", "UnauthenticatedError")
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
-"""As S3, Azure and Google Cloud Storage say it."""
+"""Error texts of S3, Azure and Google Cloud Storage for a missing bucket."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -41,11 +42,17 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long storage is waited for.
+    """Limits on the waits for storage, and on the attempts.
 
-    `request_timeout_s`: a request without its whole answer by then is given up and made anew. `tries`: of a request,
-    none of which begins later than `retry_timeout_s` after the first. `attempts`: of an operation, each of which may be
-    many requests. The pauses between both grow from the first to the longest.
+    The pauses between requests and between attempts grow from the first to the longest.
+
+    Attributes:
+        request_timeout_s: seconds for a complete response; the request is then sent again.
+        tries: the most tries of a request.
+        retry_timeout_s: seconds after the first try in which further tries may begin.
+        attempts: the most attempts of an operation, which may be many requests.
+        first_pause_s: the first pause, in seconds.
+        longest_pause_s: the longest pause, in seconds.
     """
 
     request_timeout_s: float = 60.0
@@ -58,23 +65,24 @@ class Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredObject:
-    """An object; `modified_at_s` by the storage's own clock, in seconds since the Unix epoch."""
+    """An object; `modified_at_s` is by the storage's clock, in seconds since the Unix epoch."""
 
     size_bytes: int
     modified_at_s: float
 
 
 class Objects:
-    """What lies below a URL. Safe to use from several threads, not from a process forked after the first use.
+    """Read and write the objects below a URL.
 
-    Every method raises `NotFound` where there is no such bucket or folder, and `StorageFailed` where it was refused or
-    failed in all attempts.
+    An instance is safe to use from several threads, but not from a process forked after the first
+    use. Every method raises `NotFound` if the bucket or folder does not exist, and `StorageFailed`
+    if storage refused the request or all attempts failed.
 
-    `gone_on` is called with each sign of life.
+    `gone_on` is called with each sign of progress.
 
     Raises:
-        BadUse: nothing here reads such a URL, or obstore is not installed.
-        NotFound: there is no such folder.
+        BadUse: the URL's scheme is not supported, or obstore is not installed.
+        NotFound: the folder does not exist.
     """
 
     def __init__(
@@ -101,7 +109,7 @@ class Objects:
             ) from error
         self.url = url.rstrip("/")
         self.folder = Path(unquote(urlsplit(url).path)) if scheme == "file" else None
-        """Where it is on this machine, if it is."""
+        """The folder on this machine, for a `file://` URL."""
         if self.folder is not None and not self.folder.is_dir():
             raise NotFound(
                 f"There is no folder {self.folder} on {socket.gethostname()}. Make it or mount it."
@@ -112,7 +120,7 @@ class Objects:
         self._gone_on = gone_on
         self._api = obstore
         self.signs = 0
-        """Of life: grows with all that comes, goes or is checked."""
+        """The count of signs of progress: bytes sent, received or checked."""
         try:
             self._store: Any = from_url(self.url, **({} if self.folder else _options(patience)))
         except (obstore.exceptions.BaseError, ValueError) as error:
@@ -121,17 +129,17 @@ class Objects:
             ) from error
 
     def go_on(self, _bytes: int = 0) -> None:
-        """Give a sign of life; that of two threads at once may count as one."""
+        """Record a sign of progress; signs of two threads at once may count as one."""
         self.signs += 1
         self._gone_on()
 
     def folders(self) -> list[str]:
-        """The names of the folders, sorted."""
+        """List the names of the folders, sorted."""
         found = self._again("Listing", lambda: self._api.list_with_delimiter(self._store))
         return sorted(found["common_prefixes"])
 
     def list(self, folder: str) -> dict[str, StoredObject]:
-        """What lies in a folder, by its path in there; nothing where there is no such folder."""
+        """List the objects in a folder by their path in it; none if the folder does not exist."""
 
         def attempt() -> dict[str, StoredObject]:
             return {
@@ -145,10 +153,10 @@ class Objects:
         return self._again(f"Listing {folder}", attempt)
 
     def read(self, path: str) -> bytes:
-        """All of an object, which should be small.
+        """Read a whole object, which should be small.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such object.
         """
         what = f"Reading {path}"
         return self._again(
@@ -156,10 +164,10 @@ class Objects:
         )
 
     def read_range(self, path: str, offset: int, length: int) -> memoryview:
-        """Exactly `length` bytes of an object.
+        """Read exactly `length` bytes of an object.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such object.
         """
 
         def attempt() -> memoryview:
@@ -173,14 +181,16 @@ class Objects:
         return self._again(f"Reading {path}", attempt, absence_is_an_answer=True)
 
     def write(self, path: str, blocks: Callable[[], Iterator[bytes]], size_bytes: int) -> None:
-        """Write an object, which appears whole, or replaces another, once the last block is there; durable after.
+        """Write an object, durably; the object appears or replaces another once it is complete.
 
-        Memory: `_PARTS_AT_ONCE` + 1 parts. Later attempts send a part at a time, for a line too slow for several.
+        The write takes the memory of `_PARTS_AT_ONCE` + 1 parts. Attempts after the first send one
+        part at a time, in case the network is too slow for several.
 
         Args:
-            path: where.
-            blocks: called for each attempt. What it raises, other than OSError, ends the write; nothing is there then.
-            size_bytes: of all blocks.
+            path: the path of the object.
+            blocks: called for each attempt. An error other than OSError ends the write without an
+                object.
+            size_bytes: the size of all blocks.
         """
         part_bytes = max(self._part_bytes, -(-size_bytes // _MOST_PARTS))
         at_once = iter([_PARTS_AT_ONCE])
@@ -205,18 +215,23 @@ class Objects:
         self._again(f"Writing {path}", attempt)
 
     def delete_folder(self, folder: str, there: Collection[str], *, first: str) -> None:
-        """Delete what is there in a folder, `first` before the rest; what is gone already is well."""
+        """Delete the objects `there` in a folder, `first` before the others.
+
+        An object that is already gone is no error.
+        """
         if first in there:
             self._delete([f"{folder}/{first}"])
         self._delete([f"{folder}/{path}" for path in there if path != first])
-        if self.folder is not None:  # with what a killed process was writing, which is not listed
+        if (
+            self.folder is not None
+        ):  # also unfinished files of a killed process, which are not listed
             shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def _delete(self, paths: Sequence[str]) -> None:
         def attempt() -> None:
             try:
                 self._api.delete(self._store, paths)
-            except FileNotFoundError as error:  # some storage stops at the first that is gone
+            except FileNotFoundError as error:  # some storage stops at the first missing object
                 if any(each in str(error) for each in _NO_BUCKET):
                     raise
                 for path in paths:
@@ -229,7 +244,11 @@ class Objects:
     def _again(
         self, what: str, attempt: Callable[[], _T], *, absence_is_an_answer: bool = False
     ) -> _T:
-        """Else absence is a failure like others: of an upload whose end was reached, and the answer lost."""
+        """Attempt an operation until it succeeds, with pauses.
+
+        Unless `absence_is_an_answer`, a missing object is an error like others: an upload may have
+        been completed and its response lost.
+        """
         pause_s = self._patience.first_pause_s
         for number in range(1, self._patience.attempts + 1):
             try:
@@ -255,7 +274,10 @@ class Objects:
 
 
 def in_parallel(call: Callable[[_T], _R], items: Iterable[_T], *, threads: int) -> list[_R]:
-    """Call a function with each item, in threads; after the first error no further call begins, and it is raised."""
+    """Call a function with each item, in threads.
+
+    After the first error no further call begins, and the error is raised.
+    """
     with ThreadPoolExecutor(max_workers=threads) as pool:
         futures = [pool.submit(call, item) for item in items]
         try:
@@ -290,7 +312,7 @@ def _options(patience: Patience) -> dict[str, Any]:
 
 
 def _make_durable(root: Path, path: str) -> None:
-    """What obstore leaves out for files: fsync, of the file and of every folder above it that may be new."""
+    """Sync a file, and every folder above it that may be new, because obstore does not."""
     fd = os.open(root / path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -301,7 +323,7 @@ def _make_durable(root: Path, path: str) -> None:
 
 
 def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
-    """What to say where the answer would be the same the next time; None for any other error."""
+    """Return the error to raise if another attempt would fail in the same way, else None."""
     said = str(error)
     if any(each in said for each in _NO_BUCKET):
         return NotFound(
@@ -309,7 +331,7 @@ def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
         )
     if _CREDENTIALS_SERVICE in said:
         return StorageFailed(
-            f"There are no credentials for {url} in the environment. Set those of its storage "
+            f"There are no credentials for {url} in the environment. Set the credentials of its storage "
             "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
         )
     if type(error).__name__ in _REFUSALS or any(
@@ -324,7 +346,7 @@ def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The end of the first line of what obstore says: what went wrong, without counts and times."""
+    """Return the cause from the first line of obstore's message, without counts and times."""
     lines = str(error).strip().splitlines()
     return (
         lines[0].rpartition(" - ")[2].partition(": <")[0].rstrip(". :")

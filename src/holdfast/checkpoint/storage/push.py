@@ -1,4 +1,4 @@
-"""Pushing one local checkpoint into object storage: verified while it is read, its manifest last, then tidied up."""
+"""Push one local checkpoint to object storage: verify while reading, write the manifest last."""
 
 import json
 import logging
@@ -39,19 +39,19 @@ from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, Sto
 from holdfast.core.rate_limit import RateLimit
 
 ABANDONED_AFTER_S: Final = 24 * 3600.0
-"""What is superfluous for so long is deleted: by then nobody writes or reads it any more."""
+"""Seconds after which superfluous objects are deleted; by then no process uses them."""
 FILES_AT_ONCE: Final = 4
 _CHUNK_BYTES: Final = 64 * BLOCK_BYTES
 _ROUNDS: Final = 3
 _DATE_S: Final = 1.0
-"""How finely S3 dates its objects."""
+"""The resolution of S3's dates, in seconds."""
 _logger = logging.getLogger("holdfast")
 
 
 def push(
     objects: Objects, folder: Path, *, pace: RateLimit, now_s: float, sleep: Callable[[float], None]
 ) -> RemoteCheckpoint:
-    """See `Remote.push`."""
+    """Push a checkpoint; see `Remote.push`."""
     name = parse_name(folder.name)
     if name is None or not folder.is_dir():
         raise BadUse(f"{folder} is not a checkpoint. Give a folder of the name step-NUMBER.")
@@ -60,7 +60,7 @@ def push(
         content = (folder / MANIFEST_NAME).read_bytes()
     except OSError as error:
         raise BadUse(
-            f"{folder} has no manifest to read ({error.strerror}). Push what was saved whole."
+            f"{folder} has no manifest to read ({error.strerror}). Push a checkpoint that was saved completely."
         ) from error
     target = remote_name(step, content)
     try:
@@ -84,7 +84,7 @@ def push(
 def _send_files(
     objects: Objects, folder: Path, target: str, manifest: Manifest, pace: RateLimit, now_s: float
 ) -> None:
-    """Send what is not there; the last look is taken after the last file."""
+    """Send the files that are missing, and list the folder again after the last file."""
 
     def send(entry: FileEntry) -> None:
         digests = bytearray()
@@ -101,11 +101,10 @@ def _send_files(
         if attempt or MANIFEST_NAME in there:
             trusted_since_s = 0.0
         elif objects.folder is not None:
-            trusted_since_s = now_s  # on a disk a size may be there before its bytes are
+            trusted_since_s = now_s  # on a disk, a crash may leave a file's size without its bytes
         else:
-            trusted_since_s = (
-                now_s - ABANDONED_AFTER_S / 2
-            )  # what is older may be tidied up at any moment
+            # Another push may delete older objects at any moment.
+            trusted_since_s = now_s - ABANDONED_AFTER_S / 2
         right = {
             (path, each.size_bytes)
             for path, each in there.items()
@@ -133,12 +132,13 @@ def _send_files(
 def _verified(
     folder: Path, entry: FileEntry, pace: RateLimit, digests: bytearray
 ) -> Iterator[bytes]:
-    """The bytes of a file. It ends only if all of them were right, so that no object is made of others.
+    """Yield the bytes of a file, and raise an error at the end if any byte was wrong.
 
-    `digests` becomes those of its blocks, if its checksum is made of them.
+    So no object is made of wrong bytes. If the file's checksum is made of block digests, `digests`
+    receives them.
 
     Raises:
-        ManifestError: they are not what the manifest says, or cannot be read.
+        ManifestError: the bytes do not match the manifest, or cannot be read.
     """
     digests.clear()
     blocks, whole = by_blocks(entry), xxhash.xxh3_128()
@@ -162,7 +162,10 @@ def _verified(
 def _commit(
     objects: Objects, target: str, step: int, content: bytes, sleep: Callable[[float], None]
 ) -> RemoteCheckpoint:
-    """Make a folder with all of its files the checkpoint of its step, also where it was that before another save."""
+    """Write the manifest of a folder with all its files, so that it is the newest of its step.
+
+    If the folder was committed before another save of the step, the manifest is written again.
+    """
     for attempt in range(_ROUNDS):
         newest = scan_remote(objects, step)[:1]
         if newest and newest[0].name == target and newest[0].state == "written":
@@ -179,9 +182,10 @@ def _commit(
 
 
 def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
-    """Delete what was superfluous for a day already: saves replaced by whole ones, leftovers of pushes and deletions.
+    """Delete objects that were superfluous for a day: replaced saves and unfinished pushes.
 
-    All dates are the storage's own, so that no machine's clock matters; and after a day nobody is at work there.
+    Unfinished deletions are completed, too. All dates are the storage's own, so no machine's clock
+    matters.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
@@ -214,16 +218,20 @@ def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
             objects.delete_folder(name, there, first=MANIFEST_NAME)
 
 
-# The list of what was pushed from a folder, or begun to be: `.holdfast-pushed`, in that folder. The list
-# distinguishes a checkpoint that was deleted from the folder, and must not come back, from one that was never there.
+# The list of pushes from a folder, complete or begun: `.holdfast-pushed`, in that folder. The list
+# distinguishes a checkpoint that was deleted from the folder, and must not be fetched again, from
+# one that was never in the folder.
 
 PUSHED_NAME = ".holdfast-pushed"
 _MOST_NAMES: Final = 10_000
-"""Of each storage, those of the highest steps: whoever goes back over more of them meets others again."""
+"""The most names for each storage, of the highest steps; others may be fetched again."""
 
 
 def pushed_names(folder: Path, url: str) -> list[str]:
-    """The names, in storage, of what was pushed from `folder` to `url`; none where nobody can tell."""
+    """Return the names in storage of the checkpoints pushed from `folder` to `url`.
+
+    If the list is unreadable, the result is empty.
+    """
     try:
         return _parse(folder).get(url, [])
     except (OSError, *DAMAGED_JSON) as error:
@@ -237,10 +245,10 @@ def pushed_names(folder: Path, url: str) -> list[str]:
 
 
 def note_pushed(folder: Path, url: str, name: str) -> None:
-    """Note that what is called `name` in storage is from `folder`, and pushed to `url`.
+    """Record that the checkpoint `name` in storage was pushed from `folder` to `url`.
 
     Raises:
-        OSError: it could not be read or written.
+        OSError: the list could not be read or written.
     """
     try:
         pushed = _parse(folder)

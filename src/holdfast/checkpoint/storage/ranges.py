@@ -1,7 +1,8 @@
-"""Parts of the files of one checkpoint in object storage, every block of them verified.
+"""Read parts of the files of one checkpoint in object storage, and verify every block.
 
-Beside a file of more than one block lies its sidecar, the digests of its blocks; it is small, checked against the
-manifest, and kept. What is read is rounded to whole blocks, so that a byte that changed is found in a part as well.
+A file of more than one block has a sidecar in storage with the digests of its blocks. The sidecar
+is small; the reader checks it against the manifest and keeps it. Reads are rounded to whole blocks,
+so that damage is detected in a part of a file, too.
 """
 
 import threading
@@ -22,23 +23,23 @@ from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint
 
 _PARTS_AT_ONCE: Final = 8
 _ATTEMPTS: Final = 2
-"""To read a part: bytes may be damaged on the way, and then are right the next time."""
+"""Attempts to read a part: bytes damaged in transit are likely right at the second attempt."""
 
 
 def by_blocks(entry: FileEntry) -> bool:
-    """Whether the checksum of a file is one of its blocks' digests; else it is of its bytes in a row."""
+    """Return True if a file's checksum is made of block digests, False if of its whole content."""
     return not entry.checksum.startswith(whole_checksum(""))
 
 
 def sidecar_of(entry: FileEntry) -> tuple[str, int] | None:
-    """The path of a file's sidecar in storage and its size in bytes; None where there is none."""
+    """Return the path in storage and the size in bytes of a file's sidecar, or None."""
     if not by_blocks(entry) or entry.size_bytes <= BLOCK_BYTES:
         return None
     return entry.path + SIDECAR_SUFFIX, -(-entry.size_bytes // BLOCK_BYTES) * DIGEST_BYTES
 
 
 class RangeReader:
-    """Reads parts of the files of `checkpoint`. Safe to use from several threads."""
+    """Read parts of the files of `checkpoint`; safe to use from several threads."""
 
     def __init__(self, objects: Objects, checkpoint: RemoteCheckpoint) -> None:
         self.checkpoint = checkpoint
@@ -49,10 +50,10 @@ class RangeReader:
         self._lock = threading.Lock()
 
     def read(self, file: str, offset: int, length: int) -> memoryview:
-        """See `Remote.read_range`.
+        """Read a part of a file; see `Remote.read_range`.
 
         Raises:
-            FileNotFoundError: the file is not there any more.
+            FileNotFoundError: the file is no longer in storage.
         """
         entry = self._files.get(file)
         if entry is None:

@@ -1,12 +1,12 @@
-"""Checkpoints in object storage: pushed there, listed, fetched back, read in parts, deleted. Needs no torch.
+"""Push, list, fetch, read in parts and delete checkpoints in object storage. Needs no torch.
 
 | module | one idea |
 |---|---|
-| `objects` | objects behind few calls that try again |
-| `remote_catalog` | which checkpoints lie there, and whether each is whole |
-| `remote_push` | local folder → there, its manifest last |
-| `remote_fetch` | there → local folder, under its name once every byte verified |
-| `remote_ranges` | parts of files, every block verified |
+| `object_store` | objects behind a few calls with retries |
+| `catalog` | which checkpoints are in storage, and whether each is whole |
+| `push` | from a local folder to storage, the manifest last |
+| `fetch` | from storage to a local folder, renamed once every byte is verified |
+| `ranges` | parts of files, every block verified |
 """
 
 import time
@@ -28,22 +28,25 @@ _MIB = 1 << 20
 
 
 class Remote:
-    """The checkpoints below one URL. Safe to use from several threads, not after a fork.
+    """The checkpoints below one URL.
 
-    Every method raises `NotFound` where there is no such bucket, folder or step, and `StorageFailed` where storage
-    refused, or failed in all attempts.
+    An instance is safe to use from several threads, but not after a fork. Every method raises
+    `NotFound` if the bucket, folder or step does not exist, and `StorageFailed` if storage refused
+    the request or all attempts failed.
 
     Args:
-        url: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; the rest comes from the environment.
-        max_write_mib_s: how fast to push at most, in MiB a second; None: as fast as it goes.
-        patience: how long storage is waited for; None: as `Patience` says.
-        clock: for the pace, and to tell what dead pushes left.
-        sleep: how to pause.
-        part_bytes: what is sent in one request; S3 takes no less than 5 MiB.
+        url: `s3://BUCKET/PREFIX`, `gs://…`, `az://…` or `file:///FOLDER`; credentials come from the
+            environment.
+        max_write_mib_s: the largest push rate in MiB/s; None for no limit.
+        patience: how long to wait for storage; None for the defaults of `Patience`.
+        clock: the clock for the rate, and for the age of unfinished pushes.
+        sleep: the function that pauses.
+        part_bytes: the size of one request; S3 needs at least 5 MiB.
 
     Raises:
-        BadUse: nothing here reads such a URL, a setting is out of range, or obstore is not installed.
-        NotFound: `url` is a folder, and not there.
+        BadUse: the URL's scheme is not supported, a setting is out of range, or obstore is not
+            installed.
+        NotFound: `url` is a folder that does not exist.
     """
 
     def __init__(
@@ -70,33 +73,42 @@ class Remote:
         self._reader: RangeReader | None = None
 
     def push(self, folder: str | Path) -> RemoteCheckpoint:
-        """Put a local checkpoint there. It is a checkpoint there once this returns, and not before it is whole.
+        """Push a local checkpoint to storage.
 
-        What an earlier push of the same left is not sent again. From then on it counts, not another save of its step.
-        What was replaced, or left by dead pushes and deletions, a day ago is deleted. Memory: about 160 MiB.
+        The checkpoint appears in storage once it is whole. Files that an earlier push of the same
+        checkpoint has sent are not sent again. The pushed save then counts as the one of its step.
+        Saves that were replaced a day ago, and objects left by dead pushes and deletions, are
+        deleted. A push takes about 160 MiB of memory.
+
+        Args:
+            folder: the checkpoint, a folder `step-NUMBER`.
 
         Raises:
-            BadUse: `folder` is no checkpoint, or was not saved whole.
-            DamagedCheckpoint: a file is not what its manifest says.
+            BadUse: `folder` is no checkpoint, or was not saved completely.
+            DamagedCheckpoint: a file does not match the manifest.
         """
         now_s = self._clock.now_s()
         return push(self._objects, Path(folder), pace=self._pace, now_s=now_s, sleep=self._sleep)
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Return the URL."""
         return self._objects.url
 
     @property
     def signs(self) -> int:
-        """Of life: grows for as long as what another thread does here gets on."""
+        """Return a count that grows while another thread's work in storage makes progress."""
         return self._objects.signs
 
     def scan(self, *, above: int = -1, patience: Patience | None = None) -> list[RemoteCheckpoint]:
-        """The checkpoints there, newest first, whole or damaged, by manifest and sizes; reads no data.
+        """List the checkpoints in storage, newest first, whole or damaged, by manifest and sizes.
 
-        Of two of one step the one pushed last comes first; the other is deleted by a push a day later. Those of steps
-        up to `above` are left out, unread. `patience`: of this look; None: as of all else.
+        No data is read. Of two saves of one step, the one pushed last comes first; a push deletes
+        the other a day later.
+
+        Args:
+            above: leave out the steps up to this one.
+            patience: how long to wait for this listing; None for the patience of the object.
         """
         objects = self._objects
         if patience is not None:
@@ -106,10 +118,10 @@ class Remote:
         return scan_remote(objects, above=above)
 
     def find(self, step: int) -> RemoteCheckpoint:
-        """The checkpoint of a step; of several whole ones that which was pushed last.
+        """Return the whole checkpoint of a step; of several, the one pushed last.
 
         Raises:
-            DamagedCheckpoint: it is there and not whole.
+            DamagedCheckpoint: storage has the step, but none of its saves is whole.
         """
         step = check_whole("step", step, least=0)
         there = scan_remote(self._objects, step)
@@ -125,32 +137,38 @@ class Remote:
         )
 
     def fetch(self, checkpoint: int | RemoteCheckpoint, into: str | Path) -> Path:
-        """Download a step, or what `scan` listed, into a local checkpoint folder; there it appears once it is verified.
+        """Download and verify a checkpoint into a local checkpoint folder.
 
-        One of the same step in `into` is replaced. What a kill leaves is hidden and goes with the next process's first
-        save there. Memory: about 64 MiB.
+        The checkpoint appears in the folder once it is verified, and replaces one of the same step.
+        If the process is killed, a hidden folder remains, and the first save of the next process
+        there deletes it. The download takes about 64 MiB of memory.
+
+        Args:
+            checkpoint: a step, or an item of `scan`.
+            into: the checkpoint folder.
 
         Raises:
-            DamagedCheckpoint: it is not what its manifest says; nothing was changed in `into`.
+            DamagedCheckpoint: the checkpoint does not match its manifest; nothing was changed in
+                `into`.
             CheckpointError: `into` is full or cannot be written.
         """
         found = checkpoint if isinstance(checkpoint, RemoteCheckpoint) else self.find(checkpoint)
         return fetch(self._objects, found, Path(into))
 
     def read_range(self, step: int, file: str, offset: int, length: int) -> memoryview:
-        """Read a part of one file of a checkpoint, every block of it verified.
+        """Read a part of one file of a checkpoint, and verify every block of the part.
 
         Raises:
             BadUse: the file has no such part.
-            DamagedCheckpoint: it is not what its manifest says.
-            CheckpointError: it was saved by a version whose files cannot be verified in parts.
+            DamagedCheckpoint: the file does not match its manifest.
+            CheckpointError: an earlier version saved the checkpoint, so parts cannot be verified.
         """
         reader = self._reader
         if reader is not None and reader.checkpoint.step == step:
             try:
                 return reader.read(file, offset, length)
             except FileNotFoundError:
-                pass  # replaced since
+                pass  # the save was replaced
         self._reader = reader = RangeReader(self._objects, self.find(step))
         try:
             return reader.read(file, offset, length)
@@ -160,9 +178,10 @@ class Remote:
             ) from error
 
     def delete(self, step: int) -> None:
-        """Delete a step: the manifest first, after which it is no checkpoint, then the rest.
+        """Delete a step: first the manifest, so that the checkpoint disappears, then the rest.
 
-        What a kill in between leaves goes with a later push. Other processes should not be pushing that step.
+        If the process is killed, a later push deletes the rest. No other process should push the
+        step meanwhile.
         """
         there = scan_remote(self._objects, check_whole("step", step, least=0))
         if not there:

@@ -1,14 +1,27 @@
-"""The process that keeps object storage in step with a checkpoint folder. It needs no torch, and outlives the trainer.
+"""Push new checkpoints of a folder to object storage, in a process that outlives the trainer.
 
-Started by `Pusher` for rank 0, with its process id. It looks at the folder, pushes the newest checkpoint that storage
-does not have, and looks again: where saves come faster than storage takes them, those in between are left out. What
-fails is tried again for as long as the trainer lives. Once that has said on its standard input that it ends, or is
-dead, it pushes the newest one, also one that becomes durable just then, and ends: with 1 where the newest is not there.
-What the trainer's successor saves is left to the process of that one, and what is being saved is not waited for any
-more once there has been nothing to push for ten minutes.
+`Pusher` starts the process for rank 0, with the trainer's process id. The process needs no torch.
+It repeats three steps:
 
-It prints a line of JSON for each push: `{"step", "url", "size_bytes", "seconds"}`, or `{"step", "failed"}`; while it
-gets on with one, `{"signs"}`; and what else there is to say, `{"warning"}`.
+1. Look at the folder.
+2. Push the newest checkpoint that storage does not have. If saves come faster than pushes, the
+   checkpoints between are skipped.
+3. Try a failed push again, for as long as the trainer lives.
+
+Once the trainer has ended or closed the process's standard input, the process pushes the newest
+checkpoint, even one that becomes durable just then, and ends. The exit status is 1 if the newest
+checkpoint could not be pushed. Checkpoints of a replacement trainer are left to that trainer's own
+process. After ten minutes without anything to push, the process no longer waits for a save in
+progress.
+
+The process prints a line of JSON for each event:
+
+| line | event |
+|---|---|
+| `{"step", "url", "size_bytes", "seconds"}` | a push has succeeded |
+| `{"step", "failed"}` | a push has failed |
+| `{"signs"}` | a push makes progress |
+| `{"warning"}` | a warning to log |
 """
 
 import argparse
@@ -39,24 +52,24 @@ from holdfast.core.sockets import readable
 
 _LOOK_EVERY_S: Final = 0.5
 _LOOK_ANYWAY_S: Final = 30.0
-"""Also where no checkpoint has come or gone: one that was copied in by hand may have been completed."""
+"""Seconds between looks at an unchanged folder: a copied checkpoint may have been completed."""
 _LONGEST_PAUSE_S: Final = 60.0
 _SIGN_EVERY_S: Final = 5.0
 _WANTED_FOR_S: Final = 600.0
-"""Renewed while it is pushed, so that a push that was killed does not keep its checkpoint for long."""
+"""Seconds of a lease on the checkpoint, renewed during the push; it ends soon after a kill."""
 _SETTLED_S: Final = 5.0
-"""What a trainer that was killed had ordered begins to be written within this time."""
+"""Seconds within which the writes begin that a killed trainer had requested."""
 _CLOCK_STEP_S: Final = 60.0
-"""So far a clock may be set back without the trainer's last save being taken for one of its successor."""
+"""Seconds that a clock may be set back; a later save counts as a replacement trainer's."""
 _READ_TRIES: Final = 5
-"""Of one that cannot be read, before it counts as damaged."""
+"""Attempts to read a checkpoint before the checkpoint counts as damaged."""
 _NICENESS: Final = 5
 _logger = logging.getLogger("holdfast")
 _saying = threading.Lock()
 
 
 class Pushing:
-    """The checkpoints to upload, and the state of the trainer that saves them."""
+    """Push the checkpoints that a trainer saves, until the trainer has ended."""
 
     def __init__(
         self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float
@@ -79,7 +92,11 @@ class Pushing:
         self._warned: set[str] = set()
 
     def run(self) -> int:
-        """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
+        """Push until the trainer has ended and nothing is left to push.
+
+        Returns:
+            The exit status: 1 if the newest checkpoint could not be pushed.
+        """
         never = float("inf")
         pause_s, gone_at_s, idle_since_s, quiet_since_s = _LOOK_EVERY_S, never, never, never
         while True:
@@ -91,7 +108,7 @@ class Pushing:
             is_gone = gone_at_s < never
             is_idle = is_quiet = is_done = False
             with self._warned_of(f"What is to be pushed from {self._folder} cannot be seen yet"):
-                # Before the look: what becomes durable meanwhile is seen.
+                # Checked before the scan, so that the scan sees a save that ends in between.
                 is_saving = is_gone and has_unfinished(self._folder)
                 newest = self._newest_unpushed() if is_gone or self._may_have_changed() else None
                 is_idle = is_gone and newest is None
@@ -100,7 +117,7 @@ class Pushing:
             now_s = time.monotonic()
             idle_since_s = min(idle_since_s, now_s) if is_idle else never
             quiet_since_s = min(quiet_since_s, now_s) if is_quiet else never
-            # A successor may always be saving.
+            # A replacement trainer may always be saving, so the waits have limits.
             if now_s - quiet_since_s >= self._settled_s or now_s - idle_since_s > self._give_up_s:
                 return int(self._has_given_up)
             if is_done:
@@ -112,7 +129,7 @@ class Pushing:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _may_have_changed(self) -> bool:
-        """Whether the folder is not as it was when there was nothing to push."""
+        """Return True if the folder has changed since there was nothing to push."""
         changed_at_ns, now_s = self._folder.stat().st_mtime_ns, time.monotonic()
         if changed_at_ns == self._nothing_in and now_s < self._look_again_s:
             return False
@@ -125,9 +142,8 @@ class Pushing:
             is_fit = info.state in ("written", "verified") and not (
                 info.marks.damaged or info.abandoned
             )
-            if (
-                not is_fit or (info.created_at_s or 0.0) > self._saved_until_s
-            ):  # that is its successor's to push
+            # Later checkpoints are the replacement trainer's to push.
+            if not is_fit or (info.created_at_s or 0.0) > self._saved_until_s:
                 continue
             save = info.path, _save_of(info.path)
             if save not in self._damaged:
@@ -136,13 +152,13 @@ class Pushing:
         return None
 
     def _push(self, info: CheckpointInfo) -> bool:
-        """Whether there is nothing more to do for this one."""
+        """Push a checkpoint; return True if nothing more can be done for it."""
         self._nothing_in = None
         began_s, save = time.monotonic(), _save_of(info.path)
-        # Before it is there: a kill, and a later step that goes next, would leave it unnoted.
+        # Recorded before the push; else a kill after the push would leave it unrecorded.
         with (
             self._warned_of(f"That step {info.step} is pushed is not noted in {self._folder}"),
-            contextlib.suppress(FileNotFoundError),  # a newer one took its place
+            contextlib.suppress(FileNotFoundError),  # a newer save replaced the checkpoint
         ):
             name = remote_name(info.step, (info.path / MANIFEST_NAME).read_bytes())
             note_pushed(self._folder, self._remote.url, name)
@@ -154,12 +170,11 @@ class Pushing:
             self._unread[info.path, save] += isinstance(error.__cause__, UnreadError)
             if 0 < self._unread[info.path, save] < _READ_TRIES:
                 return False
-            self._damaged.add(
-                (info.path, save)
-            )  # it will not heal: the one before is what can be pushed
+            # The damage stays, so the checkpoint before this one is pushed.
+            self._damaged.add((info.path, save))
             return True
         except (HoldfastError, OSError) as error:
-            if not info.path.exists():  # a newer one took its place
+            if not info.path.exists():  # a newer save replaced the checkpoint
                 return True
             _say({"step": info.step, "failed": str(error)})
             return False
@@ -179,7 +194,7 @@ class Pushing:
 
     @contextlib.contextmanager
     def _wanted(self, checkpoint: Path) -> Iterator[None]:
-        """Nobody deletes it meanwhile; and the trainer hears that something goes on."""
+        """Hold a lease on the checkpoint against deletion, and report progress to the trainer."""
         over = threading.Event()
 
         def mark(change: Callable[[], object]) -> None:
@@ -213,7 +228,7 @@ class Pushing:
 
     @contextlib.contextmanager
     def _warned_of(self, consequence: str) -> Iterator[None]:
-        """What fails here is said once, and keeps nothing from being pushed."""
+        """Log a failure once, and continue."""
         try:
             yield
         except (HoldfastError, OSError) as error:
@@ -222,7 +237,11 @@ class Pushing:
                 _logger.warning("%s: %s", consequence, error)
 
     def _delete_old(self, pushed: int) -> None:
-        """Later steps are of a run that went on from elsewhere: what was pushed now does not go for them."""
+        """Delete old checkpoints in storage, by the `keep` limit.
+
+        Steps above the pushed one belong to an abandoned line of the run, and do not count for the
+        limit.
+        """
         if self._keep is not None:
             there = [
                 each
@@ -240,22 +259,25 @@ class Pushing:
                     self._remote.delete(step)
 
     def _has_ended(self, timeout_s: float) -> bool:
-        """Whether the trainer has closed it or is dead, which a child that it forked may keep from being its end."""
+        """Return True if the trainer has closed its pipe or is dead.
+
+        A dead trainer's pipe may stay open in a child that it forked.
+        """
         said = sys.stdin.fileno()
         ended = readable([said, *self._trainer], timeout_s)
         if not ended and (self._trainer or os.getppid() == self._trainer_pid):
             return False
         if not (said in ended and os.read(said, 1)):  # not in good order
             self._settled_s = _SETTLED_S
-        _release(2)  # whoever reads what the trainer said does not wait for this
+        _release(2)  # a reader of the trainer's stderr must not wait for this process
         return True
 
 
 def _pidfd(pid: int) -> list[int]:
-    """What can be read once the process is dead."""
+    """Return a descriptor that becomes readable when the process ends."""
     try:
         return [os.pidfd_open(pid)]
-    except OSError:  # an old kernel, or it is dead: then this process has another parent
+    except OSError:  # an old kernel; or the process is dead, and this one has another parent
         return []
 
 
@@ -285,14 +307,14 @@ def _release(*fds: int) -> None:
 
 
 class _ByTheTrainer(logging.Handler):
-    """The trainer says it, to whom and how its own warnings are said."""
+    """Send log records to the trainer, which logs them in its own way."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _say({"warning": self.format(record)})
 
 
 def main() -> None:
-    """Push what appears in the folder that the arguments name."""
+    """Push the checkpoints that appear in the folder named by the arguments."""
     parser = argparse.ArgumentParser(prog=Path(__file__).stem)
     parser.add_argument("trainer_pid", type=int)
     parser.add_argument("folder", type=Path)
@@ -300,9 +322,8 @@ def main() -> None:
     parser.add_argument("--keep", type=int)
     parser.add_argument("--give-up-s", type=float, default=600.0)
     arguments = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # a terminal's interrupt is the trainer's to act on
+    # The trainer handles a terminal's interrupt.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     _logger.addHandler(_ByTheTrainer())
     _logger.propagate = False

@@ -1,4 +1,4 @@
-"""The trainer's side of the process that pushes checkpoints to object storage, and what is fetched from there."""
+"""Run the trainer's side of object storage: control the pushing process, and fetch checkpoints."""
 
 import contextlib
 import functools
@@ -37,12 +37,12 @@ PUSHING_MODULE: Final = "holdfast.checkpoint.storage.upload_process"
 _LOOK_EVERY_S: Final = 5.0
 _SILENT_S: Final = 600.0
 _HURRIED: Final = Patience(request_timeout_s=20.0, retry_timeout_s=20.0, tries=5, attempts=2)
-"""With storage that may have something newer, where there is something to go on from."""
+"""The patience with storage if the folder has a checkpoint to continue from."""
 _logger = logging.getLogger("holdfast")
 
 
 class Pusher:
-    """Keeps storage in step with a folder from `start` to `close`; one a job."""
+    """Keep storage up to date with a folder, from `start` to `close`; one instance for each job."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Pusher:
         keep: int | None,
         on_message: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Nothing is started before `start`, and nothing looked at.
+        """Create the pusher, without a look at the folder; `start` starts its process.
 
         Args:
-            folder: of the checkpoints.
-            url: see `Remote`.
-            keep: how many stay there; None: all.
+            folder: the checkpoint folder.
+            url: the storage, see `Remote`.
+            keep: the most checkpoints in storage; None for all.
             on_message: called with each message of the pushing process, see `upload_process`.
 
         Raises:
@@ -74,9 +74,10 @@ class Pusher:
         self._heard = threading.Event()
 
     def start(self) -> None:
-        """Start the process, or another where it has died. Where none can be started it is said, and training goes on.
+        """Start the process if it does not run, also after it has died.
 
-        Call it again, then, at the next save.
+        If the process cannot be started, a warning is logged and training continues; the next save
+        calls this method again.
         """
         self._is_needed = True
         if self._process is not None and self._process.poll() is None:
@@ -94,14 +95,14 @@ class Pusher:
                         env=environment,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
-                        start_new_session=True,  # what ends the trainer's group must not end it
+                        start_new_session=True,  # signals to the trainer's group must not end it
                     )
                 )
                 undo.callback(process.kill)
                 listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
                 listener.start()
                 undo.pop_all()
-        except (OSError, RuntimeError) as error:  # of the process, of the thread
+        except (OSError, RuntimeError) as error:  # no process, or no thread, can be started
             _logger.warning(
                 "The process that pushes checkpoints could not be started (%s). The next save tries again.",
                 error,
@@ -110,14 +111,15 @@ class Pusher:
         self._process, self._listener = process, listener
 
     def close(self, *, wait: bool) -> None:
-        """End the process once the newest checkpoint is there, or could not be pushed for ten minutes.
+        """End the process once the newest checkpoint is in storage.
 
-        Without `wait` that is left to it, and so it is where nothing was heard of it for ten minutes. For as long as it
-        gets on, the time of the job's section begins anew.
+        The process gives up after ten minutes of failed pushes. This method waits for the end only
+        with `wait`, and at most ten minutes after the process's last message. While messages come,
+        the time limit of the job's section starts anew.
         """
         if not self._is_needed:
             return
-        self.start()  # what died may have left something
+        self.start()  # a process that has died may not have pushed the newest checkpoint
         self._is_needed = False
         if self._process is not None:
             release(self._process)
@@ -130,7 +132,7 @@ class Pusher:
             )
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int | None:
-        """The exit status; None where it does not get on."""
+        """Return the exit status of the process; None if it makes no progress."""
         heard_at_s = time.monotonic()
         while time.monotonic() - heard_at_s <= _SILENT_S:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,18 +159,20 @@ class Pusher:
             if "step" in told:
                 self._on_message(told)
         process.stdout.close()
-        release(process)  # it has ended
-        process.wait()  # else nobody does, where `close` has not waited
+        release(process)  # the process has ended
+        process.wait()  # collects the exit status if `close` has not waited
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The rules that decide which checkpoints of the storage may be fetched.
+    """Decide which checkpoints of the storage may be fetched.
 
     Attributes:
-        run: the name of this run. If it is not empty, checkpoints of runs with another name are not fetched.
-        is_fresh: checkpoints of runs without a name are not fetched either.
-        newer: newer checkpoints are fetched. Otherwise one step is requested, which may be of an abandoned line.
+        run: the name of this run. If it is not empty, checkpoints of runs with another name are not
+            fetched.
+        is_fresh: whether checkpoints of runs without a name are not fetched either.
+        newer: whether newer checkpoints are fetched. Otherwise one step is requested, which may be
+            of an abandoned line.
     """
 
     run: str = ""
@@ -176,7 +180,7 @@ class Asked:
     newer: bool = True
 
     def offers(self, there: RemoteCheckpoint) -> bool:
-        """Return whether it may be fetched."""
+        """Return True if the checkpoint may be fetched."""
         of = "" if there.manifest is None else there.manifest.run
         return of == self.run or not (self.is_fresh or (of and self.run))
 
@@ -185,7 +189,7 @@ _ANY: Final = Asked()
 
 
 def has_any(pusher: Pusher | None, asked: Asked) -> bool:
-    """Return whether storage has something that `restore` takes or refuses.
+    """Return True if storage has a checkpoint that `restore` would take or refuse.
 
     Raises:
         NotFound, StorageFailed: storage cannot be reached.
@@ -198,7 +202,10 @@ def has_any(pusher: Pusher | None, asked: Asked) -> bool:
 def fetch_together(
     ranks: Ranks, remote: Remote, folder: Path, asked: Asked
 ) -> Callable[[int, int], int | None]:
-    """Fetch what is newer, if that is asked; return `fetch_instead` for all ranks. Both are collective."""
+    """Fetch a newer checkpoint, if `asked.newer`, and return `fetch_instead` for all ranks.
+
+    This function and the returned one are collective.
+    """
     at_length = functools.partial(
         ranks.first_at_length, signs=lambda: remote.signs, section="restore"
     )
@@ -212,16 +219,17 @@ def fetch_together(
 
 
 def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
-    """Fetch the newest whole checkpoint of the line in storage, where `folder` has none as new.
+    """Fetch the newest whole checkpoint of the line in storage, unless `folder` has one as new.
 
-    Where the folder has a checkpoint, what was pushed from there and is not there any more was taken away, and does not
-    come back: it is said. Where fetching is not possible, a checkpoint of the folder is good enough; that is said, too.
+    A checkpoint that was pushed from the folder and deleted there was removed on purpose. It is not
+    fetched again, and a warning is logged. If the fetch fails and the folder has a checkpoint, a
+    warning is logged, too.
 
     Raises:
-        BadUse: storage has checkpoints of another run alone, and there is nothing else.
-        NotFound, StorageFailed: storage cannot be reached, and there is nothing else.
-        CheckpointError: there is no room for it, and nothing else.
-        NoVerifiedCheckpoint: storage has checkpoints, none of which is whole, and there is nothing else.
+        BadUse: storage has checkpoints of another run only, and the folder has none.
+        NotFound, StorageFailed: storage cannot be reached, and the folder has no checkpoint.
+        CheckpointError: the disk is full, and the folder has no checkpoint.
+        NoVerifiedCheckpoint: no checkpoint in storage is whole, and the folder has none.
     """
     here = scan(folder)
     newest = next(
@@ -257,11 +265,15 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
 def fetch_instead(
     remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY
 ) -> int | None:
-    """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
+    """Fetch a whole checkpoint from storage in place of `step`, which is damaged in `folder`.
 
-    One of a step up to `above`, which `folder` has, too, is not fetched. Between them a policy may have deleted what
-    storage has, so nobody can tell what a person took away, and it is fetched, too. What training has left behind is
-    fetched where its step is asked for. Returns the step; None where there is none, or it cannot be had.
+    The newest checkpoint of `step`, or of an older step above `above`, is fetched; the folder has
+    `above` itself. A retention policy may have deleted checkpoints in this range, so a checkpoint
+    that is missing in the folder is fetched, too. A checkpoint of an abandoned line is fetched only
+    if its step is requested.
+
+    Returns:
+        The fetched step; None if there is none, or it could not be fetched.
     """
     try:
         found = remote.scan(above=above, patience=_HURRIED if above >= 0 else None)
@@ -275,7 +287,7 @@ def fetch_instead(
                 _logger.warning(
                     "Step %d was not to be had from storage either: %s", there.step, reason
                 )
-    except (NotFound, CheckpointError) as error:  # an older one is better than none
+    except (NotFound, CheckpointError) as error:  # the caller then tries an older checkpoint
         _logger.warning("Step %d was not to be had from storage either: %s", step, error)
     return None
 
@@ -288,10 +300,11 @@ def _not_taken_away(
     *,
     above: int,
 ) -> Iterator[RemoteCheckpoint]:
-    """Yield what storage has beyond `above`, the folder's newest step (-1: it has none), and training goes on from.
+    """Yield the newer checkpoints in storage from which training may continue.
 
-    What was taken away is left out, and what training has left behind. Of a step whose newest save was taken away, the
-    saves that it replaced are none to go on from either.
+    `above` is the folder's newest step, -1 if there is none. Checkpoints that were deleted from the
+    folder on purpose are left out, and so are those of abandoned lines. If the newest save of a
+    step was deleted, the saves that it replaced are left out, too.
     """
     present = {info.step for info in here}
     abandoned = {info.step for info in here if info.abandoned}
@@ -315,7 +328,7 @@ def _not_taken_away(
 
 
 def _offered(found: Sequence[RemoteCheckpoint], asked: Asked) -> list[RemoteCheckpoint]:
-    """Leave out what is of another run."""
+    """Remove the checkpoints of other runs."""
     offered = [each for each in found if asked.offers(each)]
     if others := sorted({each.step for each in found} - {each.step for each in offered}):
         _logger.info("Not fetched from storage, as they are of another run: steps %s.", others)
@@ -333,7 +346,7 @@ def _of_another_run(remote: Remote, folder: Path, there: RemoteCheckpoint, run: 
 
 
 def _fetch(remote: Remote, folder: Path, there: RemoteCheckpoint) -> str:
-    """Fetch a checkpoint; return why the one in storage cannot be used, or an empty string."""
+    """Fetch a checkpoint; return why the one in storage cannot be used, or "" if it was fetched."""
     remove_leftovers(folder)
     try:
         remote.fetch(there, folder)

@@ -1,6 +1,6 @@
-"""The trainer's side of the writing process: starts it, gives it orders, and starts another one where it dies or hangs.
+"""Start the writing process, send it requests, and replace it if it dies or hangs.
 
-An order is in one arena until it is durable, so that whatever happens to the process, the next one finds it sealed.
+Each save stays in its own buffer until it is durable, so a replacement process can resume it.
 """
 
 import contextlib
@@ -31,21 +31,21 @@ from holdfast.core.system_limits import in_words
 
 _logger = logging.getLogger("holdfast")
 _SILENT_S: Final = 15.0
-"""The process says twice a second that it lives; one that is silent for so long is stopped, or swapped out for good."""
+"""Seconds without a message after which the writing process is replaced; it sends two a second."""
 _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
-"""Processes that may die of one save; it fails with the last."""
+"""The number of processes that may die during one save; the save fails with the last of them."""
 _ENDING_S: Final = 5.0
-"""For what it is deleting when all is saved; what is left of that, the next job deletes."""
+"""Seconds to delete old checkpoints in after the last save; the next job deletes the rest."""
 
 
 class _Stalled(Exception):
-    """A process says that it lives, and writes nothing; the message says for how long."""
+    """Report a process that sends messages but writes nothing; the message holds the duration."""
 
 
 class NotAttestedError(SaveFailed):
-    """The staged bytes are not those of the live tensors; `pieces` are the indices in the layout's list."""
+    """The staged bytes differ from the live tensors; `pieces` are their indices in the layout."""
 
     def __init__(self, message: str, pieces: list[int]) -> None:
         super().__init__(message)
@@ -54,13 +54,16 @@ class NotAttestedError(SaveFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteResult:
-    """A save that is durable.
+    """Describe a durable save.
 
     Attributes:
-        seconds: from when its writing began until all ranks' parts were there; 0: the process died before it said so.
-        digest: of the manifest; None there too, and on other ranks than 0.
-        size_bytes: of the files of all ranks; None likewise.
-        differing: what ranks have alike by name and not by content, where that was compared; on rank 0.
+        seconds: from the start of the write until all ranks' parts were there; 0 if the process
+            died before its report.
+        digest: the manifest's digest; None on ranks other than 0, or if the process died before its
+            report.
+        size_bytes: the size of all ranks' files; None in the same cases as `digest`.
+        differing: the replicated entries that differ between ranks, if they were compared; on rank
+            0.
     """
 
     seconds: float = 0.0
@@ -96,7 +99,7 @@ class _Outstanding:
         }
 
     def settle(self, failure: str) -> None:
-        """Tell whoever waits that it is durable, or why it failed."""
+        """Complete the future of a save: durable if `failure` is empty, else failed."""
         if not failure:
             self.ended.set_result(WriteResult())
             return
@@ -107,17 +110,19 @@ class _Outstanding:
 
 
 class Writer:
-    """One rank's writing process."""
+    """Control one rank's writing process."""
 
     def __init__(
         self, *, timeout_s: float, max_write_bytes_s: float | None, keep_s: float = 0.0
     ) -> None:
-        """Nothing is started before the first order.
+        """Create the object; the first save starts the process.
 
         Args:
-            timeout_s: how long a save may go on without a byte written, or wait for other ranks, before it fails.
-            max_write_bytes_s: a limit to the rate; None: none.
-            keep_s: how long the process keeps the newest snapshot for a successor of this one, see `keeping`.
+            timeout_s: seconds without a byte written, or of waiting for other ranks, before a save
+                fails.
+            max_write_bytes_s: the largest write rate in bytes/s; None for no limit.
+            keep_s: seconds that the process keeps the newest snapshot for a replacement trainer,
+                see `memory.server`.
         """
         self._keep_s = keep_s
         self._timeout_s = timeout_s
@@ -132,15 +137,15 @@ class Writer:
         self._closed = False
         self._pairing: tuple[Pairing, float | None] | None = None
         self.held_step = -1
-        """The last one that the peer holds in memory, as far as is known."""
+        """The newest step known to be in the peer's memory, or -1."""
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """Return the process id of the writing process, or None if there is no process."""
         return self._process.pid if self._process is not None else None
 
     def share_arena(self, arena: Arena) -> int:
-        """Let the process know an arena; its number. It stays this object's to close."""
+        """Send a buffer to the process, and return its number. This object closes the buffer."""
         with self._lock:
             self._numbers += 1
             self._arenas[self._numbers] = arena
@@ -149,7 +154,7 @@ class Writer:
             return self._numbers
 
     def share_layout(self, layout: Layout) -> int:
-        """Let the process know a layout; its number."""
+        """Send a layout to the process, and return its number."""
         fd = os.memfd_create("holdfast-layout", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(fd), "wb") as file:
             file.write(layout.pack())
@@ -161,11 +166,12 @@ class Writer:
             return self._numbers
 
     def pair(self, pairing: Pairing, *, max_bytes: float | None) -> None:
-        """Let the process know its peer; the listener is this object's to close.
+        """Send the peer's address to the process. This object closes the listener.
 
         Args:
-            pairing: who it is.
-            max_bytes: what the process may hold for others and for this rank together; None: as much as there is.
+            pairing: the peer, and the listening socket for it.
+            max_bytes: the most memory that the process may use for this rank and for peers; None
+                for no limit.
         """
         with self._lock:
             self._pairing = pairing, max_bytes
@@ -177,7 +183,7 @@ class Writer:
             self._tell({"peer": pairing.message(max_bytes)}, pairing.listener.fileno())
 
     def forget(self, arenas: list[int], layouts: list[int]) -> None:
-        """Let go of what no save needs any more."""
+        """Release buffers and layouts that no save needs any more."""
         with self._lock:
             for number in arenas:
                 arena = self._arenas.pop(number)
@@ -198,14 +204,16 @@ class Writer:
         replicas: bytes = b"",
         refuses: bool = False,
     ) -> "Future[WriteResult]":
-        """Order the image in a sealed arena to be made durable; `replicas` and `refuses`: see `persist.Part`.
+        """Request that the image in a buffer is made durable.
+
+        See `persist.RankWrite` for `replicas` and `refuses`.
 
         Returns:
-            What there is, once it is durable; else SaveFailed, or NotAttestedError.
+            A future of the result; it fails with SaveFailed or NotAttestedError.
 
         Raises:
-            OSError: no process could be started.
-            RuntimeError: no thread could, or the interpreter ends.
+            OSError: the process cannot be started.
+            RuntimeError: its thread cannot be started, or the interpreter is ending.
         """
         with self._lock:
             known = self._layouts[layout][1]
@@ -219,9 +227,10 @@ class Writer:
         return outstanding.ended
 
     def close(self, *, in_good_order: bool = True) -> None:
-        """End the process; nothing may be outstanding, and what is, fails.
+        """End the process; saves that are still outstanding fail.
 
-        Where the training does not end `in_good_order`, it is let go, and keeps what it is to keep.
+        If training does not end `in_good_order`, the process lives on to keep the newest snapshot
+        in memory.
         """
         with self._lock:
             if self._closed:
@@ -237,7 +246,7 @@ class Writer:
             try:
                 process.wait(_ENDING_S)
             except subprocess.TimeoutExpired:
-                process.kill()  # storage that hangs may hold it for ever: nobody waits for that
+                process.kill()  # hanging storage may hold the process for ever
         with self._lock:
             ended = self._give_up("it was closed")
             for arena in self._arenas.values():
@@ -252,7 +261,7 @@ class Writer:
             outstanding.settle(failure)
 
     def _start(self) -> None:
-        """Start a process and the thread that hears it, and tell it all that it has to know."""
+        """Start a process and the thread that receives from it; send it all buffers and saves."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
@@ -263,13 +272,13 @@ class Writer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # what ends the trainer's group must not end it
+                start_new_session=True,  # signals to the trainer's process group must not end it
             )
             undo.callback(_end, process)
             hearing = threading.Thread(
                 target=self._hear, args=(ours, process), name="holdfast-writer", daemon=True
             )
-            hearing.start()  # before anybody relies on it: a process that nobody hears would be waited for for ever
+            hearing.start()  # before a save relies on it: only this thread completes the futures
             undo.pop_all()
         self._process, self._socket = process, ours
         self._tell_of_peer()
@@ -295,26 +304,27 @@ class Writer:
         try:
             if self._socket is not None:
                 send(self._socket, message, fd)
-        except (
-            OSError
-        ):  # it is dead; the thread that hears it starts another one, and tells that one
+        # The process is dead; the receiving thread starts another one and sends this again.
+        except OSError:
             _logger.debug("the writing process does not take orders")
 
     def _hear(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-        """Take what one process says, until it ends or is ended; then start another one, if there is need of it."""
+        """Receive messages until the process ends or hangs, then replace the process if needed.
+
+        A replacement is needed if saves are outstanding.
+        """
         has_stalled = False
         try:
             why = self._listen(line)
         except _Stalled as stalled:
             why, has_stalled = str(stalled), True
-        except Exception as error:  # without this thread nobody would ever hear how a save ends
-            _logger.exception("What the writing process said was not understood.")
-            why = f"it was not understood ({error})"
-        if (
-            not self._closed
-        ):  # else it may still be deleting what is not to be kept, or keeps what is
+        except Exception as error:  # without this thread no future would be completed
+            _logger.exception("A message of the writing process could not be read.")
+            why = f"a message of it could not be read ({error})"
+        # A closed client lets the process delete old checkpoints, or keep its snapshot.
+        if not self._closed:
             process.send_signal(signal.SIGKILL)
-        with self._lock:  # in one go: whoever saves meanwhile would start a process, too
+        with self._lock:  # held for all of it, else a concurrent save would start a process, too
             line.close()
             self._socket = None
             ended = (
@@ -322,35 +332,36 @@ class Writer:
                 if self._closed
                 else self._start_again(why, has_stalled=has_stalled)
             )
-            # Storage that hangs would hold this thread, and the trainer's end.
+            # Hanging storage would hold this thread, and delay the end of the trainer.
             failed = [] if has_stalled or self._closed else [each for each in ended if each[1]]
 
         def tell_others() -> None:
             for outstanding, failure in failed:
                 abandon(outstanding.order, outstanding.layout, failure)
 
-        if failed:  # first: the trainer may end as soon as it hears of it, and this thread with it
+        if failed:  # first, because the trainer may exit as soon as its future is completed
             _within(_ENDING_S, tell_others)
-        for outstanding, failure in ended:  # without the lock: who is told may need it
+        for outstanding, failure in ended:  # without the lock, which a callback may need
             outstanding.settle(failure)
         for outstanding, _failure in failed:
             discard_abandoned(outstanding.order, outstanding.layout)
-        process.wait()  # storage that hangs holds it for a while yet
+        process.wait()  # hanging storage may delay its end
 
     def _listen(self, line: socket.socket) -> str:
-        """Why what one process says has come to its end.
+        """Receive the messages of a process until it dies or is silent, and return the reason.
 
         Raises:
-            _Stalled: it lives and gets nowhere.
+            _Stalled: the process sends messages but writes nothing.
         """
         looked_s = time.monotonic()
         ran_s = moved_s = 0.0
-        heard_s = _STARTING_S  # it reads its modules first, which may take a while where they lie on a network
+        heard_s = _STARTING_S  # imports come first, and are slow on a network file system
         moves = -1
         while True:
             has_said = bool(readable([line.fileno()], _LOOK_EVERY_S))
             now_s = time.monotonic()
-            # Where it is much longer, this process was stopped, and maybe that one was, too.
+            # If the difference is much larger, this process was suspended, and the other one
+            # possibly, too.
             ran_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
             looked_s = now_s
             if not self._outstanding:
@@ -376,25 +387,28 @@ class Writer:
                     _emit("disk_full", message["made_room"])
                 elif message["alive"] != moves:
                     moves, moved_s = message["alive"], ran_s
-                # An order may be as much younger than the last look. One that is silent is another matter.
+                # A request may have come since the last look, up to _LOOK_EVERY_S ago.
                 elif ran_s - moved_s > self._timeout_s + _LOOK_EVERY_S:
                     raise _Stalled(f"nothing was written for {self._timeout_s:g} s")
             if ran_s - heard_s > _SILENT_S:
                 return f"it was silent for {_SILENT_S:g} s"
 
     def _start_again(self, why: str, *, has_stalled: bool) -> list[tuple[_Outstanding, str]]:
-        """Start another process for what is outstanding; what is not any more, and why it failed, if it did.
+        """Start another process for the outstanding saves.
 
-        Where the last one `has_stalled`, the save that it was at has failed: another one would wait as long. It may
-        have been at none, but deleting.
+        If the last process `has_stalled`, the save that it was writing fails, since another process
+        would stall, too. A process that was deleting files had no such save.
+
+        Returns:
+            The saves that are no longer outstanding, each with the reason of its failure, or "" if
+            it is durable.
         """
         ended = []
         for place, (key, outstanding) in enumerate(list(self._outstanding.items())):
             arena = self._arenas[outstanding.arena]
             had_begun, outstanding.has_begun = outstanding.has_begun, False
-            outstanding.starts += (
-                had_begun or place == 0
-            )  # what waits behind another one has killed nothing
+            # A save queued behind another one did not cause the death of the process.
+            outstanding.starts += had_begun or place == 0
             if arena.state is State.COMMITTED:
                 ended.append((self._outstanding.pop(key), ""))
             elif has_stalled and had_begun:
@@ -412,14 +426,14 @@ class Writer:
             _logger.warning("The process that writes checkpoints is started again: %s.", why)
             try:
                 self._start()
-            except (OSError, RuntimeError) as error:  # no process, or no thread to hear it
+            except (OSError, RuntimeError) as error:  # no process, or no thread to receive from it
                 ended += self._give_up(
                     f"the process that writes it cannot be started ({in_words(error)})"
                 )
         return ended
 
     def _give_up(self, why: str) -> list[tuple[_Outstanding, str]]:
-        """Let all that is outstanding fail."""
+        """Remove all outstanding saves, and return them with the reason `why`."""
         failing = list(self._outstanding.values())
         self._outstanding.clear()
         for outstanding in failing:
@@ -427,7 +441,7 @@ class Writer:
         return [(outstanding, why) for outstanding in failing]
 
     def _free(self, outstanding: _Outstanding) -> None:
-        with contextlib.suppress(ArenaError):  # it has been given up already
+        with contextlib.suppress(ArenaError):  # the buffer is free already
             self._arenas[outstanding.arena].move(State.FREE, outstanding.generation)
 
     def _began(self, said: dict[str, Any]) -> None:
@@ -456,7 +470,10 @@ class Writer:
 
 
 def _within(limit_s: float, work: Callable[[], None]) -> None:
-    """Do it, and go on after so many seconds at most: storage that hangs may hold it. Where no thread is left, not."""
+    """Run `work` in a thread and wait at most `limit_s` seconds, since storage may hang.
+
+    If no thread can be started, `work` does not run.
+    """
     working = threading.Thread(target=work, name="holdfast-tells", daemon=True)
     with contextlib.suppress(RuntimeError):
         working.start()
@@ -464,7 +481,7 @@ def _within(limit_s: float, work: Callable[[], None]) -> None:
 
 
 def _emit(kind: str, data: dict[str, Any]) -> None:
-    """Send an event; a line that breaks must not end the thread that calls this."""
+    """Send an event; log an error, which must not end the calling thread."""
     try:
         job_link().emit(kind, data)
     except Exception:

@@ -1,8 +1,9 @@
-"""How the ranks' files become one checkpoint: through the checkpoint folder alone, whoever of the trainers still lives.
+"""Make one checkpoint of all ranks' files, through the checkpoint folder alone.
 
-Each rank's writing process puts its files into the same hidden folder, and beside them a note of what they are. That of
-rank 0 waits for all notes, checks them against the files, writes metadata and manifest, and gives the folder its name.
-The others wait for that, or for the reason why not. Nothing here needs torch.
+No trainer need be alive. Each rank's writing process writes its files into the same staging folder,
+and beside them a note that lists them. Rank 0's process waits for all notes, checks them against
+the files, writes the metadata and the manifest, and renames the folder. The other processes wait
+for the renamed folder, or for rank 0's failure note. This module needs no torch.
 """
 
 import errno
@@ -42,16 +43,21 @@ _PER_RANK: Final = (
 )
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-"""How the system says that a disk is full, or the user's share of it."""
-_NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno.ENOSPC}
-"""What an empty file tells, for which a full disk has room."""
+"""Error numbers of a full disk and of an exhausted quota."""
+_NO_ROOM_TO_SAY: Final = {
+    "failed": "the disk is too full to record the reason",
+    "errno": errno.ENOSPC,
+}
+"""The content that an empty failure note stands for: a full disk has room for an empty file."""
 
 
 class RankFailed(Exception):
     """A rank could not write its part.
 
-    `errno` where the system said why, `advice`: what to do, where that is known. `is_final`: another save would fail
-    for the same reason.
+    Attributes:
+        errno: the system's error number, if there is one.
+        advice: the next step for the user, or "".
+        is_final: whether another save would fail for the same reason.
     """
 
     def __init__(
@@ -66,21 +72,24 @@ class RankFailed(Exception):
 def leave_note(
     order: SaveRequest, rank: int, files: Sequence[FileEntry], replicas: bytes = b""
 ) -> None:
-    """Say that this rank's files are durable, and what they are; `replicas`: see `replica_notes.pack`.
+    """Write the note that this rank's files are durable; `replicas`: see `replica_digests.pack`.
 
     Raises:
-        OSError: it cannot be said.
+        OSError: the note cannot be written.
     """
     told: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
     if replicas:
-        # A file of its own: of ranks with the same digest, only one such file is read.
+        # A separate file: ranks with equal digests hold equal files, and only one of these is read.
         _replicas(order, rank).write_bytes(replicas)
         told["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
     write_atomic(_note(order, rank), json.dumps(told).encode())
 
 
 def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Exception) -> None:
-    """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
+    """Write the reason of a failure: for rank 0, or as rank 0 for the other ranks.
+
+    An error of the write itself is ignored.
+    """
     told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
     if advice := getattr(error, "advice", ""):
         told["advice"] = advice
@@ -95,7 +104,7 @@ def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Excepti
         with suppress(OSError):
             if failed.errno in FULL:
                 path.touch()
-            elif failed.errno == errno.EFBIG:  # a limit that a few words are below
+            elif failed.errno == errno.EFBIG:  # the file size limit; a shorter note may fit
                 write_atomic(
                     path,
                     json.dumps({"failed": os.strerror(errno.EFBIG), "errno": errno.EFBIG}).encode(),
@@ -103,7 +112,7 @@ def leave_failure(order: SaveRequest, rank: int, world_size: int, error: Excepti
 
 
 def is_committed(order: SaveRequest) -> bool:
-    """Whether this very save has its name."""
+    """Return True if the checkpoint of this very save is in its final folder."""
     try:
         return read_manifest(order.final, step=order.step).save == order.save
     except (ManifestError, OSError):
@@ -111,10 +120,10 @@ def is_committed(order: SaveRequest) -> bool:
 
 
 def await_commit(order: SaveRequest, wait: Callable[[], None]) -> None:
-    """Wait until rank 0 has made a checkpoint of this save.
+    """Wait until rank 0 has committed this save.
 
     Raises:
-        RankFailed: it could not.
+        RankFailed: rank 0 could not commit.
     """
     while not is_committed(order):
         check_not_failed(order)
@@ -132,25 +141,25 @@ def commit(
     replicated: Sequence[str] = (),
     refuses: bool = False,
 ) -> Differing:
-    """Make one checkpoint of what all ranks have written.
+    """Make one checkpoint of the files that all ranks have written.
 
     Args:
         order: the save.
-        staging: its folder, which this process holds.
-        world_size: how many notes there will be.
+        staging: the staging folder, which this process holds.
+        world_size: the number of ranks, and of notes to wait for.
         torch: the version of torch that the state comes from.
         metadata: the content of `.metadata`.
-        wait: called between two looks for notes; raises where there has been enough waiting.
+        wait: called between two looks for notes; raises an error once the wait is too long.
         replicated: the names of the entries that several ranks have.
-        refuses: no checkpoint is made where such entries differ.
+        refuses: whether replicated entries that differ make the save fail.
 
     Returns:
-        Those that differ, as far as ranks have compared them.
+        The replicated entries that differ, as far as ranks have compared them.
 
     Raises:
-        RankFailed: a rank could not write its part, or replicas differ and that is refused.
-        ManifestError: what a rank says is not what its files are.
-        OSError: it is not durable.
+        RankFailed: a rank could not write its part, or replicas differ and `refuses` is true.
+        ManifestError: a rank's note does not match its files.
+        OSError: the checkpoint is not durable.
     """
     differing = Differing()
     if not _is_prepared(order):
@@ -161,12 +170,12 @@ def commit(
                 f"the state differs by rank: {differing}", advice=_PER_RANK, is_final=True
             )
         _prepare(order, notes, torch=torch, metadata=metadata)
-    # Only now: whoever takes this up after a crash finds the notes or the manifest.
+    # Not earlier: a process that resumes after a crash needs the notes or the manifest.
     for rank in range(world_size):
         _note(order, rank).unlink(missing_ok=True)
     for unfinished in order.staging.glob(".*.tmp"):
         unfinished.unlink()
-    if order.metrics:  # now, so that what is deleted after this save is judged by them
+    if order.metrics:  # now, because the deletions after this save select by metrics
         note_metrics(order.staging, order.metrics, now_s=order.created_at_s)
     if order.lease is not None:
         check_lease(order)
@@ -189,23 +198,23 @@ def check_lease(order: SaveRequest) -> None:
 
 
 def has_left_note(order: SaveRequest, rank: int) -> bool:
-    """Whether this rank's files are durable, and rank 0 knows or knew of it."""
+    """Return True if this rank's note is written, or rank 0 has already used it."""
     told = _read(_note(order, rank))
     return (told is not None and "failed" not in told) or _is_prepared(order)
 
 
 def check_not_failed(order: SaveRequest) -> None:
-    """Whether there is still a point in writing.
+    """Check that rank 0 has not given up the save.
 
     Raises:
-        RankFailed: rank 0 has given the save up.
+        RankFailed: rank 0 has given up the save.
     """
     if (told := _read(failure_path(order.folder, order.step, order.save))) is not None:
         raise _failed(told)
 
 
 def retract(order: SaveRequest, rank: int, names: Sequence[str]) -> None:
-    """Take back what this rank has written of a save that rank 0 has given up; of any other rank 0 takes care."""
+    """Delete this rank's files of a save that rank 0 has given up; rank 0 deletes all others."""
     try:
         check_not_failed(order)
     except RankFailed:
@@ -250,7 +259,7 @@ def _compare(
 def _prepare(
     order: SaveRequest, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes
 ) -> None:
-    """Check the notes of all ranks against the files, and write what makes a checkpoint of these."""
+    """Check the notes of all ranks against the files, and write the metadata and the manifest."""
     files = [FileEntry(**entry) for told in notes for entry in told["files"]]
     check_sizes(order.staging, files)
     write_atomic(order.staging / METADATA_NAME, metadata)
@@ -269,7 +278,7 @@ def _prepare(
 
 
 def _parent(order: SaveRequest) -> Save | None:
-    """Return the newest ancestor that is there, else the oldest: it was restored, and may be deleted since."""
+    """Return the newest ancestor that exists, else the oldest: restored from, and deleted since."""
     earlier = [each for each in order.ancestors if each.step < order.step]
     for each in earlier:
         with suppress(ManifestError, OSError):
@@ -284,10 +293,10 @@ def _failed(told: dict[str, Any], of: str = "") -> RankFailed:
 
 
 def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
-    """List what this save leaves behind as abandoned, before it has its name.
+    """List the checkpoints that this save abandons, before this save is committed.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the list could not be written.
     """
     abandoned = read_abandoned(order.folder)
     beyond = order.step if parent is None else parent.step
@@ -295,9 +304,8 @@ def _leave_behind(order: SaveRequest, parent: Save | None) -> None:
     if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
         return
     left = left_behind(scan(order.folder), abandoned, step=order.step, parent=parent)
-    left -= {
-        each for each in order.ancestors if each.step == order.step
-    }  # the state was saved or restored there
+    # A checkpoint of the same step that the state comes from is not abandoned.
+    left -= {each for each in order.ancestors if each.step == order.step}
     if left != abandoned:
         note_abandoned(order.folder, left)
 
@@ -314,7 +322,7 @@ def _note(order: SaveRequest, rank: int) -> Path:
 
 
 def _replicas(order: SaveRequest, rank: int) -> Path:
-    # Named as what was not finished, so that it goes with that.
+    # The suffix marks the file as unfinished, so that it is deleted with unfinished files.
     return order.staging / f".rank-{rank}.replicas.tmp"
 
 

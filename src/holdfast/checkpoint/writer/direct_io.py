@@ -1,8 +1,9 @@
-"""Files at the disk's own speed: past the page cache, several writes at once, hashed while the next bytes pass.
+"""Write files at the disk's own speed: direct I/O, several writes at once, digests meanwhile.
 
-What is hashed is the memory that was handed to the disk: each block for whoever reads the file, and the pieces of what
-was saved for the attestation. It is hashed after it was written: whatever changes it before is in the digests, and an
-attestation finds it before there is a checkpoint. Nothing here needs torch.
+Digests are taken of the memory that was handed to the disk: of each block for readers, and of each
+saved piece for the attestation. They are taken after the write. A change of the memory before the
+write is therefore in the digests, and the attestation detects it before the commit. This module
+needs no torch.
 """
 
 import ctypes
@@ -23,12 +24,12 @@ from holdfast.core.rate_limit import RateLimit
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SECTOR_BYTES: Final = 4096
 _THREADS: Final = 4
-"""Two would keep a disk that takes 4 GB/s busy, but for those that wait for the copy or for Python's lock."""
+"""Two threads keep a disk of 4 GB/s busy; the others cover waits for the copy or the GIL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileDigests:
-    """A file that is durable: the digests of its blocks, and of the pieces that were asked for, eight bytes each."""
+    """The digests of a durable file, 8 bytes each: of its blocks, and of the requested pieces."""
 
     blocks: bytes
     pieces: bytes
@@ -44,19 +45,23 @@ def write_file(
     await_bytes: Callable[[int], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> FileDigests:
-    """Write the first `size_bytes` of `data` to the file `path` and make it durable; what was there is gone.
+    """Write the first `size_bytes` of `data` to the file `path`, and make the file durable.
+
+    A former content is lost.
 
     Args:
         path: the file.
         data: page-aligned memory, as long as `size_bytes` or up to the next multiple of 4096.
-        size_bytes: how much of it is the file.
-        pieces: parts of it to hash by themselves, offsets from the begin of `data`, in their order.
-        pace: a limit to the rate.
-        await_bytes: called before so many bytes of `data` are read; returns once they are there.
-        progress: told the bytes of each chunk that is written.
+        size_bytes: the size of the file.
+        pieces: parts of the file to digest separately, in order; offsets count from the start of
+            `data`.
+        pace: the limit to the rate.
+        await_bytes: called before the first N bytes of `data` are read, with N; returns once they
+            are copied.
+        progress: called with the size of each written chunk.
 
     Raises:
-        OSError: it could not be written; the file is left as it is.
+        OSError: the write failed; the file is left incomplete.
     """
     padded = -(-size_bytes // _SECTOR_BYTES) * _SECTOR_BYTES
     in_chunk: dict[int, list[Piece]] = {}
@@ -88,7 +93,7 @@ def write_file(
 
 
 def piece_digests(data: memoryview, pieces: Sequence[Piece]) -> bytes:
-    """The XXH3-64 of each piece of `data`, eight bytes each, little-endian."""
+    """Return the XXH3-64 digest of each piece of `data`, 8 bytes each, little-endian."""
     digest = xxhash.xxh3_64_intdigest
     return b"".join(
         digest(data[at : at + length]).to_bytes(DIGEST_BYTES, "little") for at, length in pieces
@@ -100,15 +105,16 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # tmpfs and some network file systems know no direct I/O
+        if error.errno != errno.EINVAL:  # tmpfs and some network file systems lack direct I/O
             raise
     return os.open(path, flags, 0o666)
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
-    """Take the space now: a full disk is known before anything is written.
+    """Reserve the space of the file, so that a full disk fails before any write.
 
-    Where the file system cannot, it is left: posix_fallocate would write a byte into each block, on NFS each at once.
+    A file system without fallocate is left alone: posix_fallocate would write a byte into each
+    block, on NFS one request each.
     """
     while size_bytes and _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
         number = ctypes.get_errno()
@@ -121,7 +127,7 @@ def _reserve(fd: int, size_bytes: int) -> None:
 def _write_all(fd: int, data: memoryview, at: int) -> None:
     while data:
         count = os.pwrite(fd, data, at)
-        if count < len(data):  # direct I/O goes on at a sector's begin
+        if count < len(data):  # direct I/O continues at the start of a sector
             count -= count % _SECTOR_BYTES
         if count <= 0:
             raise OSError(errno.EIO, "The disk takes nothing")

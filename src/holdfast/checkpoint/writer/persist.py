@@ -1,6 +1,6 @@
-"""One save in the writing process: an image to durable files, attested, and its part in the commit.
+"""Carry out one save in the writing process: write an image to durable files, attest, commit.
 
-Nothing here needs torch.
+This module needs no torch.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _logger = logging.getLogger("holdfast")
 
 
 class NotAttested(RankFailed):
-    """What was written is not what the live tensors were; `pieces` are the indices of those that differ."""
+    """The written bytes differ from the live tensors; `pieces` are the indices that differ."""
 
     def __init__(self, pieces: list[int]) -> None:
         super().__init__("what was staged differs from the live tensors")
@@ -55,21 +55,23 @@ class NotAttested(RankFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class RankWrite:
-    """One rank's part of a save, and whom to ask and to tell meanwhile.
+    """Describe one rank's part of a save, and the functions to call meanwhile.
 
     Attributes:
-        order: the save.
-        layout: of the image.
+        order: the request of the save.
+        layout: the layout of the image.
         image: the memory of the image, which may still be copied into.
-        live: the digests of the live tensors, piece by piece, once the image is sealed; None: the save is not attested.
-        await_copy: returns once so many bytes of the image are there; with None, once all of it is sealed. It raises
-            where that will never be.
-        wait: called while other ranks are waited for; raises where there has been enough of it.
-        pace: a limit to the rate.
-        progress: told the bytes of each chunk that is written.
-        blocks: gets the digests of each file's blocks, by its name.
-        replicas: the digests of what other ranks have as well (`replica_notes.pack`); empty: nothing is compared.
-        refuses: the save fails where such entries differ.
+        live: the digests of the live tensors, piece by piece, valid once the image is sealed; None
+            if the save is not attested.
+        await_copy: returns once N bytes of the image are copied; with None, once the image is
+            sealed. Raises an error if the copy has ended early.
+        wait: called while other ranks are waited for; raises an error once the wait is too long.
+        pace: the limit to the rate.
+        progress: called with the size of each written chunk.
+        blocks: receives the block digests of each file, by file name.
+        replicas: the digests of the entries that other ranks have as well (`replica_digests.pack`);
+            empty if nothing is compared.
+        refuses: whether the save fails if such entries differ.
     """
 
     order: SaveRequest
@@ -86,46 +88,51 @@ class RankWrite:
 
 
 def persist(part: RankWrite) -> Differing:
-    """Write a rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
+    """Write a rank's part of a save and wait for the commit; the checkpoint is then durable.
 
     Returns:
-        On rank 0, what differs between ranks that have it alike; nothing where that was not compared.
+        On rank 0, the replicated entries that differ, if they were compared.
 
     Raises:
-        NotAttested: the image is not what `live` was taken of.
+        NotAttested: the written bytes differ from the live tensors.
         RankFailed: another rank could not write its part.
-        ManifestError: what a rank says is not what its files are.
-        OSError: it is not durable.
+        ManifestError: a rank's note does not match its files.
+        OSError: the checkpoint is not durable.
     """
-    if is_committed(
-        part.order
-    ):  # by a process that died before it could say so, and maybe before the name was durable
+    # A former process committed this save and died before its report, perhaps before the rename
+    # was durable.
+    if is_committed(part.order):
         fsync_folder(part.order.folder)
         return Differing()
     return _see_through(part)
 
 
 def abandon(order: SaveRequest, layout: Layout, why: str, *, errno: int | None = None) -> None:
-    """Tell the other ranks why this one gives up a save that no process of its own writes, where that can be told."""
-    with contextlib.suppress(
-        RankFailed, OSError
-    ):  # rank 0 has given it up already; or the storage does not take it
+    """Leave a note for the other ranks that this rank gives up a save without a writing process.
+
+    An error of the write itself is ignored.
+    """
+    # Rank 0 may have given up the save already, or the storage may fail.
+    with contextlib.suppress(RankFailed, OSError):
         if layout.rank and not is_committed(order):
             _join(order)
         leave_failure(order, layout.rank, layout.world_size, RankFailed(why, errno))
 
 
 def discard_abandoned(order: SaveRequest, layout: Layout) -> None:
-    """Delete what there is of a save that was given up; of another rank's part rank 0 takes care, once it has heard."""
-    with contextlib.suppress(OSError):  # a later first save tries again
+    """Delete the files of a save that was given up.
+
+    Only rank 0 deletes; it deletes the other ranks' files, too.
+    """
+    with contextlib.suppress(OSError):  # the first save of a later process tries again
         if layout.rank == 0 and order.staging.exists():
             discard(order.staging)
 
 
 def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambda _: None) -> None:
-    """Delete what dead processes left, but for those that wrote for the same trainer; what cannot be is logged.
+    """Delete files that dead processes left, except those that wrote for the same trainer.
 
-    `progress` is told 1 after each file.
+    Errors are logged. `progress` is called with 1 after each file.
     """
     try:
         remove_leftovers(order.folder, but_of=order.session, progress=progress)
@@ -136,9 +143,9 @@ def delete_leftovers(order: SaveRequest, progress: Callable[[int], None] = lambd
 def delete_superfluous(
     order: SaveRequest, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Delete what need not be kept now that this save is durable; what cannot be deleted is logged.
+    """Delete the checkpoints that need not be kept after this save.
 
-    `progress` is told 1 after each file.
+    Errors are logged. `progress` is called with 1 after each file.
     """
     try:
         found = scan(order.folder)
@@ -159,15 +166,16 @@ def delete_superfluous(
 def make_room(
     order: SaveRequest, code: int | None, needed_bytes: int, progress: Callable[[int], None]
 ) -> CheckpointInfo | None:
-    """After a save that failed because the disk is full, delete the oldest checkpoint that may go, and return it.
+    """Delete the oldest deletable checkpoint after a save failed on a full disk, and return it.
 
-    Nothing is deleted where the disk has room again, or where the newest checkpoint that stays does not verify. What
-    is deleted, and what cannot be, is logged.
+    Nothing is deleted if the disk has room again, or if the newest checkpoint that stays does not
+    verify. Deletions and errors are logged.
 
     Args:
         order: the save.
-        code: the number of the system's error; without one of `FULL` nothing is done.
-        needed_bytes: at least so many are needed, or as many as the newest checkpoint has.
+        code: the system's error number; nothing is done unless it is in `FULL`.
+        needed_bytes: the space that the save needs at least; else the size of the newest checkpoint
+            counts.
         progress: called with 1 after each file.
     """
     if code not in FULL:
@@ -186,9 +194,8 @@ def make_room(
             )
             return None
         free_bytes = shutil.disk_usage(order.folder).free
-        if code == errno.ENOSPC and free_bytes > max(
-            newest.size_bytes, needed_bytes
-        ):  # of a quota it says nothing
+        # Free space does not show whether a quota has room.
+        if code == errno.ENOSPC and free_bytes > max(newest.size_bytes, needed_bytes):
             return None
         if (
             not newest.marks.verified
@@ -223,7 +230,7 @@ def _see_through(part: RankWrite) -> Differing:
             leave_note(order, layout.rank, _write(part), part.replicas)
         if staging is None:
             await_commit(order, part.wait)
-            fsync_folder(order.folder)  # rank 0 gives the name before it is durable
+            fsync_folder(order.folder)  # rank 0 renames the folder before the rename is durable
             return Differing()
         return commit(
             order,
@@ -238,26 +245,25 @@ def _see_through(part: RankWrite) -> Differing:
     except BaseException as error:
         if isinstance(error, Exception):
             leave_failure(order, layout.rank, layout.world_size, error)
-        if staging is not None:  # after the reason is there: others may fail for want of the folder
+        if staging is not None:  # after the failure note: without the folder, other ranks fail
             staging.abandon()
         if layout.rank:
             retract(order, layout.rank, [name for shard in layout.shards for name in _names(shard)])
-            if isinstance(
-                error, OSError
-            ):  # the folder may be gone because rank 0 has failed: that is the reason
+            # If the folder is gone because rank 0 has failed, report rank 0's reason.
+            if isinstance(error, OSError):
                 check_not_failed(order)
         raise
 
 
 def _join(order: SaveRequest) -> None:
-    """Have the folder that rank 0 may not have made yet."""
+    """Make the staging folder, unless rank 0 has made it or has given up the save."""
     check_not_failed(order)
     order.staging.mkdir(exist_ok=True)
 
 
 def _write(part: RankWrite) -> list[FileEntry]:
-    """This rank's files, and that they are what was live."""
-    part.await_copy(0)  # for one that was given up no space is taken
+    """Write this rank's files, and check them against the live tensors' digests."""
+    part.await_copy(0)  # raises for a save that was given up, before any space is taken
     files, found = [], b""
     for shard in part.layout.shards:
         entry, digests = write_shard(part, shard)
@@ -273,10 +279,13 @@ def _names(shard: Shard) -> tuple[str, str]:
 
 
 def write_shard(part: RankWrite, shard: Shard) -> tuple[FileEntry, bytes]:
-    """One file of the image and its sidecar, durable; the digests of its pieces, where they are attested.
+    """Write one file of the image and its sidecar.
+
+    Returns:
+        The file's entry, and the digests of its pieces if the save is attested.
 
     Raises:
-        OSError: it is not durable.
+        OSError: the file is not durable.
     """
     begin, end = shard.offset, shard.offset + shard.size_bytes
     attested = () if part.live is None else part.layout.pieces

@@ -1,8 +1,9 @@
-"""The process that writes one rank's checkpoints. It needs no torch, and goes on when the trainer dies.
+"""Run the process that writes one rank's checkpoints, and that outlives the trainer.
 
-Started by `Writer` with the number of a socket, the trainer's process id, and how long it is to keep the newest
-snapshot for a successor. It takes orders one after another, and once the trainer is gone it ends those that it has,
-keeps what it is to keep, and then ends itself.
+`Writer` starts the process with the number of a socket, the trainer's process id, and the seconds
+to keep the newest snapshot for a replacement trainer. The process carries out one request after
+another. Once the trainer is gone, the process completes its requests, keeps the snapshot, and ends.
+The process needs no torch.
 """
 
 import argparse
@@ -51,24 +52,29 @@ from holdfast.core.system_limits import advice_on, in_words
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
 _LOOK_SELDOM_S: Final = 0.5
-"""For other ranks that take long: all of a large job look into one folder."""
+"""The longest pause between looks for other ranks: all ranks of a job read one folder."""
 _FOLLOW_EVERY_S: Final = 0.001
-"""How often it looks how far the copy is: 16 MiB take a few milliseconds."""
+"""Seconds between looks at the copy's progress: 16 MiB take a few milliseconds to copy."""
 _PIECES: Final = 1000
-"""More are not named."""
+"""The most pieces that a failure lists."""
 _TAKE_TURNS_S: Final = 0.0002
-"""How long a thread that is through with a write waits for one that hashes: Python's 5 ms are as long as a write."""
+"""Python's switch interval in seconds; the default of 5 ms is as long as a write of a chunk."""
 _NICENESS: Final = 5
-"""Its threads wait for the disk most of the time; where the cores are short, the trainer goes first. Its reads and
-writes come after the trainer's as well: (5 + 20) / 5 is their priority, and that one's is 4 (ioprio_set(2))."""
+"""The niceness of the process, so that the trainer goes first if CPU cores are short.
+
+The niceness also sets the I/O priority: (5 + 20) / 5, one below the trainer's 4 (ioprio_set(2)).
+"""
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LEFT_TO_TRAINER: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
-"""A terminal's interrupt is the trainer's to act on, and so is what a scheduler sends to all processes of a job, to end
-them or to warn them that it will: what the trainer saves then is still to be written."""
+"""Signals that the trainer handles and this process ignores.
+
+A terminal or a scheduler sends them to all processes of a job. The trainer may save in response,
+and that save must still be written.
+"""
 
 
 class Service:
-    """Its arenas and layouts, and what it does with them."""
+    """Carry out the trainer's requests with its buffers and layouts."""
 
     def __init__(self, trainer: socket.socket, trainer_pid: int, keep_s: float) -> None:
         self._trainer = trainer
@@ -94,30 +100,30 @@ class Service:
         self._saying = threading.Lock()
 
     def serve(self) -> None:
-        """Take orders until the trainer is gone."""
-        self._say_alive()  # before an order: one that hangs while it writes has been heard
+        """Carry out requests until the trainer is gone."""
+        self._say_alive()  # before any request, so that a hang in the first write is detected
         threading.Thread(target=self._keep_saying, daemon=True).start()
         threading.Thread(target=self._hear, daemon=True).start()
         while (received := self._heard.get()) is not None:
             self._take(*received)
 
     def _hear(self) -> None:
-        """Take what the trainer says, also while a save is written: it does not wait to be heard."""
+        """Receive the trainer's messages, also while a save is written."""
         try:
-            # Not the socket's end alone: a process that the trainer forked may hold the other side open.
+            # The trainer's pidfd, too, because a process that the trainer forked may hold the
+            # socket open.
             while self._trainer.fileno() in readable(
                 [self._trainer.fileno(), *self._trainer_pidfds], None
             ):
                 try:
                     received = receive(self._trainer)
-                except (
-                    ConnectionResetError
-                ):  # it died with something unread, and what it ordered before is here yet
+                # The trainer died with unread messages; earlier requests can still be received.
+                except ConnectionResetError:
                     continue
                 if received is None:
                     break
                 self._heard.put(received)
-        except OSError:  # it is gone
+        except OSError:  # the trainer is gone
             pass
         finally:
             self._heard.put(None)
@@ -141,7 +147,7 @@ class Service:
             self._in_good_order = True
 
     def keep(self) -> None:
-        """Keep what the trainer, which is gone, saved last, unless it ended in good order."""
+        """Keep the newest snapshot of the dead trainer in memory, unless it ended in good order."""
         if self._in_good_order or not self._keeper.has_any:
             return
         newest = self._keeper.newest
@@ -164,10 +170,8 @@ class Service:
         ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
         self._say({"began": ended})
         began_s = time.monotonic()
-        if (arena.generation, arena.state) == (
-            generation,
-            State.COMMITTED,
-        ):  # by a process that died before it said so
+        # A former process committed the save and died before its report.
+        if (arena.generation, arena.state) == (generation, State.COMMITTED):
             self._say(
                 {"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank, Differing())}}
             )
@@ -200,9 +204,9 @@ class Service:
         self._keeper.ordered(order, layout.rank)
         live = arena.notes[: message["attested_bytes"]] if message["attested_bytes"] else None
         try:
-            with contextlib.suppress(
-                ArenaError
-            ):  # taken back for a newer step: other ranks are to hear of it
+            # If the trainer has freed the buffer, `_persist` fails and leaves a note for the
+            # others.
+            with contextlib.suppress(ArenaError):
                 claim()
             if layout.rank == 0 and not self._has_tidied and _may_write(order):
                 delete_leftovers(order, self._moved)
@@ -230,7 +234,7 @@ class Service:
             }
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
-            with contextlib.suppress(ArenaError):  # the trainer has given it up
+            with contextlib.suppress(ArenaError):  # the trainer has freed the buffer
                 arena.move(State.FREE, generation)
         else:
             arena.move(State.COMMITTED, generation)
@@ -245,10 +249,10 @@ class Service:
             self._tidy(order, layout, ended)
 
     def _tidy(self, order: SaveRequest, layout: Layout, ended: dict[str, Any]) -> None:
-        """Delete what may go after a save. A large one takes a while: nobody waits for it."""
+        """Delete what may go after a save. The outcome is sent before, since this may take long."""
         if "failed" not in ended:
             delete_superfluous(order, self._moved)
-        elif layout.world_size > 1:  # else that was tried before it failed
+        elif layout.world_size > 1:  # with one rank, `_persist` has tried to make room
             self._make_room(order, layout, ended["errno"])
 
     def _persist(self, part: RankWrite) -> Differing:
@@ -256,7 +260,8 @@ class Service:
             try:
                 return persist(part)
             except OSError as error:
-                # Of several ranks some may be through with their parts: such a save has failed, and is made again.
+                # With several ranks, some may have completed their parts, so the save fails and is
+                # made again.
                 if part.layout.world_size > 1 or not self._make_room(
                     part.order, part.layout, error.errno
                 ):
@@ -276,7 +281,10 @@ class Service:
         return deleted is not None
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
-        """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
+        """Return a poll function that raises TimeoutError after `timeout_s` of waiting.
+
+        The time counts from the first call, so this rank's own writing does not count.
+        """
         since_s: float | None = None
 
         def wait() -> None:
@@ -297,7 +305,7 @@ class Service:
         return bool(readable(self._trainer_pidfds, 0))
 
     def _moved(self, count: int) -> None:
-        """It has written or deleted so much, or waits for others by itself: storage that hangs does not hold it."""
+        """Count progress, by which the trainer distinguishes a slow process from a stalled one."""
         self._moves += count
 
     def _say_alive(self) -> None:
@@ -313,22 +321,21 @@ class Service:
             while True:
                 try:
                     return send(self._trainer, message, may_wait=False)
-                except BlockingIOError:  # nobody reads
+                except BlockingIOError:  # the socket's buffer is full
                     if may_drop:
                         return None
-                    # A child of a dead trainer may hold the line, and never will.
+                    # A child of a dead trainer may hold the socket open and never read.
                     if not self._is_trainer_gone():
                         time.sleep(_LOOK_EVERY_S)
                         continue
                 except OSError:
                     pass
-                return (
-                    _release_stderr()
-                )  # the trainer is gone; what it ordered is done all the same
+                # The trainer is gone; its requests are carried out all the same.
+                return _release_stderr()
 
 
 def _may_write(order: SaveRequest) -> bool:
-    """Return whether no other process has taken over the folder, whose files this one must not delete."""
+    """Return True if no other process has taken over the folder, whose files must stay."""
     with contextlib.suppress(RankFailed):
         check_lease(order)
         return True
@@ -336,13 +343,13 @@ def _may_write(order: SaveRequest) -> bool:
 
 
 def _committed(order: SaveRequest, rank: int, differing: Differing) -> dict[str, Any]:
-    """What rank 0's trainer is told of the checkpoint. It reads nothing of it itself: storage may hang."""
+    """Return rank 0's report of the checkpoint, so that the trainer need not read storage."""
     if rank:
         return {}
     told = {"differing": differing.as_json()} if differing.count else {}
     try:
         manifest = read_manifest(order.final, step=order.step)
-    except (ManifestError, OSError):  # somebody has taken it away
+    except (ManifestError, OSError):  # the checkpoint was deleted or moved away
         return told
     return told | {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
 
@@ -354,12 +361,15 @@ def _read_file(fd: int) -> bytes:
 
 
 def pause_s(waited_s: float) -> float:
-    """Until the next look for other ranks, after `waited_s` of it: a tenth of that, within limits."""
+    """Return the seconds until the next look for other ranks, after `waited_s` of waiting.
+
+    A tenth of `waited_s`, within limits.
+    """
     return min(max(_LOOK_EVERY_S, waited_s / 10), _LOOK_SELDOM_S)
 
 
 def _release_stderr() -> None:
-    """Whoever reads what the trainer says there waits until nobody can write to it any more."""
+    """Close stderr, because a reader of the trainer's stderr waits until all writers close it."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     os.close(nothing)
@@ -368,7 +378,7 @@ def _release_stderr() -> None:
 def _pidfd(pid: int) -> list[int]:
     try:
         return [os.pidfd_open(pid)]
-    except OSError:  # gone already, or a kernel before 5.3
+    except OSError:  # the process is gone, or the kernel is older than 5.3
         return []
 
 
@@ -391,17 +401,18 @@ def main() -> None:
 
 
 def explain(order: SaveRequest, needed_bytes: int, error: Exception) -> str:
-    """One failed save; called once its remains are gone.
+    """Describe a failed save, its reason, the last good checkpoint and the next step.
+
+    Call this function after the files of the failed save are deleted.
 
     Args:
         order: the save.
-        needed_bytes: what this rank had to write.
-        error: what happened.
+        needed_bytes: the bytes that this rank had to write.
+        error: the error.
     """
     folder = order.folder
-    if getattr(error, "is_final", False) and not getattr(
-        error, "advice", ""
-    ):  # storage is not the reason
+    # An error that is final, without advice, is not about the storage.
+    if getattr(error, "is_final", False) and not getattr(error, "advice", ""):
         return f"Step {order.step} was not saved: {error}."
     try:
         good = next(

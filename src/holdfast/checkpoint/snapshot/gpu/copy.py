@@ -1,13 +1,15 @@
-"""What of a snapshot lies on one GPU, and its way into an arena: beside the training, in an order that the GPU keeps.
+"""Copy a snapshot's tensors from one GPU into a buffer, beside training.
 
-| when | on the stream of the training | on a stream of its own |
+The GPU keeps the order of these steps:
+
+| when | on the stream of the training | on a separate stream |
 |---|---|---|
-| the call | small tensors packed, digests of all, what the copy has no time for staged | |
-| forward, backward | | the packed ones as one copy, the large ones each |
-| the fence | waits for those that are not staged | |
-| the next steps | | the staged ones |
+| the call | pack small tensors, digest all, stage tensors that cannot be copied in time | |
+| forward, backward | | copy the packed tensors at once, the large ones one by one |
+| the fence | wait for the tensors that are not staged | |
+| the next steps | | copy the staged tensors |
 
-The CPU waits for nothing of it but in the thread that tells how far the copy is.
+Only one thread on the CPU waits for the copies: the thread that reports the progress.
 """
 
 import bisect
@@ -32,8 +34,11 @@ _logger = logging.getLogger("holdfast")
 _MARK_BYTES: Final = 32 << 20
 _MARK_COPIES: Final = 64
 _AHEAD: Final = 8
-"""Marks that the copy has not reached, at most: a stream holds about a thousand commands, and who gives it one more
-holds up all others that give commands to that GPU."""
+"""The most events that the copy has not reached yet.
+
+A stream holds about a thousand commands. A thread that adds one more blocks all threads that send
+commands to this GPU.
+"""
 _LATELY: Final = 5
 
 
@@ -51,9 +56,19 @@ def _between_s(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 @dataclass(eq=False)
 class Taken:
-    """One save's tensors on one GPU from the call on, and the events that they pass, in their order.
+    """One save's tensors on one GPU, and the events of their copy, in order.
 
-    `sources`: of the blobs from the device's first on; `staged`: the first blob that is copied on the GPU first.
+    Attributes:
+        sources: the tensors, from the device's first blob on.
+        staged: the first blob that is staged on the GPU.
+        digests: the digests of the tensors; None if the GPU takes none.
+        boundary: the end of the work of the call.
+        went_on: the return of the call.
+        began: the start of the copy.
+        unstaged: the end of the copy of the tensors that are not staged.
+        reached: the arrival of an update at the fence.
+        passed: the passage of that update.
+        drained: the end of the whole copy.
     """
 
     sources: list[torch.Tensor]
@@ -67,25 +82,31 @@ class Taken:
     passed: torch.cuda.Event = field(default_factory=_timed)
     drained: torch.cuda.Event = field(default_factory=_event)
     fenced: list[torch.cuda.Stream] = field(default_factory=list)
-    """Those that wait for it."""
+    """The streams that wait at the fence."""
     ordered: threading.Event = field(default_factory=threading.Event)
-    """All its copies are on their way, or will never be."""
+    """Set once all copies are queued, or will never be."""
 
     def release(self) -> None:
-        """Nothing of it is copied any more."""
+        """End the copy: drop the sources."""
         self.sources.clear()
         self.ordered.set()
 
     @property
     def fence_s(self) -> float:
-        """How long the training's stream waited at the fence; 0 where it is not past it, or the GPU has failed."""
+        """Return the seconds that the training's stream waited at the fence.
+
+        Returns 0 if the stream has not passed the fence, or the GPU has failed.
+        """
         with contextlib.suppress(RuntimeError):
             return _between_s(self.reached, self.passed) if self._is_past else 0.0
         return 0.0
 
     @property
     def window_s(self) -> float | None:
-        """From the end of the call to the fence, as that stream saw it; None where it has not been there."""
+        """Return the seconds from the end of the call to the fence, on the training's stream.
+
+        Returns None if the stream has not passed the fence.
+        """
         return _between_s(self.went_on, self.reached) if self._is_past else None
 
     @property
@@ -94,12 +115,12 @@ class Taken:
 
     @property
     def is_unstaged(self) -> bool:
-        """Whether there is nothing left that an update would have to wait for."""
+        """Return True if an update need not wait any more."""
         return self.ordered.is_set() and bool(self.unstaged.query())  # type: ignore[no-untyped-call]
 
 
 class _Marks:
-    """How far a stream of copies is."""
+    """Report how far a stream of copies is."""
 
     def __init__(self, copied: Callable[[int], None]) -> None:
         self._copied = copied
@@ -107,7 +128,7 @@ class _Marks:
         self._since = (0, 0)
 
     def passed(self, end: int, size_bytes: int) -> None:
-        """A copy of so many bytes was ordered, after which the image is there up to `end`."""
+        """Record a queued copy of `size_bytes`, after which the image is complete up to `end`."""
         copies, count = self._since[0] + 1, self._since[1] + size_bytes
         self._since = copies, count
         if copies < _MARK_COPIES and count < _MARK_BYTES:
@@ -120,7 +141,7 @@ class _Marks:
             self._wait()
 
     def finish(self) -> None:
-        """Wait until all of them are over."""
+        """Wait until all copies have ended."""
         while self._ahead:
             self._wait()
         torch.cuda.current_stream().synchronize()
@@ -132,7 +153,7 @@ class _Marks:
 
 
 class DeviceCopy:
-    """Takes the snapshots of a plan's tensors on one GPU."""
+    """Take the snapshots of a plan's tensors on one GPU."""
 
     def __init__(
         self,
@@ -143,17 +164,17 @@ class DeviceCopy:
         attest: bool,
         max_bytes: float | None,
     ) -> None:
-        """Take the memory on the GPU that all snapshots need.
+        """Allocate the memory on the GPU that all snapshots need.
 
         Args:
-            plan: of the image.
-            part: its blobs on this GPU.
-            sources: what they are of now.
-            attest: whether to digest them.
-            max_bytes: of the GPU's memory for staging; None: what is free, but for a reserve.
+            plan: the plan of the image.
+            part: the blobs on this GPU.
+            sources: the live tensors of these blobs.
+            attest: whether to digest the tensors.
+            max_bytes: the most GPU memory for staging; None for the free memory less a reserve.
 
         Raises:
-            torch.cuda.OutOfMemoryError: the GPU has no memory left for the small tensors.
+            torch.cuda.OutOfMemoryError: the GPU lacks memory for the small tensors.
         """
         self.device = part.device
         self.part = part
@@ -173,25 +194,23 @@ class DeviceCopy:
 
     @property
     def packed_bytes(self) -> int:
-        """Of the GPU's memory, for what is packed."""
+        """Return the bytes of GPU memory that hold packed tensors."""
         return 0 if self._packed is None else self._packed.memory.nbytes
 
     def suits(self, sources: Sequence[torch.Tensor]) -> bool:
-        """Whether the tensors that are copied each by itself lie in a row, as they did when it was planned."""
+        """Return True if the tensors that are copied one by one are still contiguous."""
         return all(map(is_in_a_row, sources[self.part.direct - self.part.first :]))
 
-    @torch.inference_mode(
-        mode=False
-    )  # what is made in it, and kept, could not be written to outside
+    @torch.inference_mode(mode=False)  # tensors made in inference mode cannot be written to outside
     def take(
         self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool
     ) -> Taken:
-        """Take what is there now, by the order of `stream`, which the training runs on.
+        """Pack, digest and stage the tensors, in the order of `stream`.
 
         Args:
-            sources: of the blobs of this GPU.
-            stream: as said.
-            overlaps: whether the training goes on while they are copied; else nothing need be staged.
+            sources: the live tensors of the blobs on this GPU.
+            stream: the stream of the training.
+            overlaps: whether training continues during the copy; else nothing is staged.
         """
         part = self.part
         with torch.cuda.stream(stream), torch.no_grad():
@@ -207,18 +226,19 @@ class DeviceCopy:
         return taken
 
     def resume(self, taken: Taken) -> None:
-        """The call returns, after it has waited for the copy; forward begins only now."""
+        """Record that the call returns, after it has waited for the copy: forward begins now."""
         taken.went_on.record(torch.cuda.current_stream(self.device))
 
     def order(self, taken: Taken, seat: Buffer, copied: Callable[[int], None]) -> Iterator[None]:
-        """Order the copies, in a thread of their own: first those that the fence waits for, then the others.
+        """Queue the copies: first those that the fence waits for, then the others.
 
-        It goes on once the first are ordered, and comes to its end once all of them are over.
+        The caller is a separate thread. The generator yields once the first copies are queued, and
+        ends once all copies have ended.
 
         Args:
-            taken: what to copy.
-            seat: where to.
-            copied: told how many bytes of the image are there, counted from its begin.
+            taken: the tensors to copy.
+            seat: the buffer that receives the copies.
+            copied: called with the number of bytes copied, counted from the start of the image.
         """
         part = self.part
         marks = _Marks(copied)
@@ -247,7 +267,8 @@ class DeviceCopy:
             taken.drained.record()
             taken.ordered.set()
             marks.finish()
-        # Between the two the thread has other things to do: the larger one tells.
+        # The thread does other work between the two series, so the rate is measured in the larger
+        # series.
         first_bytes, rest_bytes = (
             self._bytes(part.first, taken.staged),
             self._bytes(taken.staged, part.end),
@@ -258,7 +279,7 @@ class DeviceCopy:
             self._bytes_per_s = rest_bytes / max(_between_s(again, ended), 1e-9)
 
     def pass_fence(self, taken: Taken) -> None:
-        """What the current stream does from now on waits until all that is not staged is copied."""
+        """Make the current stream wait until all tensors that are not staged are copied."""
         stream = torch.cuda.current_stream(self.device)
         if stream in taken.fenced:
             return
@@ -270,10 +291,10 @@ class DeviceCopy:
         taken.fenced.append(stream)
 
     def close(self) -> None:
-        """Nothing of it goes on into memory that is not there any more."""
-        with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing goes on
+        """Wait for the work on the GPU, so that no kernel writes into released memory."""
+        with contextlib.suppress(RuntimeError):  # the GPU has failed and runs nothing
             if self._last is not None:
-                self._last.boundary.synchronize()  # what packs and digests
+                self._last.boundary.synchronize()  # the kernels that pack and digest
             self._stream.synchronize()
 
     @contextlib.contextmanager
@@ -282,7 +303,7 @@ class DeviceCopy:
             yield
 
     def _bytes(self, first: int, end: int) -> int:
-        """Of these blobs."""
+        """Return the size in the image of the blobs `first` to `end`."""
         if first == end:
             return 0
         last = self._blobs[end - 1]
@@ -295,7 +316,7 @@ class DeviceCopy:
         marks.passed(blob.offset + blob.length, blob.data_bytes)
 
     def _await_last(self, stream: torch.cuda.Stream) -> None:
-        """Nothing is packed or staged over what is still to be copied."""
+        """Make `stream` wait for the last save's copy, whose GPU memory is used again."""
         if self._last is None:
             return
         self._last.ordered.wait()
@@ -305,7 +326,11 @@ class DeviceCopy:
             self._window_s.append(window_s)
 
     def _stage(self, sources: Sequence[torch.Tensor]) -> int:
-        """Copy on the GPU what the copy to the host has no time for; the first blob of it."""
+        """Stage on the GPU the tensors that cannot be copied to the host in time.
+
+        Returns:
+            The first staged blob.
+        """
         part = self.part
         sizes_bytes = [blob.data_bytes for blob in self._blobs[part.direct : part.end]]
         window_s = min(self._window_s) if self._window_s else None
@@ -313,9 +338,8 @@ class DeviceCopy:
         room = self._room_bytes() if sum(sizes_bytes) > in_time else 0.0
         first = part.direct + first_staged(sizes_bytes, in_time_bytes=in_time, room_bytes=room)
         if first == part.end:
-            if (
-                self._staging is not None and room_bytes(self.device) < 0
-            ):  # it was given to others meanwhile
+            # Release memory that other allocations need by now.
+            if self._staging is not None and room_bytes(self.device) < 0:
                 self._staging = None
             return first
         if self._staging is None or first < self._staging.first:
@@ -332,7 +356,8 @@ class DeviceCopy:
     def _room_bytes(self) -> float:
         held_bytes = 0 if self._staging is None else self._staging.memory.nbytes
         room = room_bytes(self.device) + held_bytes
-        # What is packed for want of a row in memory was counted when it was planned.
+        # The plan has already counted large tensors that are packed because they are not
+        # contiguous.
         return (
             room
             if self._max_bytes is None
@@ -340,32 +365,33 @@ class DeviceCopy:
         )
 
 
-# Which tensors of a GPU are copied to the host while training goes on, and which are staged on the GPU first. A copy to
-# the host is free if it ends before the optimizer's step, which waits for the rest. A copy on the GPU costs a twentieth
-# of the time at once, and memory. So the first tensors are copied to the host as far as the time reaches, and the next
-# are staged as far as the memory does.
+# Which tensors of a GPU are copied to the host while training continues, and which are staged on
+# the GPU first. A copy to the host is free if it ends before the optimizer's step, which waits for
+# the rest. A copy on the GPU takes a twentieth of the time, in the call, and takes memory. So the
+# first tensors are copied to the host as far as time allows, and the next are staged as far as
+# memory allows.
 
 _SAFE: Final = 0.8
-"""Of the time that steps took lately, what is counted on."""
+"""The share of the recent steps' time that the copy may count on."""
 
 
 def in_time_bytes(window_s: float | None, bytes_per_s: float | None) -> float:
-    """How many bytes reach the host before the optimizer's step.
+    """Return the number of bytes that reach the host before the optimizer's step.
 
     Args:
-        window_s: from a save to that step, as the GPU saw it lately; None: that is not known.
-        bytes_per_s: of copies to the host lately; None likewise.
+        window_s: recent seconds from a save to that step, on the GPU's stream; None if unknown.
+        bytes_per_s: the recent rate of copies to the host; None if unknown.
     """
     return 0.0 if window_s is None or bytes_per_s is None else _SAFE * window_s * bytes_per_s
 
 
 def first_staged(sizes_bytes: Sequence[int], *, in_time_bytes: float, room_bytes: float) -> int:
-    """The index of the first tensor that is staged; their number where none is.
+    """Return the index of the first staged tensor; the number of tensors if none is staged.
 
     Args:
-        sizes_bytes: of the tensors, in the order in which they are copied.
-        in_time_bytes: how much of them is copied before the optimizer's step.
-        room_bytes: how much of them may be staged. Where that is too little, the optimizer's step waits.
+        sizes_bytes: the sizes of the tensors, in the order in which they are copied.
+        in_time_bytes: the bytes that are copied before the optimizer's step.
+        room_bytes: the bytes that may be staged. If they are too few, the optimizer's step waits.
     """
     first = 0
     for size_bytes in sizes_bytes:
@@ -381,13 +407,13 @@ def first_staged(sizes_bytes: Sequence[int], *, in_time_bytes: float, room_bytes
 
 
 class LiveDigests:
-    """Of all pieces of an image that are on one GPU, the first of which is `first_piece`.
+    """Digest all pieces of an image that are on one GPU; `first_piece` is the first of them.
 
-    Large tensors are read where they live, small ones where they are packed.
+    Large tensors are read where they are, small ones in packed memory.
     """
 
     def __init__(self, plan: Plan, part: OnDevice, packed: Packed | None) -> None:
-        """Prepare what is the same in each save."""
+        """Prepare the digests and tables that are the same in each save."""
         self._part = part
         self.first_piece = bisect.bisect_left(plan.pieces, part.first)
         end = bisect.bisect_left(plan.pieces, part.end)
@@ -416,13 +442,13 @@ class LiveDigests:
                 )
 
     def take(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Digest what is there now, in the current stream.
+        """Digest the live tensors in the current stream.
 
         Args:
-            sources: of the part's blobs; the small ones are packed already.
+            sources: the live tensors of the part's blobs; the small ones are packed already.
 
         Returns:
-            int64, one a piece, as the CPU has them in memory.
+            An int64 for each piece, whose bytes in memory are those of the CPU's digest.
         """
         begins = {number: sources[number].data_ptr() for number, _ in self._direct}
         addresses = [*self._packed, *(begins[number] + offset for number, offset in self._direct)]

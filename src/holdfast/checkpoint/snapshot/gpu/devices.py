@@ -1,4 +1,4 @@
-"""The GPUs that a plan's tensors lie on, each with its part of a snapshot."""
+"""Split a snapshot over the GPUs that hold the plan's tensors."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,26 +19,31 @@ Streams = Mapping[torch.device, torch.cuda.Stream]
 
 
 class Devices:
-    """Takes snapshots of what lies on GPUs; blobs from `first_on_host` on are the CPU's to copy and to digest.
+    """Take snapshots of the tensors on GPUs.
 
-    Without Triton the CPU digests all of them.
+    The CPU copies and digests the blobs from `first_on_host` on. Without Triton, the CPU digests
+    all blobs.
     """
 
     def __init__(
         self, plan: Plan, contents: Contents, *, attest: bool, max_bytes: float | None
     ) -> None:
-        """Take the memory that all snapshots need, or leave all to the CPU where there is none.
+        """Allocate the memory that all snapshots need.
+
+        If a GPU lacks the memory, the CPU copies all tensors.
 
         Args:
-            plan: of the image.
-            contents: what it is of now.
-            attest: whether to digest it.
-            max_bytes: of each GPU's memory for staging; None: what is free, but for a reserve.
+            plan: the plan of the image.
+            contents: the live state.
+            attest: whether to digest the state.
+            max_bytes: the most memory of each GPU for staging; None for the free memory less a
+                reserve.
         """
         leaves = contents.leaves(plan.structure)
         places = {id(tensor): place for place, tensor in enumerate(contents.tensors)}
         end = plan.on_devices[-1].end if plan.on_devices else 0
-        # In the call they are found by their place: to name thousands of tensors takes milliseconds.
+        # The call finds tensors by their place, since to name thousands of tensors takes
+        # milliseconds.
         self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
         on_host = [id(leaves[index.fqn]) for index in plan.items[end:]]
         self._host_places = [places[each] for each in on_host if each in places]
@@ -56,7 +61,7 @@ class Devices:
                     for part in plan.on_devices
                 ]
             except torch.cuda.OutOfMemoryError:
-                if attest:  # the digests need some, too
+                if attest:  # the digests take memory, too, so the caller tries without them
                     raise
                 _logger.warning(
                     "The GPU has no memory left to pack small tensors: snapshots of it are slow."
@@ -90,15 +95,16 @@ class Devices:
         }
 
     def packed_bytes(self, device: torch.device) -> int:
-        """Of a GPU's memory, for what is packed there."""
+        """Return the bytes of a GPU's memory that hold packed tensors."""
         return sum(copy.packed_bytes for copy in self._copies if copy.device == device)
 
     def leaves_none(
         self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
     ) -> bool:
-        """Whether the CPU has none to digest in the call: it has copied all that are not digested here.
+        """Return True if the CPU has no tensor to digest in the call.
 
-        Nor is there another tensor than when it was planned, of which nothing is known.
+        The CPU must have copied all tensors that no GPU digests, and the state must have as many
+        tensors as when it was planned.
         """
         if not self._digests or len(tensors) != self._count:
             return False
@@ -119,16 +125,17 @@ class Devices:
         *,
         overlaps: bool,
     ) -> list[Taken]:
-        """Take what is there now; see `DeviceCopy.take`.
+        """Pack, digest and stage the tensors on each GPU; see `DeviceCopy.take`.
 
         Args:
-            tensors: of the state.
-            copied: what to take instead of some, by their `id`.
-            streams: what the training runs on.
-            overlaps: whether the training goes on while it is copied.
+            tensors: the tensors of the state.
+            copied: copies to use in place of some tensors, by the `id` of the live tensor.
+            streams: the streams of the training.
+            overlaps: whether training continues during the copy.
 
         Returns:
-            One for each GPU; none, where the tensors are not where or what they were when it was planned.
+            One item for each GPU; an empty list if the tensors differ from those of the plan in
+            their order, type, shape or device.
         """
         live = self._live(tensors, copied)
         if list(map(KIND, live)) != self._kinds:
@@ -147,7 +154,10 @@ class Devices:
         return taken
 
     def has_taken(self, taken: Sequence[Taken], sources: Sequence[Any]) -> bool:
-        """Whether what was taken is what the plan names, as it was: a state may have them in another order by now."""
+        """Return True if the taken tensors are those of the plan.
+
+        The state may have its tensors in another order than when it was planned.
+        """
         return len(taken) == len(self._copies) and all(
             copy.suits(each.sources)
             and all(
@@ -160,12 +170,12 @@ class Devices:
         )
 
     def resume(self, taken: Sequence[Taken]) -> None:
-        """The call returns, after it has waited for the copy."""
+        """Record that the call returns after it has waited for the copy."""
         for copy, one in zip(self._copies, taken, strict=False):
             copy.resume(one)
 
     def pass_fence(self, taken: Sequence[Taken]) -> None:
-        """What follows on the current streams waits, on the GPUs, until all is copied or staged."""
+        """Make the current streams wait, on the GPUs, until all tensors are copied or staged."""
         for copy, one in zip(self._copies, taken, strict=False):
             copy.pass_fence(one)
 
@@ -176,15 +186,16 @@ class Devices:
         copied: Callable[[int], None],
         ordered: Callable[[], None],
     ) -> None:
-        """Copy it, in a thread of its own; returns once all is there.
+        """Copy the tensors, in a separate thread; return once all copies have ended.
 
         Args:
-            taken: what to copy.
-            seat: where to.
-            copied: told how many bytes of the image are there, counted from its begin.
-            ordered: called once all copies are ordered that the fence waits for.
+            taken: the tensors to copy.
+            seat: the buffer that receives the copies.
+            copied: called with the number of bytes copied, counted from the start of the image.
+            ordered: called once all copies that the fence waits for are queued.
         """
-        # Of several, the later ones say how far they are once those before are there.
+        # The progress counts from the start of the image, so a later GPU reports only after the
+        # earlier ones have ended.
         running = [
             copy.order(one, seat, copied if number == 0 else _nothing)
             for number, (copy, one) in enumerate(zip(self._copies, taken, strict=True))
@@ -196,13 +207,13 @@ class Devices:
             for each, copy in zip(running, self._copies, strict=True):
                 next(each, None)
                 copied(self._end(copy))
-        except BaseException:  # what is on its way reads what is let go of next
+        except BaseException:  # wait for the running copies, since their sources are released next
             for copy in self._copies:
                 copy.close()
             raise
 
     def settled(self, taken: Sequence[Taken]) -> set[str]:
-        """The names of the tensors whose bytes were taken at once: they may have changed since."""
+        """Return the names of the tensors copied in the call, which may have changed since."""
         names: set[str] = set()
         for copy, one in zip(self._copies, taken, strict=False):
             numbers = (*range(copy.part.first, copy.part.direct), *range(one.staged, copy.part.end))
@@ -210,7 +221,7 @@ class Devices:
         return names
 
     def close(self) -> None:
-        """Nothing of it goes on."""
+        """Wait for the GPUs' work, and release the memory."""
         for copy in self._copies:
             copy.close()
         self._copies.clear()
@@ -218,7 +229,7 @@ class Devices:
     def _live(
         self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Those that are on GPUs, blob by blob; nothing where there are fewer."""
+        """Return the tensors on GPUs, blob by blob; none if the state has fewer tensors."""
         try:
             found = [tensors[place] for place in self._places]
         except IndexError:
@@ -233,7 +244,7 @@ class Devices:
 
 
 def current_streams(tensors: Sequence[torch.Tensor]) -> Streams:
-    """What this thread's work runs on, on each GPU that has some of `tensors`."""
+    """Return this thread's current stream on each GPU that holds some of `tensors`."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return {}
     devices = {tensor.device for tensor in tensors}
@@ -243,4 +254,4 @@ def current_streams(tensors: Sequence[torch.Tensor]) -> Streams:
 
 
 def _nothing(_: int) -> None:
-    """Nobody is told."""
+    """Ignore the progress."""

@@ -1,4 +1,4 @@
-"""Memory on a GPU that holds a part of a snapshot until it is copied to the host."""
+"""Allocate GPU memory that holds a part of a snapshot until the part is copied to the host."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,9 +10,9 @@ from holdfast.checkpoint.snapshot.plan import OnDevice
 
 _SPARE_SHARE: Final = 0.05
 _SPARE_BYTES: Final = 1 << 30
-"""Of a GPU's memory, what is left free."""
+"""The GPU memory that stays free: a share of the total, or these bytes if they are more."""
 _ALIGNMENT: Final = 256
-"""Bytes, of what is staged; kernels that copy read 16 at once."""
+"""The alignment of staged tensors in bytes; copy kernels read 16 at once."""
 _Copies = tuple[list[torch.Tensor], list[int]]
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _EXACT: Final = {
@@ -25,12 +25,14 @@ _EXACT: Final = {
     torch.uint8,
     torch.bool,
 }
-"""What a kernel that copies many tensors copies as it is: it turns shorter floats into float32 and back, which changes
-NaNs, and knows no other integers."""
+"""The types that `torch._foreach_copy_` copies bit for bit.
+
+It converts shorter floats to float32 and back, which changes NaNs, and supports no other integers.
+"""
 
 
 def _as_words(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as what is copied bit for bit; in a row."""
+    """Return a view of the same memory in a type that is copied bit for bit."""
     if tensor.dtype in _EXACT:
         return tensor
     if tensor.dtype.itemsize in _WORDS:
@@ -39,34 +41,36 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def room_bytes(device: torch.device) -> float:
-    """How much of a GPU's memory is free now, but for a reserve."""
+    """Return the bytes of a GPU's memory that are free, less a reserve."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return free_bytes - max(_SPARE_BYTES, _SPARE_SHARE * total_bytes)
 
 
 class Packed:
-    """Small tensors as they lie in the image, with what is around them: they reach the host as one copy.
+    """Hold small tensors with their heads and tails, so that one copy sends all to the host.
 
-    `offset`: where in the image `memory` begins.
+    Attributes:
+        offset: the offset of `memory` in the image.
+        memory: the bytes of this part of the image.
     """
 
     def __init__(self, image: FileImage, part: OnDevice, sources: Sequence[torch.Tensor]) -> None:
-        """Take the memory, and write into it what is around the tensors.
+        """Allocate the memory, and write the heads and tails of the tensors into it.
 
         Args:
-            image: the whole one.
-            part: of it, what is on this GPU.
-            sources: its small tensors.
+            image: the whole image.
+            part: the blobs on this GPU.
+            sources: the small tensors of these blobs.
 
         Raises:
-            torch.cuda.OutOfMemoryError: the GPU has none left.
+            torch.cuda.OutOfMemoryError: the GPU lacks memory.
         """
         own = image.cut(part.first, part.direct)
         self.offset = image.blobs[part.first].offset
         frames = bytearray(own.size_bytes)
         own.write_frames(memoryview(frames))
         self.memory = torch.frombuffer(frames, dtype=torch.uint8).to(part.device)
-        # A kernel copies many tensors of one type that lie in a row; the others take one each.
+        # One kernel copies many contiguous tensors of one type; other tensors take a kernel each.
         self._groups: dict[torch.dtype, _Copies] = {}
         self._each: list[tuple[torch.Tensor, int]] = []
         for place, (view, source) in enumerate(zip(own.views(self.memory), sources, strict=True)):
@@ -79,7 +83,7 @@ class Packed:
                 self._each.append((view, place))
 
     def fill(self, sources: Sequence[torch.Tensor]) -> None:
-        """Copy the tensors of a snapshot into it, in the current stream."""
+        """Copy the tensors of a snapshot into the memory, in the current stream."""
         for dtype, (views, places) in self._groups.items():
             live = [sources[place] for place in places]
             torch._foreach_copy_(views, live if dtype in _EXACT else list(map(_as_words, live)))
@@ -88,7 +92,7 @@ class Packed:
 
 
 class DeviceStaging:
-    """Large tensors, from the blob `first` of the image on."""
+    """Hold copies of large tensors, from the blob `first` of the image on."""
 
     def __init__(
         self,
@@ -98,17 +102,17 @@ class DeviceStaging:
         device: torch.device,
         stream: torch.cuda.Stream,
     ) -> None:
-        """Take the memory.
+        """Allocate the memory.
 
         Args:
-            blobs: the image's.
-            first: the first one that there is to be room for.
-            end: the one behind the last.
+            blobs: the blobs of the image.
+            first: the first blob to hold.
+            end: the blob after the last one to hold.
             device: the GPU.
-            stream: that what is here is copied on.
+            stream: the stream that copies the tensors to the host.
 
         Raises:
-            torch.cuda.OutOfMemoryError: the GPU has none left.
+            torch.cuda.OutOfMemoryError: the GPU lacks memory.
         """
         self.first = first
         sizes_bytes = [-(-blob.data_bytes // _ALIGNMENT) * _ALIGNMENT for blob in blobs[first:end]]
@@ -123,11 +127,11 @@ class DeviceStaging:
         ]
 
     def view(self, number: int) -> torch.Tensor:
-        """The memory of a blob, as a tensor."""
+        """Return the copy of a blob's tensor."""
         return self._views[number - self.first]
 
     def fill(self, first: int, sources: Sequence[torch.Tensor]) -> None:
-        """Copy tensors into it, those of the blobs from `first` on, in the current stream."""
+        """Copy the tensors of the blobs from `first` on into the memory, in the current stream."""
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for view, source in zip(self._views[first - self.first :], sources, strict=True):
             views, found = groups.setdefault(source.dtype, ([], []))

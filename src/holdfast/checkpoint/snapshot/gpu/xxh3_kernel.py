@@ -1,12 +1,14 @@
-"""Digests of a GPU's memory, taken on the GPU: XXH3-64, the same that the writing process takes of what it writes.
+"""Digest GPU memory on the GPU, with the XXH3-64 that the writing process also computes.
 
-XXH3 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) adds up what it makes of the 64-byte stripes of a block of
-1,024 bytes, and scrambles the sums before it goes on to the next block. Within a block the order does not matter, so
-all blocks of all pieces are summed at once, at the speed of memory. What is left is a chain through each piece's sums,
-a sixteenth of the bytes: all pieces' chains run beside each other.
+XXH3 (https://github.com/Cyan4973/xxHash, doc/xxhash_spec.md) sums values of the 64-byte stripes in
+each block of 1,024 bytes, and scrambles the sums before the next block. Within a block the order
+does not matter. So all blocks of all pieces are summed at once, at the speed of memory. The
+scrambling is a chain through each piece's sums, a sixteenth of the bytes; the chains of all pieces
+run in parallel.
 
-Both are one kernel. The pieces go through it in groups whose sums fit the scratch memory, and while one group's blocks
-are summed, the chains of the group before run: they wait most of the time, and would leave the GPU idle by themselves.
+One kernel does both. The pieces pass through the kernel in groups whose sums fit the scratch
+memory. While one group's blocks are summed, the chains of the group before run. The chains wait for
+memory most of the time, and would leave the GPU idle alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,10 +23,10 @@ from holdfast.checkpoint.format.rank_layout import CHUNK_BYTES
 try:
     jit: Callable[..., Callable[[Callable[..., Any]], Any]] = import_module("triton").jit
     tl: Any = import_module("triton.language")
-except ImportError:  # the kernel below is then never called
+except ImportError:  # the kernel below is then never launched
 
     def jit(**_: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Nothing to compile with."""
+        """Return a decorator that does nothing, in place of Triton's."""
         return lambda function: function
 
     tl = None
@@ -32,21 +34,21 @@ except ImportError:  # the kernel below is then never called
 if TYPE_CHECKING:
     tensor = Any
     constexpr = Any
-else:  # Triton reads annotations, and knows a constant by the name of its type
+else:  # Triton reads annotations, and recognizes a constant by the name of its type
     tensor, constexpr = getattr(tl, "tensor", None), getattr(tl, "constexpr", None)
 
 LEAST_BYTES: Final = 241
-"""XXH3 has other ways for fewer."""
+"""The fewest bytes of a piece; XXH3 hashes fewer bytes in other ways."""
 _BLOCK_BYTES: Final = 1024
 _SUMS_BYTES: Final = 64
-"""Of a block: eight sums."""
+"""The bytes of one block's sums: eight sums of 8 bytes."""
 _SECRET: Final = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8"
     "a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb"
     "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
 )
-"""The specification's default."""
+"""The default secret of the specification."""
 _PRIMES_32: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 _PRIMES_64: Final = (
     0x9E3779B185EBCA87,
@@ -62,12 +64,25 @@ _CONSTANTS: Final = (
     + _SECRET[11:75]
     + b"".join(word.to_bytes(8, "little") for word in _INITIAL)
 )
-"""48 words. From 0 on the secret, of which a stripe's part begins at its number, the scramble's at 16; from 24 on the
-last stripe's part, from 32 on the merge's, from 40 on what the sums begin with."""
+"""The 48 words of the kernel's constants.
+
+| words from | content |
+|---|---|
+| 0 | the secret: a stripe's part begins at its number, the scramble's at 16 |
+| 24 | the secret's part for the last stripe |
+| 32 | the secret's part for the merge |
+| 40 | the initial sums |
+"""
 
 
 class Tuning(NamedTuple):
-    """How the kernel is cut. `blocks`: summed by one program; `ahead`: of a chain's blocks, read before their turn."""
+    """Set how the kernel divides its work.
+
+    Attributes:
+        blocks: the blocks that one program sums.
+        warps: the warps of a program.
+        ahead: the blocks of a chain that are read ahead.
+    """
 
     blocks: int = 8
     warps: int = 1
@@ -75,7 +90,7 @@ class Tuning(NamedTuple):
 
     @property
     def pieces(self) -> int:
-        """How many chains one program follows: a thread each of their eight lanes."""
+        """Return the number of chains that one program computes, each in eight lanes."""
         return 4 * self.warps
 
 
@@ -83,7 +98,7 @@ _BEST: Final = Tuning()
 
 
 class _Group(NamedTuple):
-    """Pieces whose sums are in the scratch memory at the same time, and the tiles of blocks that they are cut into."""
+    """Pieces whose sums are in the scratch memory together, and the tiles of their blocks."""
 
     first_piece: int
     end_piece: int
@@ -95,15 +110,16 @@ _NO_GROUP: Final = _Group(0, 0, 0, 0)
 
 
 def available() -> bool:
-    """Whether this process has a GPU that digests can be taken on, and what compiles the kernel for it."""
+    """Return True if this process has a GPU, and a Triton that can compile the kernel."""
     can_compile = hasattr(tl, "tuple")  # Triton 3.3
     return can_compile and torch.version.cuda is not None and torch.cuda.is_available()
 
 
 class DeviceDigests:
-    """Digests of pieces of one GPU's memory, by kernels in the current stream.
+    """Digest pieces of one GPU's memory by kernels in the current stream.
 
-    Keep it until the work of its last call is done: its tables and its scratch memory are read until then.
+    Keep the object until the work of its last call has ended, because kernels read its tables and
+    its scratch memory until then.
     """
 
     def __init__(
@@ -113,16 +129,18 @@ class DeviceDigests:
         scratch_bytes: int = 256 << 20,
         tuning: Tuning = _BEST,
     ) -> None:
-        """Make the tables, and compile the kernel: seconds, where Triton has not kept it from an earlier run.
+        """Make the tables and compile the kernel, which takes seconds unless Triton has cached it.
 
         Args:
             pieces_bytes: the length of each piece, 241 bytes to 16 MiB.
-            device: that the pieces are on; the CPU with Triton's interpreter.
-            scratch_bytes: memory to take on the device, at most; as much as there is to read in 16 times as many bytes.
-            tuning: how the work is cut.
+            device: the device of the pieces; the CPU with Triton's interpreter.
+            scratch_bytes: the most scratch memory on the device; a sixteenth of the pieces' bytes
+                is enough.
+            tuning: how the work is divided.
 
         Raises:
-            ValueError: a length is not within the bounds, or half of `scratch_bytes` does not hold one piece's sums.
+            ValueError: a length is out of range, or half of `scratch_bytes` is too small for one
+                piece's sums.
         """
         for size_bytes in pieces_bytes:
             if not LEAST_BYTES <= size_bytes <= CHUNK_BYTES:
@@ -130,13 +148,11 @@ class DeviceDigests:
                     f"A piece has {LEAST_BYTES} to {CHUNK_BYTES:,} bytes, not {size_bytes:,}."
                 )
         self._tuning = tuning
-        counts = [
-            (size_bytes - 1) // _BLOCK_BYTES for size_bytes in pieces_bytes
-        ]  # the last block is never scrambled
+        # The last block is never scrambled.
+        counts = [(size_bytes - 1) // _BLOCK_BYTES for size_bytes in pieces_bytes]
         tiles = [-(-count // tuning.blocks) for count in counts]
-        half = (
-            scratch_bytes // 2 // _SUMS_BYTES
-        )  # one group's sums are read while the next one's are written
+        # One group's sums are read while those of the next group are written.
+        half = scratch_bytes // 2 // _SUMS_BYTES
         if max(counts, default=0) > half:
             raise ValueError(
                 f"Scratch memory of {scratch_bytes:,} bytes is too small for these pieces: give 2 MiB."
@@ -157,7 +173,7 @@ class DeviceDigests:
         self._given = torch.zeros(len(pieces_bytes), dtype=torch.int64, device="cpu")
         self._addresses = torch.zeros_like(self._given, device=device)
         self._device = self._addresses.device
-        self._upload()  # so that there is pinned memory for it
+        self._upload()  # allocates the pinned memory
         self._launch(
             1, _NO_GROUP, _NO_GROUP, torch.empty(1, dtype=torch.int64, device=self._device)
         )
@@ -168,19 +184,18 @@ class DeviceDigests:
         )
 
     def enqueue(self, addresses: Sequence[int], out: torch.Tensor) -> None:
-        """Digest the pieces in the current stream; the host waits for nothing.
+        """Digest the pieces in the current stream; the host does not wait.
 
         Args:
-            addresses: of each piece's first byte on the device, divisible by 8. The memory stays as it is until the
-                stream is past this.
-            out: int64, one for each piece, contiguous, on the device: gets XXH3-64 of each, as the machine's integer.
+            addresses: the device address of each piece's first byte, divisible by 8. The memory
+                must not change until the stream has passed this call.
+            out: a contiguous int64 tensor on the device, which receives the XXH3-64 of each piece.
 
         Raises:
-            ValueError: an address, or `out`, is not such.
+            ValueError: an address or `out` does not meet these conditions.
         """
-        given = torch.from_numpy(
-            numpy.array(addresses, dtype=numpy.int64)
-        )  # torch.tensor takes ten times as long
+        # torch.tensor takes ten times as long.
+        given = torch.from_numpy(numpy.array(addresses, dtype=numpy.int64))
         if given.shape != self._given.shape or bool((given & 7).any()):
             raise ValueError(
                 f"Digests of {len(self._given):,} pieces need an address divisible by 8 for each."
@@ -205,21 +220,20 @@ class DeviceDigests:
             self._idle.record(torch.cuda.current_stream(self._device))
 
     def _upload(self) -> None:
-        """Let the device know the addresses.
+        """Copy the addresses to the device.
 
-        PyTorch gives pinned memory to nobody else before a copy that was made from it is over.
+        PyTorch does not lend pinned memory again before the copy from it has ended.
         """
         pinned = torch.empty_like(self._given, pin_memory=self._device.type != "cpu")
         self._addresses.copy_(pinned.copy_(self._given), non_blocking=True)
 
     def _launch(self, chains: int, before: _Group, group: _Group, out: torch.Tensor) -> None:
-        """`chains` programs for the pieces whose blocks are summed, the others sum those of `group`."""
+        """Launch `chains` programs for the summed pieces, and further programs that sum `group`."""
         programs = chains + group.end_tile - group.first_tile
         if not programs:
             return
-        with torch.cuda.device(
-            self._addresses.get_device()
-        ):  # where there is none, it does nothing
+        # Without a GPU, this context does nothing.
+        with torch.cuda.device(self._addresses.get_device()):
             _digest[(programs,)](
                 self._addresses,
                 *self._tables,
@@ -238,7 +252,10 @@ class DeviceDigests:
 def _grouped(
     counts: Sequence[int], tiles: Sequence[int], half: int
 ) -> tuple[list[_Group], list[int]]:
-    """The groups, and where in the scratch memory each piece's sums begin; neighbours use different halves of it."""
+    """Return the groups, and the place of each piece's sums in the scratch memory.
+
+    Neighbouring groups use different halves of the memory.
+    """
     groups: list[_Group] = []
     rows: list[int] = []
     first_piece = first_tile = end_tile = used = 0
@@ -274,7 +291,7 @@ def _digest(
     pieces: constexpr,
     ahead: constexpr,
 ) -> None:
-    """One program: the chains of `pieces` pieces, or the sums of `blocks` blocks of one."""
+    """Run one program: the chains of `pieces` pieces, or the sums of `blocks` blocks."""
     program = tl.program_id(0)
     if program < chains:
         piece = first_piece + program * pieces + tl.arange(0, pieces)
@@ -298,7 +315,7 @@ def _sum_up(
     tile: tensor,
     blocks: constexpr,
 ) -> None:
-    """What each block of a tile adds to its piece's eight sums."""
+    """Store the eight sums of each block in a tile."""
     piece = tl.load(tile_pieces + tile)
     block = (tile - tl.load(first_tiles + piece).to(tl.int32)) * blocks + tl.arange(0, blocks)
     there = block < (tl.load(sizes + piece).to(tl.int32) - 1) // 1024
@@ -330,7 +347,7 @@ def _follow(
     pieces: constexpr,
     ahead: constexpr,
 ) -> None:
-    """The chains through the sums of some pieces, their last blocks, and what is made of it."""
+    """Follow the chains through the sums of some pieces, add their last blocks, and merge."""
     size = tl.load(sizes + piece, mask=there, other=1)
     count = ((size - 1) // 1024).to(tl.int32)
     data = tl.load(addresses + piece, mask=there, other=0)
@@ -367,7 +384,7 @@ def _follow(
         acc += tl.where((stripe < stripes)[:, None], mixed, tl.zeros_like(mixed))
         plain += words
         stripe += 1
-    # The last stripe may begin anywhere, so it is read by the byte.
+    # The last stripe may begin at any byte, so it is read byte by byte.
     byte = tl.arange(0, 8)[None, None, :]
     last = (
         (data + size - 64).to(tl.pointer_type(tl.uint8))[:, None, None]
@@ -391,15 +408,14 @@ def _follow(
 
 @jit()
 def _products(words: tensor, secret: tensor) -> tensor:
-    """What a lane adds to its own sum: the halves of its mixed word, multiplied."""
+    """Return a lane's addition to its own sum: the product of the halves of its mixed word."""
     mixed = words ^ secret
     return (mixed & 0xFFFFFFFF) * (mixed >> 32)
 
 
 @jit()
 def _swapped(words: tensor, count: constexpr) -> tensor:
-    """Each lane's word in its neighbour's place, which is where it is added as it is."""
+    """Return each lane's word in its neighbour's place, to which it is added unmixed."""
     pairs = tl.reshape(words, (count, 4, 2))
-    return tl.reshape(
-        tl.sum(pairs, axis=2, keep_dims=True) - pairs, (count, 8)
-    )  # a pair's sum without one's own
+    # A pair's sum less each word is the other word.
+    return tl.reshape(tl.sum(pairs, axis=2, keep_dims=True) - pairs, (count, 8))
