@@ -30,7 +30,7 @@ class Pairing:
     ranks: tuple[int, ...]
 
     def message(self, max_bytes: float | None) -> dict[str, Any]:
-        """Return the message to the writing process; `max_bytes` as in `WriterClient.pair`."""
+        """Return the message to the writing process; `max_bytes` as in `Writer.pair`."""
         to = {
             "rank": self.to.rank,
             "host": self.to.host,
