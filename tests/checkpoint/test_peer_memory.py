@@ -188,7 +188,7 @@ def test_notes_of_something_else_are_refused(tmp_path):
     with holding.announce(notes_bytes=len(notes), notes=digest_of_notes(notes)) as line:
         await_answer(line)
         line.sendall(notes)
-        with pytest.raises(Refused, match="not those of what was announced"):
+        with pytest.raises(Refused, match="do not match the announcement"):
             await_answer(line)
 
 

@@ -76,7 +76,7 @@ def import_dcp(
     if any(map(is_transformed, opened.metadata.storage_data.values())):
         raise BadUse(
             f"{source} was written with an extension of PyTorch's, such as one that compresses, "
-            "which is not read here. Load it with that, and save it without."
+            "which is not read here. Load it with the extension, and save it without."
         )
     if step_path(folder, step).exists():  # check before the copy, which takes long
         raise BadUse(

@@ -108,23 +108,25 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
         ends: dict[str, tuple[int, str]] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
             if file not in sizes_bytes:
-                raise ManifestError(f"{index.fqn!r} lies in {file}, which is no file of it")
+                raise ManifestError(
+                    f"{index.fqn!r} lies in {file}, which is not a file of the checkpoint"
+                )
             end, before = ends.get(file, (0, ""))
             if offset < end:
                 raise ManifestError(f"{index.fqn!r} and {before!r} overlap in {file}")
             ends[file] = offset + length, index.fqn
     # Forged metadata may raise any of these errors.
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ManifestError(f"its metadata is not what it should be ({error})") from error
+        raise ManifestError(f"its metadata is not valid ({error})") from error
 
 
 def _check_names(metadata: Metadata) -> None:
     paths: Any = metadata.planner_data
     names = [*metadata.state_dict_metadata, *(paths or ())]
     if not all(isinstance(name, str) for name in names):
-        raise ManifestError("its metadata has a name that is no text")
+        raise ManifestError("its metadata has a name that is not text")
     if paths and not all(_is_place(path) for path in paths.values()):
-        raise ManifestError("its metadata says of a name where it belongs, and that is no place")
+        raise ManifestError("its metadata has a name whose path is not valid")
 
 
 def _is_place(path: Any) -> bool:

@@ -18,7 +18,7 @@ U = TypeVar("U")
 
 
 class Ranks:
-    """The ranks of a process group; by default, of the default group, or one rank without a group.
+    """The ranks of a process group, by default the default group; one rank if there is no group.
 
     Only object collectives are used, since every backend supports them.
     """

@@ -111,7 +111,7 @@ class Meeting:
         except HoldfastError:
             raise
         except (RuntimeError, ValueError, LookupError) as error:  # errors of the store
-            _logger.debug("what the other ranks are about to do is not known: %s", error)
+            _logger.debug("the calls of the other ranks are not known: %s", error)
             return
         if count > 1:
             lobby.forget(f"{self._number}/{thread}/{count - 1}")
@@ -412,7 +412,7 @@ def _lobby(ranks: Ranks) -> _Lobby | None:
                 found = _lobbies[key] = _Lobby(ranks, default, store, _timeout_s(default))
             # MPI has no store.
             except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                _logger.debug("ranks cannot say what they are about to do: %s", error)
+                _logger.debug("ranks cannot record their calls: %s", error)
                 return None
     return found
 

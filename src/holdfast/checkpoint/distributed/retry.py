@@ -174,8 +174,8 @@ class _Agreement:
             while not self._store.check(["agreed"]):
                 if time.monotonic() > until_s:
                     _logger.warning(
-                        "Some rank does not know yet that a save has failed: it is left to the "
-                        "next one."
+                        "Some rank has not found yet that a save has failed: the next due save "
+                        "replaces it."
                     )
                     return str(self._store.compare_set("agreed", "", _NEVER).decode())
                 time.sleep(pause_s)

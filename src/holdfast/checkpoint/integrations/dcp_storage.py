@@ -364,8 +364,8 @@ def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
             load_plain(item.index.fqn, BytesIO(content))
         except CheckpointError as error:
             raise BadUse(
-                f"{item.index.fqn!r} is no plain value: it could not be read back without "
-                "trusting the file. Leave it out of the state, or save its state_dict()."
+                f"{item.index.fqn!r} is no plain value: it could not be read back without running "
+                "code from the file. Leave it out of the state, or save its state_dict()."
             ) from error
         return Need(dtype=None, slot_bytes=len(content)), content
     assert item.tensor_data is not None, "PyTorch plans a tensor as a tensor"
@@ -412,7 +412,7 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     )
     if _step(absolute) is None:
         raise BadUse(
-            f"A checkpoint of Holdfast cannot be called {absolute.name!r}: its name is that of "
+            f"A checkpoint of Holdfast cannot be called {absolute.name!r}: its name must state "
             "its step. Use holdfast.checkpoint.integrations.dcp_storage.step_path(DIR, step)."
         )
     return absolute
@@ -431,7 +431,8 @@ def _step(path: Path) -> int | None:
 
 def _damaged(path: Path, error: Exception) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"{path} cannot be restored: {error}. `holdfast checkpoint verify` tells which others can."
+        f"{path} cannot be restored: {error}. `holdfast checkpoint verify` lists the others that "
+        "can."
     )
 
 

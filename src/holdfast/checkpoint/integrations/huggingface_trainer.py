@@ -354,7 +354,7 @@ def _check(trainer: Trainer) -> None:
         )
     if sampling == "random" and not trainer.accelerator.use_seedable_sampler:
         raise BadUse(
-            "use_seedable_sampler is off, so that nobody finds the order of an epoch again. "
+            "use_seedable_sampler is off, so that the order of an epoch cannot be found again. "
             "Leave it on in accelerator_config."
         )
     if trainer.args.auto_find_batch_size:  # a second try would not be restored

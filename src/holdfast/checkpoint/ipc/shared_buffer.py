@@ -107,7 +107,7 @@ class Arena:
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
         magic, self.capacity_bytes = _MADE.unpack_from(self._map)
         if magic != _MAGIC:
-            raise ArenaError("This is no arena. Start the job anew.")
+            raise ArenaError("This is not an arena. Restart the job.")
 
     @classmethod
     def make(cls, image_bytes: int, notes_bytes: int = 0, *, leave_bytes: int = 0) -> Self:

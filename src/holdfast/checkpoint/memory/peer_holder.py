@@ -121,7 +121,7 @@ class PeerHolder:
             ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
             if self._held and self._free_bytes() < LEAST_FREE_BYTES:
                 _logger.warning(
-                    "What is held for ranks of peer nodes is given back: this node is short of "
+                    "The snapshots of ranks of peer nodes are released: this node is short of "
                     "memory."
                 )
                 self.give_back()
@@ -245,7 +245,7 @@ def _check_notes(info: SnapshotInfo, layout: Layout, digests: bytes) -> None:
         and image_bytes(layout) == info.image_bytes
         and len(digests) == blocks * DIGEST_BYTES
     ):
-        raise Refused("the notes are not those of what was announced")
+        raise Refused("the notes do not match the announcement")
 
 
 @contextlib.contextmanager

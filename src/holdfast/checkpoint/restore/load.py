@@ -227,6 +227,6 @@ def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:
     step, saved_by = checkpoint.manifest.step, checkpoint.manifest.world_size
     return StateMismatch(
         f"{checkpoint.path} was saved by {saved_by} ranks and is restored by {ranks.world_size}, "
-        "so per_rank has no one to go to. Restore without per_rank, take what each of them had "
-        f"from Checkpointer.per_rank_states({step}), and share it out."
+        "so per_rank cannot be restored. Restore without per_rank, read the parts of all saved "
+        f"ranks from Checkpointer.per_rank_states({step}), and distribute them."
     )

@@ -217,7 +217,7 @@ def _none_verifies(
     advice = (
         "Put a good copy there, or move them away to start over."
         if step is None
-        else f"Step {step} was asked for: give another one, or none to take the newest that verifies."
+        else f"Step {step} was requested: give another one, or none to take the newest that verifies."
     )
     return NoVerifiedCheckpoint(f"No checkpoint in {folder} verifies ({reasons}). {advice}")
 
@@ -258,8 +258,8 @@ def _of_the_line(folder: Path) -> list[CheckpointInfo]:
     if found and not line:
         steps = ", ".join(str(info.step) for info in found[:_NAMED])
         raise NoVerifiedCheckpoint(
-            f"All checkpoints in {folder} were abandoned (step {steps}): training had begun anew "
-            "beside them, and nothing of that was saved. Restore one of them by its step, or "
+            f"All checkpoints in {folder} were abandoned (step {steps}): training had started over "
+            "beside them, and has saved nothing since. Restore one of them by its step, or "
             "move them away to start over."
         )
     return line

@@ -127,9 +127,7 @@ class Fit:
         elif not isinstance(saved := self._saved[skeleton], TensorStorageMetadata):
             self.wanted[skeleton] = None
         elif (kind := _irregular(saved)) is not None:
-            self.problems.append(
-                f"{name!r} is a {kind} tensor, which nothing is restored into here"
-            )
+            self.problems.append(f"{name!r} is a {kind} tensor, which cannot be restored")
         elif (
             not isinstance(target, torch.Tensor)
             or irregular(target) is not None
@@ -165,9 +163,7 @@ class Fit:
         elif kind is not None or (
             isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None
         ):
-            self.problems.append(
-                f"{name!r} is a {kind} tensor, which nothing is restored into here"
-            )
+            self.problems.append(f"{name!r} is a {kind} tensor, which cannot be restored")
         elif not isinstance(target, torch.Tensor) and is_tensor:
             self._make_room(flat, saved)
         elif not isinstance(target, torch.Tensor):
@@ -178,7 +174,7 @@ class Fit:
             )
         elif flat in self._transposed and isinstance(target, DTensor):
             self.problems.append(
-                f"{name!r} is sharded, and what is transposed is not restored into it"
+                f"{name!r} is sharded, and a transposed tensor cannot be restored into it"
             )
         elif (target.size(), target.dtype) != self._kind_of(target, flat, saved):
             self.problems.append(
@@ -198,7 +194,7 @@ class Fit:
             self.wanted[flat] = target
         elif _is_expanded(own):
             self.problems.append(
-                f"{name!r} has one value in several places, as expand makes it: clone() it first"
+                f"{name!r} has elements that share memory, as after expand: clone() it first"
             )
         elif own.numel() and (first := self._first_of(target, name, flat)):
             self.same.append((first, (name, flat)))

@@ -99,7 +99,7 @@ class NameMap:
         for old, new in content.get("names", {}).items():
             if names.setdefault(without_wrapper_parts(old), new) != new:
                 raise BadUse(
-                    f"Two entries of {where} are one without what wrappers add: {old!r}. Leave "
+                    f"Two entries of {where} are equal without wrapper parts: {old!r}. Leave "
                     "one of them out."
                 )
         self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
@@ -262,7 +262,8 @@ def settle(
             if name.startswith(prefix)
         ]
         raise BadUse(
-            f"{name_map.where} names what is not in {checkpoint}: {_listed(unused, names)}."
+            f"{name_map.where} names tensors that are not in {checkpoint}: "
+            f"{_listed(unused, names)}."
         )
     plan = []
     written: set[str] = set()
@@ -356,7 +357,7 @@ def _check_shapes(
             shape = shape[::-1]
         if shape != wanted:
             hint = (
-                "It fits the other way round: name it under `transposed` in a name map"
+                "It fits when transposed: name it under `transposed` in a name map"
                 if len(shape) == 2 and shape[::-1] == wanted
                 else "Give the configuration that the model was trained with"
             )

@@ -187,7 +187,7 @@ def find_order(
         lacks = f"the checkpoint has no {_some(missing)}" if missing else ""
         beyond = f"it has no {_some(unexpected)}, which the checkpoint has" if unexpected else ""
         return ParameterOrder(
-            problem=f"{name!r} is of other parameters: {'; '.join(filter(None, (lacks, beyond)))}"
+            problem=f"{name!r} has other parameters: {'; '.join(filter(None, (lacks, beyond)))}"
         )
     if sizes != sizes_here:
         return ParameterOrder(

@@ -64,7 +64,7 @@ class Renaming:
             _place(nodes, new, leaf, renamed, self._map.where)
         if unused := self._map.unused():
             raise BadUse(
-                f"{self._map.where} names what is not in the checkpoint: "
+                f"{self._map.where} names tensors that are not in the checkpoint: "
                 f"{', '.join(map(repr, unused))}. Correct it."
             )
         return renamed

@@ -40,8 +40,8 @@ def stored_skeleton(name: str, metadata: Metadata, read: Read) -> dict[Any, Any]
     unknown = set(leaves(skeleton)) - metadata.state_dict_metadata.keys()
     if unknown or not isinstance(skeleton, dict):
         raise CheckpointError(
-            f"{name} names what the checkpoint does not hold: {sorted(unknown)[:3]}. Take another "
-            "checkpoint."
+            f"{name} names entries that the checkpoint does not have: {sorted(unknown)[:3]}. Take "
+            "another checkpoint."
         )
     return skeleton
 
