@@ -281,7 +281,10 @@ def test_a_transposed_tensor_is_turned(tmp_path, make):
 @pytest.mark.parametrize(
     ("rename", "named"),
     [
-        ({"z.weight": "a.weight"}, r"rename names tensors that are not in the checkpoint: 'z\.weight'"),
+        (
+            {"z.weight": "a.weight"},
+            r"rename names tensors that are not in the checkpoint: 'z\.weight'",
+        ),
         ({"b.weight": "a.weight"}, r"two tensors of the checkpoint become 'model\.a\.weight'"),
         ({"patterns": {"(": "a"}}, "is no RE2 pattern"),
         ({"nmaes": {}}, "rename has an entry 'nmaes'"),

@@ -111,7 +111,7 @@ class Fit:
                 loaded[flat] = value.contiguous() if target is None else target.copy_(value)
 
     def adopt(self, name: str, target: Any, skeleton: Skeleton) -> None:
-        """Read all of `skeleton` for an object whose own code validates its state.
+        """Record all of `skeleton` as wanted, for an object whose own code validates its state.
 
         Call this method after all calls of `fit`. A saved tensor is read into the tensor in
         `target` if size and type are equal and no other entry is read into that tensor.
