@@ -321,7 +321,7 @@ def another_save_of_the_same_step_is_another_checkpoint(folder):
     write_manifest(path, replace(read_manifest(path, step=2), save="another"))
     assert_restored(folder, 2, "disk")
     (warning,) = HEARD.warnings
-    assert "it is not what rank 0 has in memory" in warning
+    assert "rank 0's snapshot in memory is not of this checkpoint" in warning
 
 
 @scenario

@@ -94,7 +94,9 @@ def test_metadata_that_leads_out_of_the_checkpoint_is_refused(tmp_path):
         stored.relative_path = "../../elsewhere"
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     seal(path, 1)
-    with pytest.raises(NoVerifiedCheckpoint, match="elsewhere, which is no file of it"):
+    with pytest.raises(
+        NoVerifiedCheckpoint, match="elsewhere, which is not a file of the checkpoint"
+    ):
         ckpt.restore({"a": 0})
 
 

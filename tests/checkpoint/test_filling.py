@@ -225,7 +225,7 @@ def test_a_tensor_with_one_value_in_several_places_is_left_as_it_was(tmp_path):
     state = {"a": torch.zeros(3), "b": torch.zeros(1).expand(5)}
     with pytest.raises(
         StateMismatch,
-        match=r"'b' has one value in several places, as expand makes it: clone\(\) it first",
+        match=r"'b' has elements that share memory, as after expand: clone\(\) it first",
     ):
         restore(tmp_path, state)
     assert state["a"].eq(0).all()

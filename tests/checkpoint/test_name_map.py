@@ -130,7 +130,7 @@ def test_names_are_text_and_not_patterns(name, other):
 
 def test_transposed_tensors_fit_the_other_way_round():
     saved = {**MODEL, "model.layers.0.up.weight": (4, 8), "model.layers.1.up.weight": (4, 8)}
-    with pytest.raises(BadUse, match="fits the other way round: name it under `transposed`"):
+    with pytest.raises(BadUse, match="fits when transposed: name it under `transposed`"):
         settle(saved, MODEL)
     plan = settle(
         saved,
@@ -190,7 +190,7 @@ def test_everything_that_does_not_fit_is_named_with_the_nearest():
     ):
         settle({"x": (1,), "y": (1,)}, MODEL)
     with pytest.raises(
-        BadUse, match=r"names what is not in the checkpoint: 'model.nrm.weight' \(nearest"
+        BadUse, match=r"names tensors that are not in the checkpoint: 'model.nrm.weight' \(nearest"
     ):
         plan_of(MODEL, 'drop = ["model.nrm.weight"]')
     with pytest.raises(

@@ -203,7 +203,7 @@ def test_groups_in_another_order_are_mapped_with_their_options(tmp_path):
         ([("qkv", 1.0)], "'optimizer' has 1 groups of parameters, the checkpoint has 2"),
         (
             [("qk", 1.0), ("", 1.0)],
-            r"'optimizer' is of other parameters: it has no 'model\.v\.weight', which",
+            r"'optimizer' has other parameters: it has no 'model\.v\.weight', which",
         ),
     ],
 )

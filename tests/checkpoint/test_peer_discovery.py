@@ -115,7 +115,7 @@ def test_a_peer_in_the_same_failure_domain_is_told_of(caplog):
     for domains, count in (("AAB", 1), ("AABB", 0)):
         places = nodes(len(domains), domains=domains)
         caplog.clear()
-        peer_discovery._say(
+        peer_discovery._warn_of_poor_pairs(
             [peer_discovery._Offer(place, "", 0, b"") for place in places], partners(places)
         )
         assert len(caplog.messages) == bool(count)

@@ -147,11 +147,11 @@ def test_who_has_not_the_token_is_told_nothing(tmp_path):
     [
         ({"image_bytes": 1 << 50}, "it needs 1,125,899,"),
         ({"notes_bytes": 1 << 50}, "it needs 1,125,899,"),
-        ({"image_bytes": -1}, "its announcement is none"),
-        ({"image_bytes": "9"}, "its announcement is none"),
-        ({"save": 3}, "its announcement is none"),
+        ({"image_bytes": -1}, "its announcement is not valid"),
+        ({"image_bytes": "9"}, "its announcement is not valid"),
+        ({"save": 3}, "its announcement is not valid"),
         ({"rank": 7}, "this is not the peer of rank 7"),
-        ({"rank": None}, "its announcement is none"),
+        ({"rank": None}, "its announcement is not valid"),
     ],
 )
 def test_what_is_too_large_or_no_announcement_is_refused(changed, why):
@@ -178,7 +178,7 @@ def test_notes_that_are_none_are_refused():
     with holding.announce() as line:
         await_answer(line)
         line.sendall(b"notes")
-        with pytest.raises(Refused, match="it is none that can be understood"):
+        with pytest.raises(Refused, match="its data cannot be decoded"):
             await_answer(line)
 
 
@@ -188,7 +188,7 @@ def test_notes_of_something_else_are_refused(tmp_path):
     with holding.announce(notes_bytes=len(notes), notes=digest_of_notes(notes)) as line:
         await_answer(line)
         line.sendall(notes)
-        with pytest.raises(Refused, match="not those of what was announced"):
+        with pytest.raises(Refused, match="do not match the announcement"):
             await_answer(line)
 
 

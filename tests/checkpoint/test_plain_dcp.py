@@ -162,13 +162,13 @@ def wrong_types():
         (outside, "a part of 'b' lies outside of its shape"),
         (hole, "'b' is not whole: 12 of its 20 values were written"),
         (larger, "'b' in __0_0.distcp holds 24 bytes instead of 240"),
-        (nonsense, "its metadata says of a name where it belongs, and that is no place"),
+        (nonsense, "its metadata has a name whose path is not valid"),
         (
             lambda metadata: setattr(place_in(metadata, "n"), "relative_path", "../x"),
-            "which is no file of it",
+            "which is not a file of the checkpoint",
         ),
         (lambda metadata: metadata.storage_data.clear(), "was never written"),
-        (surplus, "'more' lies in /dev/tty, which is no file of it"),
+        (surplus, "'more' lies in /dev/tty, which is not a file of the checkpoint"),
     ],
     ids=["overlap", "outside", "hole", "larger", "nonsense", "path", "empty", "surplus"],
 )
@@ -191,7 +191,7 @@ def test_a_truncated_file_and_a_missing_one_are_damage(plain):
     os.truncate(data, data.stat().st_size - 1)
     assert "lies beyond the end of __0_0.distcp" in verify_plain_dcp(plain).reason
     data.unlink()
-    assert "which is no file of it" in verify_plain_dcp(plain).reason
+    assert "which is not a file of the checkpoint" in verify_plain_dcp(plain).reason
 
 
 def test_metadata_that_would_run_code_runs_nothing(plain, tmp_path):

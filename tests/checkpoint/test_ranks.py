@@ -48,7 +48,7 @@ def test_two_ranks_save_and_one_restores(of_two_ranks, caplog):
     assert "saved by 2 ranks and is restored by 1" in caplog.text
     state = {"note": ""}
     with pytest.raises(
-        StateMismatch, match=r"saved by 2 ranks .* by 1.*per_rank_states\(2\), and share it out"
+        StateMismatch, match=r"saved by 2 ranks .* by 1.*per_rank_states\(2\), and distribute them"
     ):
         ckpt.restore(state, per_rank={"position": 0})
     assert state == {"note": ""}

@@ -54,7 +54,7 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(three):
 def test_a_damaged_step_is_not_replaced_by_another_one(three):
     damage(three, 2)
     with pytest.raises(
-        NoVerifiedCheckpoint, match=r"step 2: .*Step 2 was asked for: give another one"
+        NoVerifiedCheckpoint, match=r"step 2: .*Step 2 was requested: give another one"
     ):
         Checkpointer(three).restore({"n": torch.zeros(2, dtype=torch.int64)}, step=2)
     assert Checkpointer(three).restore({}) == 3
@@ -281,7 +281,10 @@ def test_a_transposed_tensor_is_turned(tmp_path, make):
 @pytest.mark.parametrize(
     ("rename", "named"),
     [
-        ({"z.weight": "a.weight"}, r"rename names what is not in the checkpoint: 'z\.weight'"),
+        (
+            {"z.weight": "a.weight"},
+            r"rename names tensors that are not in the checkpoint: 'z\.weight'",
+        ),
         ({"b.weight": "a.weight"}, r"two tensors of the checkpoint become 'model\.a\.weight'"),
         ({"patterns": {"(": "a"}}, "is no RE2 pattern"),
         ({"nmaes": {}}, "rename has an entry 'nmaes'"),

@@ -294,7 +294,7 @@ def test_whoever_maps_it_while_it_is_begun_sees_its_capacity(make):
 def test_what_is_no_arena_is_refused(tmp_path):
     with (tmp_path / "file").open("w+b") as file:
         file.truncate(2 * PAGE_BYTES)
-        with pytest.raises(ArenaError, match="no arena"):
+        with pytest.raises(ArenaError, match="not an arena"):
             Arena(file.fileno())
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint as one file of `torch.save`, for those who have no use for a folder of shards.
+"""Write a checkpoint as one file of `torch.save`, for programs that do not read sharded folders.
 
-`torch.load(FILE, weights_only=True)` gives the state as it was passed to `Checkpointer.save`, objects as their state
-dicts, sharded tensors put together. What Holdfast saves for each rank is under `holdfast`: `step`, and `ranks`, a list
-by rank of `user` (the `per_rank` of it) and `rng`.
+`torch.load(FILE, weights_only=True)` returns the state that was passed to `Checkpointer.save`:
+objects as their state dicts, sharded tensors put together. The entry `holdfast` has the `step`, and
+`ranks`: a list with a dict for each rank, of `user` (its `per_rank`) and `rng`.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,7 +28,7 @@ _AT_ONCE_BYTES = 256 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class OneFile:
-    """A file that was written. `entries`: the top-level entries in it; `tensors`: how many it holds."""
+    """A written file; `entries` are its top-level entries, `tensors` the number of its tensors."""
 
     path: Path
     entries: list[str]
@@ -43,20 +43,21 @@ def consolidate_checkpoint(
     entries: Collection[str] = (),
     progress: Progress = lambda _done, _total: None,
 ) -> OneFile:
-    """Write the state of a checkpoint as one file, checked as it is read and once it is written.
+    """Write the state of a checkpoint as one file; verify the data read and the written file.
 
-    All of the state that is written is in memory at once. `output` appears whole or not at all.
+    The written state is in memory as a whole. `output` appears only when it is complete.
 
     Args:
-        checkpoint: the folder of one step, of Holdfast or of DCP alone (then only what DCP says of it is checked).
+        checkpoint: the folder of one step, of Holdfast or of DCP. A checkpoint of DCP is verified
+            only as far as it has checksums.
         output: the file to make.
-        entries: the top-level entries to write; all where empty.
-        progress: told how many bytes of tensors were read.
+        entries: the top-level entries to write; empty: all.
+        progress: called with the bytes of tensors read, and the bytes in all.
 
     Raises:
-        NotFound: the checkpoint, or the folder of `output`, is not there.
+        NotFound: the checkpoint or the folder of `output` does not exist.
         BadUse: `output` exists, or there is no such entry.
-        CheckpointError: the checkpoint is damaged, or holds what only running code could read.
+        CheckpointError: the checkpoint is damaged, or reading a value would run code.
         OSError: a file cannot be read or written.
     """
     if output.exists() or output.is_symlink():
@@ -65,7 +66,7 @@ def consolidate_checkpoint(
         raise NotFound(f"There is no folder {output.absolute().parent}. Make it first.")
     opened = open_for_reading(checkpoint)
     with replacing(output) as temporary:
-        temporary.touch()  # where nobody may write, that is known before all is read
+        temporary.touch()  # fail before the read if the folder is not writable
         with reading_verified(opened) as files:
             skeleton = _chosen(_skeleton(opened, files), entries, checkpoint)
             names = list(leaves(skeleton))
@@ -108,7 +109,7 @@ def _read(
     names: Collection[str],
     progress: Progress,
 ) -> dict[str, Any]:
-    # Plain values first: they are what may be refused.
+    # Read plain values first: they may be rejected.
     plain = {name: None for name in names if opened.tensor(name) is None}
     loaded = dcp_reader.read(opened.path, opened.metadata, plain, files)
     tensors = {name: saved for name in names if (saved := opened.tensor(name)) is not None}
@@ -136,7 +137,7 @@ def _save(state: dict[Any, Any], path: Path) -> None:
     try:
         with path.open("wb") as file:
             torch.save(state, file)
-    except RuntimeError as error:  # which torch makes of what its file raises
+    except RuntimeError as error:  # torch wraps the errors of the file
         origin: BaseException | None = error
         while origin is not None and not isinstance(origin, OSError):
             origin = origin.__cause__ or origin.__context__
@@ -144,12 +145,12 @@ def _save(state: dict[Any, Any], path: Path) -> None:
 
 
 def _check_loads(written: Path, output: Path) -> None:
-    """Whoever loads it will do so with `weights_only`, and what that takes depends on the version of PyTorch."""
+    """Check that the file can be loaded with `weights_only` by this version of PyTorch."""
     try:
         torch.load(written, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(
-            f"{output} was not written: it could not be loaded with weights_only=True ({reason}). Leave out the entry "
-            "that this names, with --entry for each of the others."
+            f"{output} was not written: it could not be loaded with weights_only=True ({reason}). "
+            "Leave out the entry that this names, with --entry for each of the others."
         ) from error

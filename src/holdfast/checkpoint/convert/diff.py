@@ -1,4 +1,4 @@
-"""How two checkpoints differ: value by value, one of each in memory at a time."""
+"""Compare two checkpoints value by value, with one value of each in memory at a time."""
 
 import math
 import os
@@ -16,17 +16,22 @@ from holdfast.checkpoint.restore import dcp_reader
 from holdfast.core.errors import CheckpointError
 
 _AT_ONCE = 1 << 22
-"""Elements that are compared together."""
+"""The number of elements to compare at once."""
 _READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class EntryDifference:
-    """A value that both have and that is not the same.
+    """A value that both checkpoints have, but not equal.
 
-    `a`, `b`: type and shape, `plain value` for one that is no tensor. Where these agree and it is a tensor: how many
-    of its `elements` have other bits (`differing`), and of floating point ones the largest absolute difference (nan
-    where one is no number).
+    Attributes:
+        name: the flat name of the value.
+        a: dtype and shape in the first checkpoint, or `plain value`.
+        b: dtype and shape in the second checkpoint, or `plain value`.
+        elements: the number of elements; None if `a` and `b` differ, or for plain values.
+        differing: the number of elements with different bits; None as for `elements`.
+        max_abs_difference: the largest absolute difference of floating-point elements; nan if one
+            of them is nan; None as for `elements`, and for other dtypes.
     """
 
     name: str
@@ -39,7 +44,7 @@ class EntryDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """Names in their order. `same`: how many values are the same to the last bit."""
+    """The differences, in the order of names; `same` counts the values with equal bits."""
 
     same: int
     only_in_a: list[str]
@@ -48,14 +53,14 @@ class CheckpointComparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs."""
+        """True if there is no difference."""
         return not (self.only_in_a or self.only_in_b or self.different)
 
 
 def compare_checkpoints(
     a: OpenedCheckpoint, b: OpenedCheckpoint, *, progress: Progress = lambda _done, _total: None
 ) -> CheckpointComparison:
-    """Compare what two checkpoints hold, bit for bit, whatever ranks wrote it.
+    """Compare the values of two checkpoints bit for bit, for any number of ranks.
 
     Raises:
         OSError: a file cannot be read.
@@ -111,9 +116,9 @@ def _compare_value(a: OpenedCheckpoint, b: OpenedCheckpoint, name: str) -> Entry
 
 
 def _count(left: torch.Tensor, right: torch.Tensor) -> tuple[int, float | None]:
-    """How many elements have other bits, and the largest difference of floating point ones."""
+    """Count the elements with different bits, and find the largest floating-point difference."""
     dtype = left.dtype
-    # Two 4-bit numbers in a byte have no arithmetic in torch.
+    # torch has no arithmetic for bytes that hold two 4-bit numbers.
     has_difference = (dtype.is_floating_point or dtype.is_complex) and "float4" not in str(dtype)
     differing, largest = 0, 0.0
     for one, other in zip(_pieces(left), _pieces(right), strict=True):
@@ -133,7 +138,7 @@ def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:
-    """The bits of each element, as a row of integers."""
+    """Return the bits of each element as a row of integers."""
     width = flat.element_size()
     unit = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(width, torch.int64)
     return flat.view(unit).reshape(flat.numel(), -1)
@@ -146,7 +151,7 @@ def _same_plain(a: OpenedCheckpoint, b: OpenedCheckpoint, name: str) -> bool:
         left, right = (
             dcp_reader.read(each.path, each.metadata, {name: None})[name] for each in (a, b)
         )
-    except CheckpointError:  # it may not be unpickled, and its bytes are not the same
+    except CheckpointError:  # the values cannot be unpickled safely, and their bytes differ
         return False
     return _same(left, right)
 
@@ -161,7 +166,7 @@ def _stored(opened: OpenedCheckpoint, name: str) -> bytes:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Equal, of the same types, at every depth; a number that is none equals itself."""
+    """Return whether two values have equal types and bits at every depth; nan equals nan."""
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):

@@ -1,4 +1,4 @@
-"""A checkpoint's model as a Hugging Face folder, which transformers and whatever reads its format load."""
+"""Export a checkpoint's model as a Hugging Face folder, for transformers and other programs."""
 
 import contextlib
 import fcntl
@@ -25,7 +25,7 @@ from holdfast.core.errors import BadUse, NotFound
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A folder that was written. `files`: its files of weights, with their index where there are several."""
+    """A written folder; `files` are its weight files, with their index if there are several."""
 
     path: Path
     files: list[str]
@@ -42,23 +42,23 @@ def export_safetensors(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda _done, _total: None,
 ) -> Exported:
-    """Write the model of a Holdfast or DCP checkpoint as a Hugging Face folder: configuration, tokenizer, safetensors.
+    """Export the model of a Holdfast or DCP checkpoint: configuration, tokenizer, safetensors.
 
-    The weights keep their type. Tensors that were sharded over ranks come out whole. A checkpoint of Holdfast's is
-    checked against its checksums as it is read. `output` appears whole or not at all; a
-    crash can leave `.NAME.RANDOM.tmp` beside it, which the next export to `output` removes.
+    The weights keep their dtype. Sharded tensors are written whole. A checkpoint of Holdfast is
+    verified by its checksums while it is read. `output` appears only when it is complete. A crash
+    can leave `.NAME.RANDOM.tmp` beside `output`, which the next export to `output` removes.
 
     Args:
         checkpoint: the folder of one step.
         output: the folder to make.
         hf_config: a folder with `config.json` and the tokenizer.
-        name_map: a TOML file that says which names differ (`holdfast.checkpoint.state.name_map`).
-        shard_bytes: of a file of weights, at most.
-        progress: told how far it is.
+        name_map: a TOML file with the names that differ (`holdfast.checkpoint.state.name_map`).
+        shard_bytes: the most bytes of one weight file.
+        progress: called with the bytes done and the bytes in all.
 
     Raises:
-        NotFound: something that was named is not there.
-        BadUse: `output` exists, or the checkpoint does not have what the configuration needs.
+        NotFound: a given file or folder does not exist.
+        BadUse: `output` exists, or the checkpoint lacks tensors that the configuration needs.
         CheckpointError: the checkpoint is damaged.
         OSError: a file cannot be read or written.
     """
@@ -87,9 +87,9 @@ def export_safetensors(
 
 @contextlib.contextmanager
 def _appearing(output: Path) -> Iterator[Path]:
-    """A folder to fill, which becomes `output`, durably, if the block ends well; locked while its process lives."""
+    """Yield a locked folder to fill; if the block succeeds, rename it to `output`, durably."""
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
-        # It may be gone by now, or be a file of somebody else's.
+        # The folder may be gone by now, or may be another user's.
         with contextlib.suppress(OSError), _try_lock(left) as is_free:
             if is_free:
                 shutil.rmtree(left)
@@ -117,7 +117,7 @@ def _try_lock(folder: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its process lives, or this file system locks no folders
+        except OSError:  # another process holds it, or this file system cannot lock folders
             yield False
         else:
             yield True

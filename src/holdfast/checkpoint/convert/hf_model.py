@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says of a model: its tensors, by the configuration, and the small files beside them."""
+"""Read a Hugging Face model folder: the tensors by its configuration, and the small files."""
 
 import logging
 import os
@@ -18,22 +18,28 @@ _TEMPLATES = "additional_chat_templates"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTensors:
-    """`shapes`: name to shape, tied ones under every name. `ties`: groups of names that are one tensor."""
+    """The tensors of a model.
+
+    Attributes:
+        shapes: name to shape; a tied tensor appears under every name.
+        ties: groups of names that are one tensor.
+    """
 
     shapes: dict[str, Shape]
     ties: list[list[str]]
 
 
 def expected_tensors(hf_config: Path) -> ModelTensors:
-    """The tensors of the model that `config.json` of a folder describes, without memory for any of them.
+    """Return the tensors of the model in a folder's `config.json`, without memory for any of them.
 
     Raises:
         NotFound: there is no such folder, or no configuration in it.
-        BadUse: transformers knows no such model, or only by running code that the folder brings.
+        BadUse: transformers does not support the model, or only by running code of the folder.
     """
     if not (hf_config / HF_CONFIG_NAME).is_file():
         raise NotFound(
-            f"There is no {HF_CONFIG_NAME} in {hf_config}. Give the folder with the model's configuration."
+            f"There is no {HF_CONFIG_NAME} in {hf_config}. Give the folder with the model's "
+            "configuration."
         )
     try:
         import torch
@@ -44,7 +50,7 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
         ) from error
     logger = logging.getLogger("transformers")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # token ids of a tokenizer that is not at hand, and the like
+    logger.setLevel(logging.ERROR)  # hide warnings, such as about token ids of a missing tokenizer
     try:
         config = transformers.AutoConfig.from_pretrained(
             hf_config, trust_remote_code=False, local_files_only=True
@@ -54,11 +60,12 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
         make = getattr(architecture, "_from_config", None) or architecture.from_config
         with torch.device("meta"):
             model = make(config)
-    except Exception as error:  # a configuration from outside may make anything fail
+    except Exception as error:  # a foreign configuration may raise any error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BadUse(
-            f"transformers cannot make a model of {hf_config / HF_CONFIG_NAME}: {lines[0].rstrip('.')}. Give the "
-            "configuration of a model that the installed transformers knows by itself."
+            f"transformers cannot make a model of {hf_config / HF_CONFIG_NAME}: "
+            f"{lines[0].rstrip('.')}. Give the configuration of a model that the installed "
+            "transformers knows by itself."
         ) from error
     finally:
         logger.setLevel(level)
@@ -73,13 +80,13 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
 
 
 def is_hf_small_file(path: str) -> bool:
-    """Whether a file of such a folder is kept beside the weights: configuration, tokenizer, chat templates.
+    """Return whether a file is a configuration, tokenizer or chat template, to keep with weights.
 
-    Code (`.py`) is not: nothing that comes with a model is run.
+    Code (`.py`) is not kept: no code that comes with a model is run.
     """
     pure = PurePosixPath(path)
     beside = pure.parts[:-1] in ((), (_TEMPLATES,))
-    # The index of other weights (pytorch_model.bin.index.json) would lead readers to files that are not there.
+    # The index of other weights (pytorch_model.bin.index.json) would name files that are not kept.
     return (
         beside
         and path.endswith(SMALL_SUFFIXES)
@@ -89,10 +96,10 @@ def is_hf_small_file(path: str) -> bool:
 
 
 def hf_small_files(hf_config: Path) -> dict[str, bytes]:
-    """The small files of a folder, path to content.
+    """Read the small files of a folder: path to content.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
     """
     found = (Path(root, name) for root, _, names in os.walk(hf_config) for name in names)
     paths = {file.relative_to(hf_config).as_posix(): file for file in found}
@@ -100,10 +107,10 @@ def hf_small_files(hf_config: Path) -> dict[str, bytes]:
 
 
 def write_hf_small_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write them into a folder.
+    """Write the small files into a folder.
 
     Raises:
-        OSError: one cannot be written.
+        OSError: a file cannot be written.
     """
     for path, content in files.items():
         (folder / path).parent.mkdir(exist_ok=True)
@@ -111,14 +118,15 @@ def write_hf_small_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def conversion_command(checkpoint: Path, folder: Path) -> list[str]:
-    """Return the command of a process that converts a DCP checkpoint to safetensors, for callers without torch.
+    """Return the command that converts a DCP checkpoint to safetensors, for callers without torch.
 
-    The process reads the settled conversion (`Conversion.as_text`) from its standard input, and prints an error as one
-    line on standard error.
+    The process reads the conversion (`Conversion.as_text`) from standard input, and prints an error
+    as one line on standard error.
 
     Args:
-        checkpoint: the folder of the checkpoint, which needs to hold only the ranges that the conversion names.
-        folder: the folder that the files of weights are written to.
+        checkpoint: the folder of the checkpoint; only the byte ranges that the conversion names are
+            read.
+        folder: the folder for the weight files.
     """
     return [
         sys.executable,

@@ -1,4 +1,4 @@
-"""A checkpoint that PyTorch Distributed Checkpoint wrote by itself, made one of Holdfast's: copied, checked, sealed."""
+"""Import a checkpoint of PyTorch Distributed Checkpoint (DCP): copy, check, add a manifest."""
 
 import os
 import re
@@ -28,13 +28,13 @@ from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import BadUse, DamagedCheckpoint
 
 _DATA_FILE: Final = re.compile(r"__(\d+)_\d+\.distcp")
-"""The rank that wrote it, in DCP's own names."""
+"""DCP's names of data files; the group is the rank that wrote the file."""
 _CHUNK_BYTES: Final = 64 * BLOCK_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What was made. `unchecked`: of what PyTorch had left out the checksums, in words; empty where of nothing."""
+    """An imported checkpoint; `unchecked` describes the values without checksums, empty if none."""
 
     path: Path
     size_bytes: int
@@ -44,22 +44,23 @@ class Imported:
 def import_dcp(
     source: Path, folder: Path, step: int, *, progress: Progress = lambda _done, _total: None
 ) -> Imported:
-    """Copy a checkpoint of DCP's into a folder of Holdfast's, where `Checkpointer.restore` finds it.
+    """Copy a checkpoint of DCP into a folder in which `Checkpointer.restore` finds it.
 
-    It appears whole or not at all, and keeps the time at which it was saved. What it has no checksum for is taken as
-    it is, and said.
+    The copy appears only when it is complete, and keeps the time of its save. Values without a
+    checksum are copied unchecked, and reported.
 
     Args:
         source: the folder that DCP wrote; it is only read.
-        folder: of Holdfast's checkpoints; made if need be.
-        step: that the checkpoint is of, which DCP does not know.
-        progress: told the bytes that were copied or checked.
+        folder: the folder of Holdfast's checkpoints; made if missing.
+        step: the step of the checkpoint, which DCP does not record.
+        progress: called with the bytes copied or checked, and the bytes in all.
 
     Raises:
         NotFound: there is no checkpoint at `source`.
-        BadUse: it is one of Holdfast's, or was written with an extension of DCP's, or `folder` has one of that step.
-        CheckpointError: it is damaged.
-        OSError: it cannot be read, or the copy not be written.
+        BadUse: the source is a checkpoint of Holdfast, or was written with an extension of DCP; or
+            `folder` has a checkpoint of this step.
+        CheckpointError: the source is damaged.
+        OSError: the source cannot be read, or the copy cannot be written.
     """
     step = check_whole("step", step, least=0)
     opened = open_for_reading(source)
@@ -69,23 +70,25 @@ def import_dcp(
         )
     if STRUCTURE in opened.metadata.state_dict_metadata:
         raise BadUse(
-            f"Holdfast wrote {source}, and its manifest is missing: a save or a copy did not finish. Take another."
+            f"Holdfast wrote {source}, and its manifest is missing: a save or a copy did not "
+            "finish. Take another."
         )
     if any(map(is_transformed, opened.metadata.storage_data.values())):
         raise BadUse(
-            f"{source} was written with an extension of PyTorch's, such as one that compresses, which is not read "
-            "here. Load it with that, and save it without."
+            f"{source} was written with an extension of PyTorch's, such as one that compresses, "
+            "which is not read here. Load it with the extension, and save it without."
         )
-    if step_path(folder, step).exists():  # known before the copy
+    if step_path(folder, step).exists():  # check before the copy, which takes long
         raise BadUse(
-            f"There is a checkpoint {step_path(folder, step)} already. Give another step or another folder."
+            f"There is a checkpoint {step_path(folder, step)} already. Give another step or "
+            "another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
     staging = Staging(folder, step)
     try:
         manifest, unchecked = _fill(staging.path, opened, step, progress)
         write_manifest(staging.path, manifest)
-        path = staging.commit(replaces=False)  # one may have come meanwhile
+        path = staging.commit(replaces=False)  # another process may have made the checkpoint
     except BaseException:
         staging.abandon()
         raise
@@ -95,7 +98,7 @@ def import_dcp(
 def _fill(
     folder: Path, opened: OpenedCheckpoint, step: int, progress: Progress
 ) -> tuple[Manifest, str]:
-    """Copy all that the metadata names; what it is, and what of it could not be checked."""
+    """Copy the files that the metadata names; return the manifest, and the values not checked."""
     names = sorted({str(stored.relative_path) for stored in opened.metadata.storage_data.values()})
     size_bytes = sum(opened.files[name] for name in names)
     done_bytes = 0
@@ -107,7 +110,7 @@ def _fill(
 
     files = [_copy(opened.path, folder, name, copied) for name in names]
     _copy_bytes(opened.path / METADATA_NAME, folder / METADATA_NAME)
-    # The copy is what will be restored, so it is what is checked.
+    # Check the copy and not the source, since the copy will be restored.
     checked = verify_plain_dcp(
         folder, progress=lambda done, _total: progress(size_bytes + done, 2 * size_bytes)
     )
@@ -129,7 +132,7 @@ def _fill(
 
 
 def _copy(source: Path, target: Path, name: str, copied: Callable[[int], None]) -> FileEntry:
-    """One data file and its sidecar, durable."""
+    """Copy one data file and write its sidecar, durably."""
     path = target / name
     path.parent.mkdir(parents=True, exist_ok=True)
     size_bytes, digests = _copy_bytes(source / name, path, copied)
@@ -141,7 +144,7 @@ def _copy(source: Path, target: Path, name: str, copied: Callable[[int], None]) 
 def _copy_bytes(
     source: Path, target: Path, copied: Callable[[int], None] = lambda _: None
 ) -> tuple[int, bytes]:
-    """Copy a file, durably; its size and the digests of its blocks."""
+    """Copy a file, durably; return its size and the digests of its blocks."""
     digests = []
     with source.open("rb") as read, target.open("xb") as written:
         while data := read.read(_CHUNK_BYTES):

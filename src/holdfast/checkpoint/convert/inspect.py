@@ -1,4 +1,4 @@
-"""What one checkpoint holds, of Holdfast or of DCP alone: its files, its tensors, and how much each entry takes."""
+"""List the content of a checkpoint, of Holdfast or of DCP: its files, tensors and entries."""
 
 import math
 from collections.abc import Iterator
@@ -27,12 +27,19 @@ from holdfast.checkpoint.format.verified_files import VerifiedFiles
 from holdfast.core.errors import CheckpointError, NotFound
 
 _BESIDE = (MANIFEST_NAME, MARKS_NAME, f"{MARKS_NAME}.damaged", LOCK_NAME)
-"""Files in a checkpoint's folder that hold none of what was saved; the sidecars with checksums are others."""
+"""Files in a checkpoint's folder, other than sidecars, that hold no saved data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedCheckpoint:
-    """A checkpoint whose metadata was read. `manifest` is None where DCP alone wrote it. `files`: sizes in bytes."""
+    """A checkpoint whose metadata was read.
+
+    Attributes:
+        path: the folder of the checkpoint.
+        manifest: the manifest; None if DCP wrote the checkpoint.
+        metadata: the metadata of DCP.
+        files: the sizes of the files in bytes, by relative path.
+    """
 
     path: Path
     manifest: Manifest | None
@@ -40,12 +47,12 @@ class OpenedCheckpoint:
     files: dict[str, int]
 
     def tensor(self, name: str) -> TensorStorageMetadata | None:
-        """What DCP says of a tensor; None where `name` is a plain value."""
+        """Return the metadata of a tensor; None if `name` is a plain value."""
         saved = self.metadata.state_dict_metadata[name]
         return saved if isinstance(saved, TensorStorageMetadata) else None
 
     def files_of(self, name: str) -> list[str]:
-        """The files in which a value lies."""
+        """Return the files that hold the value."""
         saved = self.tensor(name)
         parts = (
             [MetadataIndex(name)]
@@ -55,7 +62,7 @@ class OpenedCheckpoint:
         return sorted({str(self.metadata.storage_data[part].relative_path) for part in parts})
 
     def entry_of(self, name: str) -> str:
-        """The top-level entry of the state that a value belongs to."""
+        """Return the top-level entry of the state that has the value."""
         paths: Any = self.metadata.planner_data
         path = paths.get(name) if isinstance(paths, dict) else None
         return str(path[0]) if path else name.partition(".")[0]
@@ -63,7 +70,7 @@ class OpenedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor: `dtype` and `shape` of all of it, over all ranks."""
+    """One tensor, as a whole over all ranks."""
 
     name: str
     entry: str
@@ -75,7 +82,7 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryTotal:
-    """A top-level entry of the state: how many tensors and plain values it has, and the bytes of the tensors."""
+    """A top-level entry: the number of its tensors and plain values, and its tensors' size."""
 
     entry: str
     tensors: int
@@ -85,7 +92,7 @@ class EntryTotal:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInventory:
-    """What a checkpoint holds; tensors and entries in the order of their names."""
+    """The content of a checkpoint; tensors and entries are in the order of their names."""
 
     tensors: list[Tensor]
     plain_values: list[str]
@@ -93,11 +100,11 @@ class CheckpointInventory:
 
 
 def open_for_reading(path: Path) -> OpenedCheckpoint:
-    """Read the metadata of a checkpoint, of which nothing is run, and check it against the files.
+    """Read a checkpoint's metadata, without running code from it, and check it against the files.
 
     Raises:
-        NotFound: there is no checkpoint there; the message says what is.
-        CheckpointError: it is damaged, or cannot be read; the message says how.
+        NotFound: there is no checkpoint; the message describes the folder.
+        CheckpointError: the checkpoint is damaged or cannot be read; the message gives the reason.
     """
     if not path.is_dir():
         raise NotFound(f"There is no checkpoint {path}. Give the folder of one step.")
@@ -130,10 +137,12 @@ def open_for_reading(path: Path) -> OpenedCheckpoint:
 
 @contextmanager
 def reading_verified(opened: OpenedCheckpoint) -> Iterator[VerifiedFiles | None]:
-    """What checks each byte of a checkpoint as it is read; None where DCP alone wrote it, and it has been checked.
+    """Yield a reader that verifies each block; None if DCP wrote the checkpoint.
+
+    A checkpoint of DCP is checked as a whole first.
 
     Raises:
-        CheckpointError: it is damaged, or cannot be read; the message says how.
+        CheckpointError: the checkpoint is damaged or cannot be read; the message gives the reason.
     """
     if opened.manifest is None:
         found = verify_plain_dcp(opened.path)
@@ -150,7 +159,7 @@ def reading_verified(opened: OpenedCheckpoint) -> Iterator[VerifiedFiles | None]
 
 
 def take_inventory(opened: OpenedCheckpoint) -> CheckpointInventory:
-    """List what a checkpoint holds; reads nothing more."""
+    """List the content of a checkpoint; read no further file."""
     tensors, plain_values = [], []
     totals: dict[str, list[int]] = {}
     for name in sorted(opened.metadata.state_dict_metadata):

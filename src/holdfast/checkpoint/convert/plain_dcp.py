@@ -1,7 +1,7 @@
-"""Checkpoints that PyTorch Distributed Checkpoint wrote by itself: what can be checked where there is no manifest.
+"""Check a checkpoint that PyTorch Distributed Checkpoint (DCP) wrote, without a manifest.
 
-Their metadata has no checksum; it is read through the list of allowed names and must agree with the files. Each value
-is an archive whose records mostly have a CRC-32 (`blobs`).
+The metadata has no checksum: it is unpickled with a list of allowed names, and must agree with the
+files. Each value is a zip archive, most records of which have a CRC-32 (`torch_blobs`).
 """
 
 import contextlib
@@ -24,10 +24,17 @@ from holdfast.checkpoint.state.capture import STRUCTURE
 
 @dataclass(frozen=True, kw_only=True)
 class PlainDcpInfo:
-    """A checkpoint without a manifest.
+    """The result of a check of a checkpoint without a manifest.
 
-    `state`: `checked` (every value is whole and matches its CRC-32), `unverifiable` (nothing wrong was found, but
-    not every value has a checksum), `damaged`; `reason` says more. Step, time and marks it has none.
+    Attributes:
+        path: the folder of the checkpoint.
+        state: `checked` if every value matches its CRC-32; `unverifiable` if no damage was found,
+            but some values have no checksum; else `damaged`.
+        size_bytes: the size of all files.
+        reason: an explanation of `state`.
+        step: always None.
+        created_at_s: always None.
+        marks: always without annotations.
     """
 
     path: Path
@@ -40,17 +47,17 @@ class PlainDcpInfo:
 
 
 def is_plain_dcp(path: Path) -> bool:
-    """Whether a folder without a manifest was written by DCP alone; else it is one of Holdfast's that lost its own."""
+    """Return whether DCP wrote a folder without a manifest, rather than Holdfast."""
     try:
         return STRUCTURE not in read_dcp_metadata(path).state_dict_metadata
     except ManifestError:
-        return True  # `verify_plain_dcp` says what is wrong with it
+        return True  # `verify_plain_dcp` reports the damage
 
 
 def verify_plain_dcp(
     path: Path, *, progress: Progress = lambda _done, _total: None
 ) -> PlainDcpInfo:
-    """Read a whole checkpoint that DCP wrote by itself, and say what is known of it."""
+    """Read and check a whole checkpoint that DCP wrote."""
     sizes_bytes = file_sizes(path)
     size_bytes = sum(sizes_bytes.values())
     try:
@@ -73,7 +80,7 @@ def _check_plain_dcp(metadata: Metadata) -> None:
 
 
 def file_sizes(path: Path) -> dict[str, int]:
-    """The files of a checkpoint by their path with `/`, and their sizes in bytes."""
+    """Return the sizes in bytes of a checkpoint's files, by relative path."""
     files = (Path(root, name) for root, _, names in os.walk(path) for name in names)
     return {
         file.relative_to(path).as_posix(): file.stat().st_size for file in files if file.is_file()
@@ -81,10 +88,10 @@ def file_sizes(path: Path) -> dict[str, int]:
 
 
 def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
-    """Check that the metadata agrees with itself and with the files: all of every tensor, and nothing twice.
+    """Check that the metadata is consistent, and that the files hold all of every tensor, once.
 
     Raises:
-        ManifestError: it does not; the message names the value.
+        ManifestError: the check failed; the message names the value.
     """
     try:
         check_metadata_against_files(metadata, sizes_bytes)
@@ -101,27 +108,25 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
         ends: dict[str, tuple[int, str]] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
             if file not in sizes_bytes:
-                raise ManifestError(f"{index.fqn!r} lies in {file}, which is no file of it")
+                raise ManifestError(
+                    f"{index.fqn!r} lies in {file}, which is not a file of the checkpoint"
+                )
             end, before = ends.get(file, (0, ""))
             if offset < end:
                 raise ManifestError(f"{index.fqn!r} and {before!r} overlap in {file}")
             ends[file] = offset + length, index.fqn
-    except (
-        AttributeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ) as error:  # whoever made it up may have made up anything
-        raise ManifestError(f"its metadata is not what it should be ({error})") from error
+    # Forged metadata may raise any of these errors.
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ManifestError(f"its metadata is not valid ({error})") from error
 
 
 def _check_names(metadata: Metadata) -> None:
     paths: Any = metadata.planner_data
     names = [*metadata.state_dict_metadata, *(paths or ())]
     if not all(isinstance(name, str) for name in names):
-        raise ManifestError("its metadata has a name that is no text")
+        raise ManifestError("its metadata has a name that is not text")
     if paths and not all(_is_place(path) for path in paths.values()):
-        raise ManifestError("its metadata says of a name where it belongs, and that is no place")
+        raise ManifestError("its metadata has a name whose path is not valid")
 
 
 def _is_place(path: Any) -> bool:
@@ -133,7 +138,7 @@ def _is_place(path: Any) -> bool:
 
 
 def is_transformed(stored: Any) -> bool:
-    """Whether an extension of DCP's has changed its bytes, such as to compress them."""
+    """Return whether an extension of DCP has transformed the bytes, for example compressed them."""
     return bool(getattr(stored, "transform_descriptors", None))
 
 
@@ -158,7 +163,7 @@ def _places(metadata: Metadata) -> Iterator[tuple[str, int, int, MetadataIndex]]
 
 
 def _check_blobs(path: Path, metadata: Metadata, progress: Progress) -> tuple[int, int]:
-    """How many values have no checksum, and how many there are."""
+    """Check all values; return the number of values without a checksum, and of all values."""
     needed_bytes = _needed_bytes(metadata)
     total_bytes = sum(stored.length for stored in metadata.storage_data.values())
     done_bytes = unchecked = 0
@@ -183,7 +188,8 @@ def _check_blobs(path: Path, metadata: Metadata, progress: Progress) -> tuple[in
                 raise ManifestError(f"{index.fqn!r} in {file} is damaged: {error}") from error
             if blob.data_bytes < needed_bytes.get(index, 0):
                 raise ManifestError(
-                    f"{index.fqn!r} in {file} holds {blob.data_bytes} bytes instead of {needed_bytes[index]}"
+                    f"{index.fqn!r} in {file} holds {blob.data_bytes} bytes instead of "
+                    f"{needed_bytes[index]}"
                 )
             unchecked += not blob.is_checked
     return unchecked, len(metadata.storage_data)

@@ -1,8 +1,8 @@
-"""A checkpoint's model as safetensors: what becomes what, settled first, then streamed tensor by tensor.
+"""Convert a checkpoint's model to safetensors: plan the conversion, then stream tensor by tensor.
 
-The format (https://huggingface.co/docs/safetensors): eight bytes of length (little endian), a JSON header of that
-length with each tensor's type, shape and place, then the tensors' bytes. It is written here and not by its library,
-which wants all tensors of a file in memory at once.
+The format (https://huggingface.co/docs/safetensors): eight bytes of length (little endian); a JSON
+header of that length with each tensor's dtype, shape and offsets; the tensors' bytes. The library
+for the format is not used, since it needs all tensors of a file in memory at once.
 """
 
 import json
@@ -31,7 +31,7 @@ from holdfast.core.errors import BadUse, CheckpointError, HoldfastError
 from holdfast.core.processes import die_with_parent, end_without_collecting
 
 SHARD_BYTES = 5_000_000_000
-"""The most that a file of weights holds; a tensor that is larger has a file of its own."""
+"""The most bytes of a weight file; a larger tensor has a file of its own."""
 _AT_ONCE_BYTES = 256 * 1024 * 1024
 _TYPES = {
     torch.float64: "F64",
@@ -54,19 +54,19 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """Which of a checkpoint's tensors become which of a model's, in the order they are written."""
+    """The plan of a conversion: which saved tensor becomes which model tensor, in written order."""
 
     plan: list[PlannedTensor]
 
     def as_text(self) -> str:
-        """For another process: `from_text` reads it."""
+        """Return the plan as text, for `from_text` in another process."""
         return json.dumps(
             [[each.saved, each.name, each.transposed, each.tied] for each in self.plan]
         )
 
     @classmethod
     def from_text(cls, text: str) -> "Conversion":
-        """What `as_text` wrote."""
+        """Read the plan that `as_text` returned."""
         rows = json.loads(text)
         return cls(
             plan=[
@@ -78,7 +78,7 @@ class Conversion:
         )
 
     def ranges(self, metadata: Metadata) -> dict[str, list[tuple[int, int]]]:
-        """Return the byte ranges to read of each file, as (offset, size in bytes), in order, with neighbours joined."""
+        """Return each file's byte ranges to read, as (offset, size in bytes), sorted and joined."""
         found: dict[str, list[tuple[int, int]]] = {}
         for each in self.plan:
             for chunk in _tensor(metadata, each.saved).chunks:
@@ -89,7 +89,7 @@ class Conversion:
         return {path: _joined(sorted(ranges)) for path, ranges in sorted(found.items())}
 
     def size_bytes(self, metadata: Metadata) -> int:
-        """The size of the files of weights."""
+        """Return the size of the weight files in bytes."""
         tensors = [_Entry(each, metadata) for each in self.plan if not each.tied]
         return sum(
             len(_header(shard)) + sum(each.size_bytes for each in shard)
@@ -100,10 +100,10 @@ class Conversion:
 def settle_conversion(
     metadata: Metadata, hf_config: Path, name_map: NameMap, *, checkpoint: str
 ) -> Conversion:
-    """Find every tensor of the model that `hf_config` describes in a checkpoint; reads no tensor.
+    """Find every tensor of the model that `hf_config` describes; read no tensor.
 
     Raises:
-        BadUse: something is missing, left over or of another shape; the message names it.
+        BadUse: a tensor is missing, unexpected or of another shape; the message names the tensor.
         CheckpointError: part of a tensor was never written.
     """
     saved = {
@@ -119,12 +119,13 @@ def settle_conversion(
         written = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
         if written != math.prod(tensor.size):
             raise CheckpointError(
-                f"{each.saved!r} of {checkpoint} is not whole: {written} of its {math.prod(tensor.size)} values were "
-                "written. Take another checkpoint."
+                f"{each.saved!r} of {checkpoint} is not whole: {written} of its "
+                f"{math.prod(tensor.size)} values were written. Take another checkpoint."
             )
         if tensor.properties.dtype not in _TYPES:
             raise BadUse(
-                f"{each.saved!r} is of {tensor.properties.dtype}, which safetensors does not hold. Convert it."
+                f"{each.saved!r} is of {tensor.properties.dtype}, which safetensors does not "
+                "hold. Convert it."
             )
     return Conversion(plan=plan)
 
@@ -139,15 +140,24 @@ def write_safetensors(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda _done, _total: None,
 ) -> list[str]:
-    """Write a model's weights into `folder`, durably; returns the files' names.
+    """Write a model's weights into `folder`, durably, and return the names of the files.
 
-    `files` checks what is read; None: it is read as it is. At most the largest tensor twice, or 512 MiB, is in memory
-    at once. Not atomic: the caller renames the folder.
+    At most the largest tensor twice, or 512 MiB, is in memory at once. The files appear one by one:
+    the caller renames the complete folder.
+
+    Args:
+        checkpoint: the folder of the checkpoint.
+        metadata: the checkpoint's metadata.
+        conversion: the plan of the conversion.
+        folder: an existing folder for the weight files.
+        files: verifies the data that is read; None: the data is read unverified.
+        shard_bytes: the most bytes of one weight file.
+        progress: called with the bytes done and the bytes in all.
 
     Raises:
-        ManifestError: `files` found something damaged.
+        ManifestError: `files` found damage.
         OSError: a file cannot be read or written.
-        CheckpointError: a tensor cannot be read, or two that the model ties are not equal.
+        CheckpointError: a tensor cannot be read, or tied tensors differ.
     """
     entries = [_Entry(each, metadata) for each in conversion.plan if not each.tied]
     shards = list(_shards(entries, shard_bytes))
@@ -190,7 +200,7 @@ def write_safetensors(
 
 
 class _Entry:
-    """A tensor to write."""
+    """A tensor to write, with its dtype, shape and size."""
 
     def __init__(self, planned: PlannedTensor, metadata: Metadata) -> None:
         saved = _tensor(metadata, planned.saved)
@@ -201,7 +211,7 @@ class _Entry:
         self.size_bytes = math.prod(self.shape) * self.dtype.itemsize
 
     def empty(self) -> torch.Tensor:
-        """Memory to read it into."""
+        """Return uninitialized memory of the saved shape."""
         return torch.empty(self.saved_shape, dtype=self.dtype, device="cpu")
 
 
@@ -223,7 +233,7 @@ def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _shards(entries: Sequence[_Entry], shard_bytes: int) -> Iterator[list[_Entry]]:
-    """Each in the order of its bytes: widest type first, so that every tensor is aligned to its type."""
+    """Split the tensors into files; sort each by dtype width, widest first, to align them all."""
     shard: list[_Entry] = []
     filled_bytes = 0
     for each in entries:
@@ -237,7 +247,7 @@ def _shards(entries: Sequence[_Entry], shard_bytes: int) -> Iterator[list[_Entry
 
 
 def _groups(shard: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    """Split the entries of a shard into groups, each of which is read at once."""
+    """Split the tensors of a file into groups that are read at once."""
     group: list[_Entry] = []
     group_bytes = 0
     for each in shard:
@@ -293,8 +303,9 @@ def _check_ties(
             )
             if first.dtype != second.dtype or not torch.equal(_bytes_of(first), _bytes_of(second)):
                 raise CheckpointError(
-                    f"The model ties {each.saved!r} and {pair[1].saved!r}, but they differ in the checkpoint. Set "
-                    "tie_word_embeddings to false in its configuration, or name the one that is not used under `drop`."
+                    f"The model ties {each.saved!r} and {pair[1].saved!r}, but they differ in the "
+                    "checkpoint. Set tie_word_embeddings to false in its configuration, or name "
+                    "the one that is not used under `drop`."
                 )
 
 
@@ -302,13 +313,13 @@ def _shard_name(index: int, count: int) -> str:
     return f"model-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
-# The process that converts a checkpoint for `holdfast.evaluate`. Arguments: CHECKPOINT FOLDER; standard input: the
-# settled conversion. The files of the checkpoint need to hold only the ranges that `Conversion.ranges` names. An error
-# is one line on standard error.
+# This module also runs as the process that converts a checkpoint for `holdfast.evaluate`. Its
+# arguments are CHECKPOINT and FOLDER; standard input has the conversion. The checkpoint's files
+# need only the byte ranges of `Conversion.ranges`. An error is one line on standard error.
 
 
 def main() -> int:
-    """Convert; returns the exit code."""
+    """Convert a checkpoint; return the exit code."""
     die_with_parent()
     end_without_collecting()
     checkpoint, folder = map(Path, sys.argv[1:])

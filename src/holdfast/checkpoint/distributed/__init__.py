@@ -1,1 +1,1 @@
-"""Have ranks act as one: raise one error on all, agree on a step, and find ranks that wait for different calls."""
+"""Make ranks act together: raise one error on all, agree on a step, detect differing calls."""

@@ -1,4 +1,4 @@
-"""Acting as one: every rank does its part, and all go on or all raise the same error."""
+"""Run work on all ranks so that all ranks either continue or raise the same error."""
 
 import contextlib
 import threading
@@ -18,9 +18,9 @@ U = TypeVar("U")
 
 
 class Ranks:
-    """The ranks of a process group, the default one if none is given; one rank where there is none.
+    """The ranks of a process group, by default the default group; one rank if there is no group.
 
-    Only object collectives are used, which work on every backend.
+    Only object collectives are used, since every backend supports them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -35,17 +35,18 @@ class Ranks:
         self.world_size = dist.get_world_size(group) if self.distributed else 1
         if self.rank < 0:
             raise BadUse(
-                "This rank is not in process_group. Make the Checkpointer on the ranks of that group alone."
+                "This rank is not in process_group. Make the Checkpointer on the ranks of that "
+                "group alone."
             )
 
     def new_group(
         self, members: Sequence[int] | None = None, *, timeout: timedelta | None = None
     ) -> dist.ProcessGroup:
-        """Make a gloo group of `members`, or of all these ranks. Collective among these ranks."""
+        """Make a gloo group of `members`, by default of all ranks. Collective among these ranks."""
         made: dist.ProcessGroup
         if self.group is None:
             made = dist.new_group(members, timeout=timeout, backend="gloo")
-        else:  # ranks outside the group make no such call
+        else:  # ranks outside the process group do not make this call
             among = [self.of_job(rank) for rank in members or range(self.world_size)]
             made = dist.new_group(
                 among, timeout=timeout, backend="gloo", use_local_synchronization=True
@@ -54,21 +55,22 @@ class Ranks:
 
     def release(self, made: dist.ProcessGroup | None) -> None:
         """Destroy a group that `new_group` made."""
-        # PyTorch names a group that only its ranks make by how many groups there are: the next group would find the
-        # addresses of the destroyed one under its name. Such a group goes with the default group.
+        # PyTorch names a group that only its own members make by the number of groups. After this
+        # group was destroyed, the next group would get its name and find its stale addresses. So
+        # this group is destroyed with the default group.
         if made is not None and self.group is None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # it went with the default group
+            with contextlib.suppress(ValueError):  # destroyed with the default group already
                 dist.destroy_process_group(made)
 
     def of_job(self, rank: int) -> int:
-        """Return the number in the default group of a rank of this one."""
+        """Return a rank's number in the default group."""
         return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        """Run `work` on every rank and return what each returned, in the order of ranks. Collective.
+        """Run `work` on every rank and return all results, by rank. Collective.
 
         Raises:
-            Exception: the error of the lowest rank that failed, on every rank.
+            Exception: on every rank, the error of the lowest rank that failed.
         """
         if not self.distributed:
             return [work()]
@@ -80,9 +82,8 @@ class Ranks:
             own = error
         sent = own
         if own is not None and not isinstance(own, HoldfastError | OSError):
-            sent = CheckpointError(
-                f"{type(own).__name__}: {own}"
-            )  # any other class may not be picklable
+            # Other classes may not be picklable.
+            sent = CheckpointError(f"{type(own).__name__}: {own}")
         outcomes: list[tuple[T, Exception | None]] = [None] * self.world_size  # type: ignore[list-item]
         dist.all_gather_object(outcomes, (result, sent), group=self.group)
         for rank, (_result, failure) in enumerate(outcomes):
@@ -94,17 +95,23 @@ class Ranks:
         """Run `work` on rank 0 alone and return its result on every rank. Collective.
 
         Raises:
-            Exception: the error of rank 0, on every rank.
+            Exception: on every rank, the error of rank 0.
         """
         return self.together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def together_at_length(
         self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = ""
     ) -> list[T]:
-        """As `together`, for what takes longer than a collective may: no rank is in one for more than some seconds.
+        """Run `work` like `together`, even if `work` takes longer than a collective's timeout.
 
-        `work` runs in a thread of its own, which goes on where this is interrupted. It gets on for as long as some
-        rank's `signs` change; the time of the job's `section` that this is in then begins anew on all ranks.
+        `work` runs in a separate thread, which continues if this call is interrupted. Meanwhile,
+        the ranks meet in a short collective every few seconds.
+
+        Args:
+            work: the work of this rank.
+            signs: returns a number that changes while `work` makes progress. Whenever the number of
+                some rank has changed, the time limit of `section` begins anew on all ranks.
+            section: the section of the job that this call is in, see `core.link`.
         """
         working: Future[T] = Future()
 
@@ -117,12 +124,12 @@ class Ranks:
         self.together(threading.Thread(target=run, name="holdfast-at-length", daemon=True).start)
         before: list[int] = []
         while True:
-            told = self.together(
+            progress = self.together(
                 lambda: (bool(wait([working], timeout=_LOOK_EVERY_S).done), signs())
             )
-            if all(is_done for is_done, _ in told):
+            if all(is_done for is_done, _ in progress):
                 return self.together(working.result)
-            now = [each for _, each in told]
+            now = [each for _, each in progress]
             if before and now != before:
                 with job_link().section(section):
                     pass
@@ -131,19 +138,24 @@ class Ranks:
     def first_at_length(
         self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = ""
     ) -> T:
-        """As `first`, for what takes longer than a collective may; see `together_at_length`."""
-        told = self.together_at_length(
+        """Run `work` on rank 0 like `first`, with the long time limit of `together_at_length`."""
+        results = self.together_at_length(
             lambda: work() if self.rank == 0 else None, signs=signs, section=section
         )
-        return told[0]  # type: ignore[return-value]
+        return results[0]  # type: ignore[return-value]
 
     def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:
-        """Run `own` on every rank and `share_out` on rank 0, with what all had; return this rank's share. Collective.
+        """Run `own` on every rank and `share_out` on rank 0; return this rank's share. Collective.
 
-        Unlike with `together`, what a rank has goes to rank 0 alone.
+        Unlike with `together`, the ranks send their results to rank 0 alone.
+
+        Args:
+            own: returns this rank's contribution.
+            share_out: returns the shares of all ranks, by rank, from the contributions of all
+                ranks.
 
         Raises:
-            Exception: the error of the lowest rank that failed, on every rank.
+            Exception: on every rank, the error of the lowest rank that failed.
         """
         if not self.distributed:
             return share_out([own()])[0]

@@ -1,20 +1,23 @@
-"""Record in the job's store which call each rank is about to make, before ranks wait for each other in a collective.
+"""Record in the job's store the call that each rank is about to make, before a collective.
 
-Ranks that do not act together are therefore found in seconds, and one sentence reports them: other steps, `save` here
-and `restore` there, a rank that has gone on without saving, a call on rank 0 alone. A collective would wait until its
-timeout, and then report only the socket that the collective waited for.
+Ranks that make different calls are therefore found within seconds, and one sentence describes them:
+different steps, `save` on one rank and `restore` on another, a rank that went on without a save, a
+call on rank 0 alone. A collective would wait until its timeout, and would then report only the
+socket that it waited for.
 
 | key, after the group and its count of beginnings | value |
 |---|---|
 | `M` | the call that the first rank to arrive is about to make |
-| `M/RANK`, `M/count` | the call that this rank is about to make; the number of ranks that are about to make this call |
-| `M/end` | `ok` once all ranks are about to make this call, else the kind of error and the sentence that all raise |
-| `questions`, `question/Q`, `answer/Q/RANK` | a waiting rank's requests for the places of missing ranks (`_Lobby`) |
+| `M/RANK` | the call that this rank is about to make |
+| `M/count` | the number of ranks that are about to make the call of `M` |
+| `M/end` | `ok` once all ranks are about to make this call, else the error that all raise |
+| `questions`, `question/Q`, `answer/Q/RANK` | questions of a waiting rank to the missing ranks |
 
-M names the Checkpointer, the thread and the number of the meeting.
+M consists of the number of the Checkpointer, the thread and the number of the meeting.
 
-A rank that does not answer may be healthy: the rank may import modules, or load a large pickle. Until the time limit of
-the meeting, such a rank only causes a warning. A rank counts as ended only if the kernel of this node reports the end.
+A rank that does not answer may be healthy: it may be importing modules or loading a large pickle.
+Until the time limit of the meeting, such a rank only causes a warning. A rank counts as ended only
+if the kernel of this node reports the end.
 """
 
 import atexit
@@ -44,11 +47,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("holdfast")
 WARN_AFTER_S: Final = 5.0
-"""Seconds before a warning. Ranks arrive in less time, unless one rank still evaluates or compiles."""
+"""Seconds before a warning. Ranks arrive sooner, unless one of them still evaluates or compiles."""
 STUCK_S: Final = 12.0
-"""Seconds at one place in a collective or in backward after which a rank counts as waiting for the ranks here."""
+"""Seconds without movement in a collective or in backward after which a rank counts as waiting."""
 _SHARE: Final = 0.6
-"""Share of the timeout of the training's own collectives: the sentence must come before their error."""
+"""Share of the timeout of the training's collectives: the meeting must end before their error."""
 _ANSWER_S: Final = 3.0
 _LONGEST_LOOK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 1.0
@@ -62,11 +65,11 @@ _WAITING: Final = ("/torch/distributed/", "/torch/autograd/")
 
 
 class Meeting:
-    """A meeting point for the ranks of one Checkpointer."""
+    """The meetings of the ranks of one Checkpointer."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        """Answer waiting ranks from now on; send no question before the first call."""
-        # A group may be destroyed before the last save has ended.
+        """Answer the questions of waiting ranks from now on; ask nothing before the first call."""
+        # A group may be destroyed before the last save ends, so its ranks are recorded now.
         self._ranks = None if process_group is None else Ranks(process_group)
         _lobby(self._ranks or Ranks())
         self._lobby: _Lobby | None = None
@@ -74,7 +77,7 @@ class Meeting:
         self._counts: dict[str, int] = {}
 
     def called(self, step: int) -> None:
-        """Record a call of `save`, due or not, for ranks that wait for this rank."""
+        """Record a call of `save`, due or not, for the answers to waiting ranks."""
         lobby = self._enter()
         if lobby is not None:
             lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
@@ -82,17 +85,17 @@ class Meeting:
     def await_all(
         self, call: str, step: int | None = None, *, group: dist.ProcessGroup | None = None
     ) -> None:
-        """Wait until all ranks are about to make the same call; return also if that cannot be determined.
+        """Wait until all ranks are about to make the same call; return if the store fails.
 
         Args:
             call: `save` or `restore`.
-            step: the step to save, or to restore.
-            group: for a meeting in a thread, not in the user's call: the group of the collective that follows there.
-                The meeting then has the time limit of this group.
+            step: the step to save or to restore.
+            group: the group of the collective that follows in a background thread, whose timeout is
+                the meeting's time limit; None: the meeting is in the user's call.
 
         Raises:
-            BadUse: ranks are about to make another call, or do not come to the user's call.
-            SaveFailed: a rank does not come to the meeting in the thread.
+            BadUse: ranks are about to make different calls, or do not come to the user's call.
+            SaveFailed: a rank does not come to the meeting in the background thread.
         """
         lobby = self._enter()
         if lobby is None:
@@ -108,7 +111,7 @@ class Meeting:
         except HoldfastError:
             raise
         except (RuntimeError, ValueError, LookupError) as error:  # errors of the store
-            _logger.debug("what the other ranks are about to do is not known: %s", error)
+            _logger.debug("the calls of the other ranks are not known: %s", error)
             return
         if count > 1:
             lobby.forget(f"{self._number}/{thread}/{count - 1}")
@@ -123,24 +126,26 @@ class Meeting:
         return lobby
 
     def close(self) -> None:
-        """Record, for ranks that wait for this rank, that this rank will not come any more."""
+        """Record that this rank will come to no more meetings."""
         if self._lobby is not None and self._lobby.is_open():
             with contextlib.suppress(RuntimeError, ValueError):
                 self._lobby.store.set(f"closed/{self._number}/{self._lobby.rank}", "1")
 
 
 class _Lobby:
-    """The part of the job's store that one rank of a group shares with the other ranks.
+    """One rank's access to the part of the job's store that the ranks of a group share.
 
-    A thread looks there for questions. The thread answers with the number of calls of `save` on this rank, and with the
-    place of the main thread.
+    A thread answers questions in the store with the number of calls of `save` on this rank, and
+    with the position of the main thread.
     """
 
     def __init__(self, ranks: Ranks, default: Any, store: Any, timeout_s: float) -> None:
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
         self.calls: dict[int, tuple[int, int]] = {}
-        """The calls of `save` of each Checkpointer, and the step of the last; all ranks number Checkpointers alike."""
+        """Each Checkpointer's number of `save` calls and last step, by the Checkpointer's number.
+
+        All ranks number their Checkpointers in the same order."""
         self._default = weakref.ref(default)
         self._members = [ranks.of_job(rank) for rank in range(ranks.world_size)]
         name = xxhash.xxh3_64_hexdigest(",".join(map(str, self._members)).encode())
@@ -151,7 +156,7 @@ class _Lobby:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="holdfast-answers", daemon=True)
         self._thread.start()
-        # At exit, Python ends a thread in the store's code in a way that ends the process with SIGABRT.
+        # Exit would end a thread inside the store's C++ code, which aborts the process (SIGABRT).
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -160,22 +165,23 @@ class _Lobby:
 
     @property
     def store(self) -> Any:
-        """Return the part of the job's store that belongs to this group.
+        """The part of the job's store that belongs to this group.
 
         Raises:
-            RuntimeError, ValueError: the default group is gone.
+            RuntimeError, ValueError: the default group was destroyed.
         """
-        # Keep no reference to the store: rank 0 listens at its port while the store lives, and may make another there.
+        # Keep no reference to the store: while the store lives, rank 0 listens at its port, and may
+        # not make another store there.
         if not self.is_open():
             raise RuntimeError("the default group was destroyed")
         return dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
 
     def is_open(self) -> bool:
-        """Return whether the default group of this lobby is still the default group of the job."""
+        """Return whether the default group has not been destroyed or replaced."""
         return self._default() is _default_group()
 
     def forget(self, key: str) -> None:
-        """Delete the records of a meeting that all ranks have left."""
+        """Delete this rank's records of a meeting that all ranks have left."""
         with contextlib.suppress(RuntimeError, ValueError):
             self.store.delete_key(f"{key}/{self.rank}")
             if self.rank == 0:
@@ -183,7 +189,7 @@ class _Lobby:
                     self.store.delete_key(name)
 
     def has_ended(self, rank: int) -> bool:
-        """Return whether the process of a rank on this node has ended, as far as that is known."""
+        """Return whether the process of a rank on this node is known to have ended."""
         if not self.store.check([f"here/{rank}"]):
             return False
         processes, pid = json.loads(self.store.get(f"here/{rank}"))
@@ -195,7 +201,7 @@ class _Lobby:
             return True
 
     def ask(self, ranks: Sequence[int], end: str) -> dict[int, dict[str, Any]]:
-        """Return the answers of those `ranks` that answer soon, and before the key `end` has a value."""
+        """Return the answers of `ranks` that arrive within seconds, and before `end` is set."""
         number = self.store.add("questions", 1)
         self.store.set(f"question/{number}", "?")
         answers: dict[int, dict[str, Any]] = {}
@@ -212,20 +218,19 @@ class _Lobby:
 
     def _answer(self) -> None:
         pid, answered = os.getpid(), 0
-        with contextlib.suppress(
-            RuntimeError, ValueError
-        ):  # the store is gone, maybe with its rank
+        # The store may be gone with the rank that served it.
+        with contextlib.suppress(RuntimeError, ValueError):
             while os.getpid() == pid and self.is_open():
                 while self.store.check([f"question/{answered + 1}"]):
                     answered += 1
-                    told = {"calls": self.calls.copy(), **_whereabouts()}
-                    self.store.set(f"answer/{answered}/{self.rank}", json.dumps(told))
+                    reply = {"calls": self.calls.copy(), **_whereabouts()}
+                    self.store.set(f"answer/{answered}/{self.rank}", json.dumps(reply))
                 if self._ended.wait(max(_LOOK_EVERY_S, self.world_size / 1000)):
                     break
 
 
 class _One:
-    """One meeting, as one rank takes part in it."""
+    """One rank's part in one meeting."""
 
     def __init__(
         self,
@@ -256,8 +261,8 @@ class _One:
         )
         store.set(f"{key}/{rank}", self._intent)
         if first_intent != self._intent:
-            told = sorted([(first_rank, first_intent), (rank, self._intent)])
-            calls = " and ".join(f"rank {each} calls {intent}" for each, intent in told)
+            arrived = sorted([(first_rank, first_intent), (rank, self._intent)])
+            calls = " and ".join(f"rank {each} calls {intent}" for each, intent in arrived)
             self._end(
                 BadUse(
                     f"Ranks do not act together: {calls}. "
@@ -272,12 +277,12 @@ class _One:
     def _wait(self, *, is_first: bool) -> None:
         where, waited_s, looked_s = "", 0.0, time.monotonic()
         pause_s, has_warned = _LEAST_PAUSE_S, False
-        # Only the first rank looks after the missing ranks; another rank does so only if the first one does not finish.
+        # The first rank asks the missing ranks. Other ranks do so only if the first rank is late.
         limit_s = self._limit_s * (1.0 if is_first else 1.2)
         look_at_s = min(WARN_AFTER_S, limit_s / 2)
         while not self._lobby.store.check([f"{self._key}/end"]):
             now_s = time.monotonic()
-            # After a much longer pause, this process was stopped, and maybe the missing ranks were, too.
+            # Count a long pause only in part: this process was stopped, and maybe other ranks, too.
             waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
             if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (
                 missing := self._missing()
@@ -294,7 +299,7 @@ class _One:
                     _logger.warning("%s", self._sentence(missing, waited_s, where))
                 look_at_s = waited_s + WARN_AFTER_S
             time.sleep(pause_s)
-            # All ranks of a large job poll one store. In a small job, no rank may delay the others' step for long.
+            # All ranks of a large job poll one store. In a small job, waits must be short.
             pause_s = min(
                 pause_s * 1.5,
                 max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)),
@@ -302,9 +307,10 @@ class _One:
         self._end()
 
     def _end(self, error: HoldfastError | None = None) -> None:
-        """End the meeting for all ranks, with the error that all of them raise.
+        """End the meeting for all ranks, unless another rank has ended it before.
 
-        Another rank may have ended the meeting before.
+        Args:
+            error: the error that all ranks raise; None: all ranks go on.
 
         Raises:
             BadUse, SaveFailed: the meeting has ended with an error.
@@ -324,7 +330,12 @@ class _One:
         ]
 
     def _look(self, missing: Sequence[int], waited_s: float) -> tuple[HoldfastError | None, str]:
-        """Return an error if a missing rank is proved never to come, else the places of the missing ranks."""
+        """Look for the missing ranks.
+
+        Returns:
+            An error if a missing rank can never come, else None; and the positions of the missing
+            ranks, in words.
+        """
         lobby = self._lobby
         for rank in missing:
             if lobby.store.check([f"closed/{self._number}/{rank}"]):
@@ -334,49 +345,50 @@ class _One:
             if lobby.has_ended(rank):
                 return self._absence(missing, waited_s, f"rank {rank} has ended"), ""
         answers = lobby.ask(missing, f"{self._key}/end")
-        for rank, told in answers.items():
-            if why := self._contradiction(rank, told, waited_s):
+        for rank, reply in answers.items():
+            if why := self._contradiction(rank, reply, waited_s):
                 return BadUse(self._sentence(missing, waited_s, why)), ""
-        places = {rank: f"is in {told['where']}" for rank, told in answers.items()}
+        places = {rank: f"is in {reply['where']}" for rank, reply in answers.items()}
         for rank in missing:
             if rank not in places:
                 has_come = lobby.store.check([f"here/{rank}"])
                 places[rank] = "does not answer" if has_come else "has made no Checkpointer yet"
         return None, "; ".join(f"rank {rank} {place}" for rank, place in [*places.items()][:3])
 
-    def _contradiction(self, rank: int, told: dict[str, Any], waited_s: float) -> str:
-        """Return the action that keeps an answering rank from coming; empty if the rank may still come."""
-        calls, step = told["calls"].get(self._number, (0, -1))
+    def _contradiction(self, rank: int, reply: dict[str, Any], waited_s: float) -> str:
+        """Return what keeps an answering rank from coming; empty if the rank may still come."""
+        calls, step = reply["calls"].get(self._number, (0, -1))
         if self._is_call_of_save and calls > self._calls:
             return f"rank {rank} has gone on to step {step} without it"
         if self._is_call_of_save and step != self._step and calls == self._calls > 0:
             return f"rank {rank} has called save at step {step} instead"
         place, since_s = self._stuck.get(rank, ("", waited_s))
-        since_s = since_s if told["place"] == place else waited_s
-        self._stuck[rank] = told["place"], since_s
-        # The thread of a rank that has called save comes by itself, while the main thread may wait for other ranks.
+        since_s = since_s if reply["place"] == place else waited_s
+        self._stuck[rank] = reply["place"], since_s
+        # After a call of save, the rank's background thread comes even if its main thread waits.
         may_come = not self._is_in_call and step >= (self._step or 0)
-        if told["is_waiting"] and not may_come and waited_s - since_s >= STUCK_S:
-            return f"rank {rank} waits in {told['where']}, for the ranks that wait here"
+        if reply["is_waiting"] and not may_come and waited_s - since_s >= STUCK_S:
+            return f"rank {rank} waits in {reply['where']}, for the ranks that wait here"
         return ""
 
     def _absence(self, missing: Sequence[int], waited_s: float, what: str) -> HoldfastError:
-        """Return the error for ranks that have not come and make no other call instead."""
+        """Return the error for ranks that have neither come nor made another call."""
         if self._is_in_call:
             return BadUse(self._sentence(missing, waited_s, what))
         added = f" ({what})" if what else ""
         has, its = ("has", "its log") if len(missing) == 1 else ("have", "their logs")
         return SaveFailed(
-            f"Step {self._step} was not saved: {ranks_text(missing)} {has} not begun to save it within "
-            f"{waited_s:.0f} s{added}. Look at {its}."
+            f"Step {self._step} was not saved: {ranks_text(missing)} {has} not begun to save it "
+            f"within {waited_s:.0f} s{added}. Look at {its}."
         )
 
     def _sentence(self, missing: Sequence[int], waited_s: float, what: str) -> str:
         added = f" ({what})" if what else ""
         have = "has" if len(missing) == 1 else "have"
         return (
-            f"{self._call} is collective, and {ranks_text(missing)} {have} not called {self._intent} within "
-            f"{waited_s:.0f} s{added}. Call it on all ranks at the same steps, not on some of them."
+            f"{self._call} is collective, and {ranks_text(missing)} {have} not called "
+            f"{self._intent} within {waited_s:.0f} s{added}. Call it on all ranks at the same "
+            "steps, not on some of them."
         )
 
 
@@ -385,7 +397,7 @@ _making = threading.Lock()
 
 
 def _lobby(ranks: Ranks) -> _Lobby | None:
-    """Return the lobby where `ranks` meet; None if there is only one rank, or no store."""
+    """Return the lobby where `ranks` meet; None if there is only one rank or no store."""
     default = _default_group()
     if ranks.world_size == 1 or default is None:
         return None
@@ -398,19 +410,15 @@ def _lobby(ranks: Ranks) -> _Lobby | None:
             try:
                 store = dist.distributed_c10d._get_default_store()
                 found = _lobbies[key] = _Lobby(ranks, default, store, _timeout_s(default))
-            except (
-                RuntimeError,
-                ValueError,
-                TypeError,
-                AttributeError,
-            ) as error:  # MPI has no store
-                _logger.debug("ranks cannot say what they are about to do: %s", error)
+            # MPI has no store.
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+                _logger.debug("ranks cannot record their calls: %s", error)
                 return None
     return found
 
 
 def _processes() -> str:
-    """Return a name that separates the processes of this node, or container, from all other processes."""
+    """Return an id of this node's or container's process namespace, in which pids are unique."""
     return f"{own_place().node} {Path('/proc/self/ns/pid').readlink()}"
 
 
@@ -419,7 +427,7 @@ def _default_group() -> Any:
 
 
 def _timeout_s(group: Any) -> float:
-    """Return the shortest timeout of the collectives of a group, in seconds."""
+    """Return the shortest timeout of a group's collectives in seconds."""
     found: list[timedelta] = []
     for device in group._device_types:
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -428,14 +436,17 @@ def _timeout_s(group: Any) -> float:
 
 
 def _whereabouts() -> dict[str, Any]:
-    """Return the main thread's place, the place in words, and whether collectives are waited for at this place."""
+    """Return a digest of the main thread's stack, its position in words, and if it waits there.
+
+    The thread waits if the innermost frames are in a collective or in backward.
+    """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     places: list[str] = []
     where, is_waiting = "", False
     while frame is not None:
         file = frame.f_code.co_filename
         places.append(f"{file}:{frame.f_lasti}")
-        if not where:  # else the frame belongs to the caller of the script
+        if not where:  # later frames are those of callers
             is_waiting |= any(each in file for each in _WAITING)
         if not where and "/torch/" not in file and not file.startswith(_OWN):
             where = f"{Path(file).name}:{frame.f_lineno} ({frame.f_code.co_name})"

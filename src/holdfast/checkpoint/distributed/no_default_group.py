@@ -1,10 +1,11 @@
-"""Imports what takes hold of the default process group while it can get hold of none.
+"""Import `torch.distributed.nn` without a reference to the current default process group.
 
-Functions of `torch.distributed.nn` have the default group that exists when they are imported as a default argument,
-and so keep it, with gloo's threads, past `destroy_process_group` into the end of the interpreter, where one of those
-threads now and then aborts a process that had ended well ("terminate called without an active exception"; seen with
-torch 2.13). `torch.distributed.checkpoint` imports them, and a Checkpointer is mostly made after the group. Without a
-default these functions look the group up when they are called.
+Functions of `torch.distributed.nn` take the default group that exists at their import as a default
+argument. They keep the group and gloo's threads alive beyond `destroy_process_group`, until the
+interpreter exits. There, one of these threads sometimes aborts a process that had ended well
+("terminate called without an active exception", seen with torch 2.13).
+`torch.distributed.checkpoint` imports these functions, and most Checkpointers are made after the
+group. Imported without a default group, the functions look the group up when they are called.
 """
 
 import sys
@@ -19,7 +20,7 @@ def _import_without_group() -> None:
         or "torch.distributed.nn.functional" in sys.modules
     ):
         return
-    world = dist.group.WORLD  # in a function: a name of the module would keep it just as well
+    world = dist.group.WORLD  # a local variable: a global would keep the group alive as well
     dist.group.WORLD = None
     try:
         import torch.distributed.nn.functional  # noqa: F401

@@ -1,4 +1,4 @@
-"""Check that all ranks have one checkpoint folder: each rank writes its part there, and reads the others' parts."""
+"""Check that all ranks use one checkpoint folder, into which each rank writes its part."""
 
 import contextlib
 import secrets
@@ -12,10 +12,12 @@ from holdfast.core.errors import BadUse
 
 
 def check_shared(ranks: Ranks, folder: Path) -> None:
-    """Check that each rank sees in its folder the subfolder that rank 0 makes in the folder of rank 0. Collective.
+    """Check that every rank's folder is rank 0's folder. Collective.
+
+    Rank 0 makes a temporary subfolder, and the other ranks look for the subfolder in their folders.
 
     Raises:
-        BadUse: some ranks do not see the subfolder.
+        BadUse: some ranks have another folder.
         OSError: rank 0 cannot write to its folder.
     """
     if ranks.world_size == 1:
@@ -36,7 +38,9 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
 
 
 def check_alike(ranks: Ranks, folder: Path) -> None:
-    """Check, before any write, that ranks of one node which name the folder differently have the same folder.
+    """Check, before any write, that the ranks of rank 0's node have rank 0's folder. Collective.
+
+    Only ranks whose path differs from rank 0's path are checked.
 
     Raises:
         BadUse: some ranks have another folder.
@@ -48,7 +52,7 @@ def check_alike(ranks: Ranks, folder: Path) -> None:
 
     found = ranks.together(look)
     path, node, place = found[0]
-    # A network folder may have several device numbers, if the folder is mounted more than once.
+    # Compare within a node only: a network folder may have another device number on each mount.
     others = [
         rank
         for rank, (own, at, inode) in enumerate(found)
@@ -60,6 +64,6 @@ def check_alike(ranks: Ranks, folder: Path) -> None:
 def _refuse(paths: Sequence[str], others: Sequence[int]) -> None:
     if others:
         raise BadUse(
-            f"The folder of {ranks_text(others)}, {paths[others[0]]}, is not that of rank 0, {paths[0]}. "
-            "Give Checkpointer one folder that all ranks share."
+            f"The folder of {ranks_text(others)}, {paths[others[0]]}, is not that of rank 0, "
+            f"{paths[0]}. Give Checkpointer one folder that all ranks share."
         )

@@ -1,8 +1,9 @@
-"""What some rank wants done at a call of `save`, known to all ranks at the same call, and none waits for another.
+"""Let any rank request an action at a call of `save`, so that all ranks act at the same call.
 
-Each rank is told a SIGTERM at a step of its own, and each has a clock of its own. What it wants goes into a reduction
-that runs beside the training; the answer is taken at a later call, the same on all ranks since all call `save` at the
-same steps. By then it is there, unless a rank is that far behind.
+Ranks receive SIGTERM during different steps, and their clocks differ. So each rank's requests go
+into a reduction that runs beside the training. All ranks read the result at the same later call of
+`save`, since all ranks call `save` at the same steps. By then the result is ready, unless a rank is
+far behind.
 """
 
 import time
@@ -17,14 +18,14 @@ from holdfast.checkpoint.distributed.collectives import Ranks
 from holdfast.core.errors import CheckpointError
 
 ANSWER_EVERY_S: Final = 0.5
-"""Ranks are asked about so often. Thousands of them take a few hundred milliseconds to answer."""
+"""Seconds between two reductions, which take a few hundred milliseconds with thousands of ranks."""
 _MOST_CALLS: Final = 20
-"""But at least once in so many calls: steps may become slower."""
+"""The most calls between two reductions, since steps may become slower."""
 _CLOSING_S: Final = 5.0
 
 
 class Votes:
-    """The wishes of all ranks. All of them call `hear` equally often."""
+    """The requests of all ranks. All ranks must call `hear` equally often."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Votes:
         *,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Nothing is sent before the first `hear`."""
+        """Start no reduction before the first `hear`."""
         self._process_group = process_group
         self._monotonic_s = monotonic_s
         self._ranks: Ranks | None = None
@@ -45,20 +46,21 @@ class Votes:
 
     @property
     def has_begun(self) -> bool:
-        """Whether `hear` was called before."""
+        """True if `hear` was called before."""
         return self._ranks is not None
 
     def hear(self, wishes: Sequence[bool]) -> list[bool]:
-        """Which of the wishes any rank had when last all were asked; at once where there is one rank. Collective.
+        """Return, for each request, whether any rank made it before the last reduction. Collective.
 
-        A wish is to be kept up until it is heard.
+        A rank must repeat a request until `hear` has returned True for it. A single rank gets its
+        own requests back at once.
 
         Raises:
             CheckpointError: another rank is gone.
         """
         if self._ranks is None:
             self._ranks = Ranks(self._process_group)
-            # A group of its own: its reductions must not come between those of the training and the saves.
+            # A separate group, so that its reductions stay apart from other collectives.
             self._group = self._ranks.new_group() if self._ranks.world_size > 1 else None
         if self._group is None:
             return list(wishes)
@@ -66,12 +68,12 @@ class Votes:
         if self._calls_to_go > 0:
             return [False] * len(wishes)
         answer = self._answer() if self._work is not None else [0.0] * len(wishes)
-        heard = [each > 0 for each in answer]
-        self._ask([wish and not done for wish, done in zip(wishes, heard, strict=True)])
-        return heard
+        granted = [each > 0 for each in answer]
+        self._ask([wish and not done for wish, done in zip(wishes, granted, strict=True)])
+        return granted
 
     def close(self) -> None:
-        """Let go of the group, unless a rank has not voted yet: then it goes with the process."""
+        """Destroy the group, unless a rank has not joined the last reduction."""
         if self._work is not None:
             try:
                 self._work.wait(timedelta(seconds=_CLOSING_S))
@@ -82,16 +84,17 @@ class Votes:
             self._ranks.release(self._group)
 
     def _answer(self) -> list[float]:
-        assert self._work is not None, "they were asked"
+        assert self._work is not None, "a reduction was started"
         work, self._work = self._work, None
         try:
             work.wait()
         except RuntimeError as error:
             raise CheckpointError(
-                f"Another rank did not answer whether to save ({str(error).splitlines()[0]}). Look at its log."
+                f"Another rank did not answer whether to save ({str(error).splitlines()[0]}). "
+                "Look at its log."
             ) from error
         *answer, step_s = self._ballot.tolist()
-        # The slowest rank's seconds are the same number on all ranks.
+        # The maximum is equal on all ranks, so they count the same number of calls.
         self._calls_between = max(1, min(_MOST_CALLS, int(ANSWER_EVERY_S / max(step_s, 1e-9))))
         return answer
 

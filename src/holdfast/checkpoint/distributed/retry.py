@@ -1,14 +1,15 @@
-"""Repeat a failed save: all ranks save at the same call of `save`, and a call without a failure costs nothing.
+"""Repeat a failed save: all ranks save at the same call of `save`, without any cost in other calls.
 
-Each rank finds by itself that a save has failed: the note of the rank that failed reaches the writing process of rank
-0, and the note of rank 0 reaches the other ranks (`commit`). The ranks find the failure during different steps. Each
-rank then records the number of the last call of `save` that the rank has begun, in the store of the process group, from
-a separate thread. The next call on the rank waits for the agreed call: the call after the last one that any rank has
-begun. No rank is past that call, since each rank waits at the first call after the one that the rank recorded.
+Each rank finds by itself that a save has failed: the failing rank's writing process leaves a note
+for the writing process of rank 0, which leaves a note for the other ranks (`commit`). The ranks
+find the failure during different steps. Each rank then records the number of its last call of
+`save` in the store of the process group, from a background thread. Rank 0 chooses the call that
+follows the last recorded one. No rank is past that call, since each rank waits for the decision at
+its next call.
 
-A rank may find the failure only much later, or never: its trainer has died, or its own part of the save timed out and
-the other parts did not. Such a rank keeps the other ranks waiting for `PATIENCE_S` at most: a rank that has waited so
-long records that no separate save makes up for this failure. The next due save is made in any case.
+A rank may find the failure only much later or never, for example if its trainer has died. Such a
+rank delays the other ranks by `PATIENCE_S` at most: a rank that has waited so long decides that
+this failure is not repeated. The next due save is made in any case.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 TRIES: Final = 3
-"""Failed saves in a row that are repeated at once; after more failures, the next due step saves again."""
+"""Consecutive failed saves that are repeated at once; later failures wait for the next due step."""
 PATIENCE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.005
 _LOOK_SELDOM_S: Final = 0.25
@@ -35,7 +36,7 @@ _NEVER: Final = "never"
 
 
 class Retry:
-    """Retries of the saves of one Checkpointer. All ranks call `begin_call` equally often."""
+    """Repeat the failed saves of one Checkpointer. All ranks call `begin_call` equally often."""
 
     def __init__(
         self,
@@ -43,7 +44,12 @@ class Retry:
         patience_s: float = PATIENCE_S,
         default_store: Callable[[], Any] | None = None,
     ) -> None:
-        """Wait for the other ranks for `patience_s`; `default_store` returns a store that all ranks share."""
+        """Set the limits.
+
+        Args:
+            patience_s: the most seconds to wait for other ranks.
+            default_store: returns a store that all ranks share; None: the process group's.
+        """
         self._patience_s = patience_s
         self._default_store = default_store or _default_store
         self._lock = threading.Lock()
@@ -68,11 +74,14 @@ class Retry:
         return is_due
 
     def failed(self, save: str, ranks: Ranks) -> int:
-        """Record that a save has failed, in any thread; return the number of failed saves in a row.
+        """Record that a save has failed; may be called in any thread.
 
         Args:
-            save: the name of the save on all ranks; empty: all ranks have found the failure in the same call.
+            save: the name of the save on all ranks; empty if all ranks failed in the same call.
             ranks: the ranks that repeat the save.
+
+        Returns:
+            The number of consecutive failed saves.
         """
         with self._lock:
             self._in_a_row += 1
@@ -97,7 +106,7 @@ class Retry:
             self._in_a_row = 0
 
     def close(self) -> None:
-        """End the threads; wait only a few seconds for each, since the store may not answer."""
+        """End the threads; wait a few seconds at most, since the store may not answer."""
         self._closed.set()
         with self._lock:
             agreements = tuple(self._open)
@@ -106,7 +115,7 @@ class Retry:
 
 
 class _Agreement:
-    """The agreement of all ranks about one failed save."""
+    """The agreement of all ranks on the call in which to repeat one failed save."""
 
     def __init__(
         self, store: Any, ranks: Ranks, call: int, patience_s: float, closed: threading.Event
@@ -120,10 +129,10 @@ class _Agreement:
         self._thread: threading.Thread | None = None
 
     def start(self, *, is_worth_it: bool) -> None:
-        """Record this rank's call in a thread; the thread of rank 0 decides once all ranks have recorded theirs.
+        """Record this rank's call in a thread; rank 0's thread decides once all have recorded.
 
         Raises:
-            RuntimeError: no thread can be started.
+            RuntimeError: the thread cannot be started.
         """
         run = functools.partial(self._run, is_worth_it=is_worth_it)
         self._thread = threading.Thread(target=run, name="holdfast-retry", daemon=True)
@@ -135,7 +144,7 @@ class _Agreement:
             self._thread.join(limit_s)
 
     def result(self) -> int | None:
-        """Wait for the agreement; return the call that all ranks save in, or None if there is none."""
+        """Wait for the agreement; return the call in which all ranks save, or None for no call."""
         if self._agreed is None:
             with job_link().section("save"):
                 self._agreed = self._await()
@@ -165,7 +174,8 @@ class _Agreement:
             while not self._store.check(["agreed"]):
                 if time.monotonic() > until_s:
                     _logger.warning(
-                        "Some rank does not know yet that a save has failed: it is left to the next one."
+                        "Some rank has not found yet that a save has failed: the next due save "
+                        "replaces it."
                     )
                     return str(self._store.compare_set("agreed", "", _NEVER).decode())
                 time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""A drop-in for the stager of `dcp.async_save`: into memory that is reused, shared, and never too early.
+"""A stager for `dcp.async_save` that reuses shared memory, but never before a save has ended.
 
 stager = SharedStager()
 saved = dcp.async_save(state, checkpoint_id=…, storage_writer=HoldfastWriter(), async_stager=stager)
@@ -20,24 +20,25 @@ from holdfast.core.errors import BadUse, SaveFailed
 
 
 class _Staged(dict[str, Any]):
-    """A staged state. While PyTorch holds it, the memory behind it is not used again."""
+    """A staged state, whose memory is reused only after PyTorch has dropped the state."""
 
 
 class SharedStager(AsyncStager):
-    """Copies a state into one of a few blocks of shared memory, each as large as this rank's state.
+    """Copy states into a few blocks of shared memory, each as large as this rank's state.
 
-    PyTorch's own stagers take fresh memory for every save, into which a copy takes five times as long, or use the same
-    memory again while it is still being written. Here a save waits for memory that nobody reads any more.
+    PyTorch's own stagers either allocate new memory for every save, into which a copy takes five
+    times as long, or reuse memory while it is still being written. This stager waits until a block
+    is no longer in use.
     """
 
     _synchronize_after_execute = False
 
     def __init__(self, *, snapshots: int = 2, timeout_s: float = 600.0) -> None:
-        """Nothing is taken before the first save.
+        """Allocate nothing before the first save.
 
         Args:
-            snapshots: how many states may be in memory at a time.
-            timeout_s: how long a save waits for one of them to be written.
+            snapshots: the most states in memory at a time.
+            timeout_s: the most seconds to wait until a block is no longer in use.
 
         Raises:
             BadUse: `snapshots` is below 1.
@@ -48,16 +49,15 @@ class SharedStager(AsyncStager):
         self._free: list[torch.Tensor] = [
             torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(snapshots)
         ]
-        self._given_back = threading.Condition(
-            threading.RLock()
-        )  # a collector may give back in the midst of a take
+        # Reentrant: the garbage collector may give memory back while a block is taken.
+        self._given_back = threading.Condition(threading.RLock())
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy a state; it may change from then on.
+        """Copy a state; afterwards, the original may change.
 
         Raises:
-            BadUse: a tensor of it is of a kind that cannot be staged.
-            SaveFailed: no save before it has ended within `timeout_s`.
+            BadUse: the state has a tensor of a kind that cannot be staged.
+            SaveFailed: no earlier save has ended within `timeout_s`.
         """
         tensors: dict[int, torch.Tensor] = {}
         _each_tensor(state_dict, tensors)
@@ -84,10 +84,10 @@ class SharedStager(AsyncStager):
         return staged
 
     def synchronize_staging(self) -> None:
-        """Nothing is left to wait for."""
+        """Return at once: `stage` has copied everything."""
 
     def close(self) -> None:
-        """Let go of memory that no save needs."""
+        """Release the memory of all unused blocks."""
         with self._given_back:
             self._free.clear()
 
@@ -95,8 +95,9 @@ class SharedStager(AsyncStager):
         with self._given_back:
             if not self._given_back.wait_for(lambda: self._free, self._timeout_s):
                 raise SaveFailed(
-                    f"No earlier save has ended within {self._timeout_s:g} s, so there is no memory for this one. "
-                    "Look at the storage, and drop what async_save has returned for saves that failed."
+                    f"No earlier save has ended within {self._timeout_s:g} s, so there is no "
+                    "memory for this one. Look at the storage, and drop what async_save has "
+                    "returned for saves that failed."
                 )
             memory = self._free.pop()
         if memory.numel() < size_bytes:
@@ -110,7 +111,7 @@ class SharedStager(AsyncStager):
 
 
 def _each_tensor(value: Any, found: dict[int, torch.Tensor]) -> None:
-    """Collect the local tensors, by the identity of what holds them."""
+    """Collect the local tensors of a state, by the `id` of each (possibly distributed) tensor."""
     if isinstance(value, Mapping):
         for item in value.values():
             _each_tensor(item, found)
@@ -125,14 +126,14 @@ def _each_tensor(value: Any, found: dict[int, torch.Tensor]) -> None:
 
 
 def _rebuilt(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
-    """The same with each tensor's copy in its place."""
+    """Return a state with each tensor replaced by its copy."""
     if isinstance(value, Mapping):
         return {key: _rebuilt(item, copies) for key, item in value.items()}
     if isinstance(value, list | tuple):
         kind: Callable[[list[Any]], Any] = list if isinstance(value, list) else tuple
         return kind([_rebuilt(item, copies) for item in value])
     if isinstance(value, DTensor):
-        # Not `from_local`, which takes it to the mesh's device: to the GPU again, before anything is copied into it.
+        # `from_local` would move the copy to the mesh's device, before the copy is filled.
         return DTensor(copies[id(value)], value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     if isinstance(value, torch.Tensor):
         return copies[id(value)]

@@ -1,9 +1,10 @@
-"""Drop-ins for the storage of `torch.distributed.checkpoint`: its own calls, Holdfast's verified format.
+"""Replace the storage of `torch.distributed.checkpoint` (DCP) by Holdfast's verified format.
 
     dcp.save(state, checkpoint_id=step_path(DIR, 100), storage_writer=HoldfastWriter())
     dcp.load(state, checkpoint_id=step_path(DIR, 100), storage_reader=HoldfastReader())
 
-PyTorch plans and calls; what is written is durable, has checksums and a manifest, and appears whole or not at all.
+PyTorch plans the save. The checkpoint is durable, has checksums and a manifest, and appears under
+its name only when it is complete.
 """
 
 import mmap
@@ -52,34 +53,34 @@ from holdfast.core.rate_limit import RateLimit
 
 __all__ = ["HoldfastReader", "HoldfastWriter", "step_path"]
 _SAVE: Final = "dcp"
-"""One name for all saves: PyTorch may take a plan, and what lies in it, from an earlier save."""
+"""One name for all saves: PyTorch may reuse an earlier save's plan, with its file names."""
 _SHARD_BYTES: Final = 1 << 30
-"""A file's size, and so the memory beside the state that a rank needs to save it, where no tensor is larger."""
+"""The size of a file, unless one tensor is larger. A save needs this memory beside the state."""
 
 
 def step_path(dir: str | os.PathLike[str], step: int) -> Path:  # noqa: A002 - as of Checkpointer
-    """What to pass as `checkpoint_id`: the checkpoint of `step` in the folder `dir`."""
+    """Return the path of the checkpoint of `step` in `dir`, to pass as `checkpoint_id`."""
     return paths.step_path(checkpoint_folder(dir), check_whole("step", step, least=0))
 
 
 class HoldfastWriter(StorageWriter):
-    """Writes what `dcp.save` and `dcp.async_save` plan, as a checkpoint of Holdfast.
+    """Write the saves of `dcp.save` and `dcp.async_save` as checkpoints of Holdfast.
 
-    A save that fails leaves every earlier checkpoint as it was.
+    A failed save leaves every earlier checkpoint unchanged.
     """
 
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, max_write_mib_s: float | None = None
     ) -> None:
-        """Say where to.
+        """Set the path and the rate limit.
 
         Args:
-            path: the checkpoint, named as `step_path(DIR, step)` names it, as `step-0000000100`. None: `checkpoint_id`
-                of each save is the path.
-            max_write_mib_s: a limit to the rate at which each rank writes; None: none.
+            path: the path of the checkpoint, as `step_path(DIR, step)` returns it; None: the
+                `checkpoint_id` of each save is the path.
+            max_write_mib_s: the most MiB per second that each rank writes; None: no limit.
 
         Raises:
-            BadUse: the path has another name.
+            BadUse: the path does not name a step.
         """
         self._path = None if path is None else _checked(path)
         self._max_write_bytes_s = None if max_write_mib_s is None else max_write_mib_s * 2**20
@@ -88,19 +89,21 @@ class HoldfastWriter(StorageWriter):
         self._memory: mmap.mmap | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another checkpoint."""
+        """Prepare for another checkpoint."""
         if checkpoint_id is not None:
             self._path = _checked(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
-        """Make the hidden folder that is written into, on the coordinator.
+        """On the coordinator, make the hidden folder into which the ranks write.
 
         Raises:
-            BadUse: there is no path, another process saves this step, or ranks do not coordinate.
+            BadUse: there is no path, another process saves this step, or `use_collectives` is
+                False.
         """
         if not kwargs.get("use_collectives", True):
             raise BadUse(
-                "A checkpoint that appears whole needs its ranks to coordinate. Leave use_collectives=True."
+                "A checkpoint that appears whole needs its ranks to coordinate. Leave "
+                "use_collectives=True."
             )
         order = self._order()
         if not is_coordinator:
@@ -110,28 +113,30 @@ class HoldfastWriter(StorageWriter):
         remove_leftovers(order.folder)
         if staging_dir.is_being_written(order.staging):
             raise BadUse(
-                f"Step {order.step} is being saved into {order.folder} already. Wait for that save first."
+                f"Step {order.step} is being saved into {order.folder} already. Wait for that "
+                "save first."
             )
-        if order.staging.exists():  # of a dead process, where folders cannot be locked
+        if order.staging.exists():  # left by a dead process, on a file system without locks
             staging_dir.discard(order.staging)
         self._staging = Staging(order.folder, order.step, _SAVE)
-        # Where a rank fails, PyTorch tells the writer nothing; the folder goes with the writer, or with its next save.
+        # PyTorch does not report a rank's failure to the writer. The folder is removed with the
+        # writer, or by its next save.
         self._abandon = weakref.finalize(self, self._staging.abandon)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Each plan with the number of its rank."""
+        """Return each plan with the number of its rank."""
         return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's files and a note of them, durably.
+        """Write this rank's files and a list of them, durably.
 
         Raises:
-            BadUse: a plain value is none.
-            OSError: it is not durable.
+            BadUse: a plain value could not be read back without running code from the file.
+            OSError: a file cannot be written.
         """
         ended: Future[list[WriteResult]] = Future()
         try:
@@ -142,10 +147,10 @@ class HoldfastWriter(StorageWriter):
         return ended
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make a checkpoint of what all ranks have written. On the coordinator, once they have.
+        """On the coordinator, commit the checkpoint after all ranks have written.
 
         Raises:
-            OSError: it is not durable.
+            OSError: a file cannot be written.
         """
         assert self._staging is not None, "the coordinator has set up"
         metadata.storage_data = {
@@ -171,7 +176,7 @@ class HoldfastWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a path that names a step."""
+        """Return whether the path names a step."""
         return _step(Path(checkpoint_id)) is not None
 
     def _order(self) -> SaveRequest:
@@ -224,7 +229,10 @@ class HoldfastWriter(StorageWriter):
         ]
 
     def _room(self, size_bytes: int) -> memoryview:
-        """Page-aligned memory for one file, kept for the next: the first use of a page takes five times as long."""
+        """Return page-aligned memory for one file.
+
+        The memory is reused, since the first write to a page takes five times as long.
+        """
         if self._memory is None or len(self._memory) < size_bytes:
             self._memory = mmap.mmap(-1, max(-(-size_bytes // PAGE_BYTES), 1) * PAGE_BYTES)
         return memoryview(self._memory)
@@ -236,16 +244,16 @@ class HoldfastWriter(StorageWriter):
 
 
 class HoldfastReader(StorageReader):
-    """Reads a checkpoint of Holdfast for `dcp.load`, only what is needed, each byte compared with its checksum.
+    """Read checkpoints of Holdfast for `dcp.load`: only the needed bytes, verified by checksums.
 
-    Plain values are unpickled with `weights_only` before PyTorch, which trusts them, does so again.
+    Plain values are unpickled with `weights_only` first, since PyTorch then unpickles them without.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        """Say from where.
+        """Set the path.
 
         Args:
-            path: the checkpoint; None: `checkpoint_id` of each load is the path.
+            path: the path of the checkpoint; None: the `checkpoint_id` of each load is the path.
 
         Raises:
             BadUse: the path does not name a step.
@@ -254,31 +262,31 @@ class HoldfastReader(StorageReader):
         self._checkpoint: OpenCheckpoint | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another load."""
+        """Prepare for another load."""
         self._checkpoint = None
         if checkpoint_id is not None:
             self._path = _checked(checkpoint_id)
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
-        """The checkpoint's metadata, verified, and unpickled through a list of allowed names.
+        """Read and verify the checkpoint's metadata, unpickled with a list of allowed names.
 
         Raises:
             NotFound: there is no such folder.
-            DamagedCheckpoint: it is not what its manifest says, or has none.
+            DamagedCheckpoint: the checkpoint does not match its manifest, or has none.
         """
         return self._opened().metadata
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Nothing is needed."""
+        """Do nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan with which save of its step this rank has opened."""
+        """Return the plan with the digest of the save that this rank has opened."""
         return replace(plan, storage_data=self._opened().manifest.digest)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are.
+        """Return the plans unchanged.
 
         Raises:
             DamagedCheckpoint: ranks have opened different saves of the step.
@@ -291,11 +299,11 @@ class HoldfastReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what this rank needs.
+        """Read and verify the data that this rank needs.
 
         Raises:
-            DamagedCheckpoint: a byte of it is not what was written; tensors may be filled in part.
-            CheckpointError: a plain value is none.
+            DamagedCheckpoint: a block is damaged; tensors may be filled in part.
+            CheckpointError: unpickling a plain value would run code.
         """
         opened = self._opened()
         try:
@@ -310,7 +318,7 @@ class HoldfastReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a path that names a step."""
+        """Return whether the path names a step."""
         return _step(Path(checkpoint_id)) is not None
 
     def _opened(self) -> OpenCheckpoint:
@@ -330,7 +338,7 @@ class HoldfastReader(StorageReader):
 
 
 class _Vetting:
-    """The part of a planner that data are handed to, once plain values have been looked at."""
+    """Pass data to a planner, after a check that plain values can be unpickled safely."""
 
     def __init__(self, planner: LoadPlanner) -> None:
         self._planner = planner
@@ -347,7 +355,7 @@ class _Vetting:
 
 
 def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
-    """The place of an item, and its bytes where they are not a tensor's own."""
+    """Return the space that an item needs, and its bytes if they are not a tensor's own bytes."""
     if item.type == WriteItemType.BYTE_IO:
         written = planner.resolve_data(item)
         assert isinstance(written, BytesIO), "PyTorch hands out plain values in it"
@@ -356,8 +364,8 @@ def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
             load_plain(item.index.fqn, BytesIO(content))
         except CheckpointError as error:
             raise BadUse(
-                f"{item.index.fqn!r} is no plain value: it could not be read back without trusting the file. "
-                "Leave it out of the state, or save its state_dict()."
+                f"{item.index.fqn!r} is no plain value: it could not be read back without running "
+                "code from the file. Leave it out of the state, or save its state_dict()."
             ) from error
         return Need(dtype=None, slot_bytes=len(content)), content
     assert item.tensor_data is not None, "PyTorch plans a tensor as a tensor"
@@ -366,7 +374,7 @@ def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
         try:
             template(properties.dtype, shape)
             return Need(dtype=properties.dtype, shape=shape), None
-        except RuntimeError:  # of a type whose bytes are not all of it
+        except RuntimeError:  # dtype and shape do not describe this tensor
             pass
     whole = BytesIO()
     torch.save(_tensor(item, planner).cpu(), whole)
@@ -380,7 +388,7 @@ def _tensor(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def _put(memory: memoryview, blob: Blob, source: torch.Tensor | bytes) -> None:
-    """Write one blob, and zeros up to the next one, to where its file's begin is that of `memory`."""
+    """Write one blob into `memory`, which holds one file, and zeros up to the next blob."""
     begin, end = blob.file_offset, blob.file_offset + blob.length
     if isinstance(source, bytes):
         memory[begin:end] = source
@@ -404,8 +412,8 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     )
     if _step(absolute) is None:
         raise BadUse(
-            f"A checkpoint of Holdfast cannot be called {absolute.name!r}: its name is that of its step. "
-            "Use holdfast.checkpoint.integrations.dcp_storage.step_path(DIR, step)."
+            f"A checkpoint of Holdfast cannot be called {absolute.name!r}: its name must state "
+            "its step. Use holdfast.checkpoint.integrations.dcp_storage.step_path(DIR, step)."
         )
     return absolute
 
@@ -423,7 +431,8 @@ def _step(path: Path) -> int | None:
 
 def _damaged(path: Path, error: Exception) -> DamagedCheckpoint:
     return DamagedCheckpoint(
-        f"{path} cannot be restored: {error}. `holdfast checkpoint verify` tells which others can."
+        f"{path} cannot be restored: {error}. `holdfast checkpoint verify` lists the others that "
+        "can."
     )
 
 

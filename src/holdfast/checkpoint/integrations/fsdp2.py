@@ -1,9 +1,10 @@
-"""The optimizer of a model that `fully_shard` has sharded, as a state that any number of ranks restores.
+"""Save the optimizer of a model sharded by `fully_shard`, so that any number of ranks can restore.
 
     ckpt.save(step, {"model": model, "optimizer": ShardedOptimizer(model, optimizer)})
 
-The model needs nothing: its `state_dict` gives DTensors. An optimizer's names parameters by numbers, and a fresh one
-has nothing yet that could say how its state is sharded; PyTorch's own functions give it names, and its state at once.
+The model needs no wrapper: its `state_dict` returns DTensors. An optimizer's `state_dict` numbers
+the parameters, and a fresh optimizer has no state that shows the sharding. PyTorch's functions used
+here name the parameters, and initialize the state.
 """
 
 from typing import Any
@@ -17,17 +18,17 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 
 class ShardedOptimizer(Stateful):
-    """An optimizer's state by the names of the parameters; also of a model that is not sharded."""
+    """An optimizer's state by parameter names; also for models that are not sharded."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Both as they are trained, `model` after `fully_shard`."""
+        """Wrap the `model`, after `fully_shard`, and its `optimizer`."""
         self._model = model
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state; a fresh optimizer gets one, by a step that changes no parameter."""
+        """Return the optimizer's state; initialize the state of a fresh optimizer."""
         return get_optimizer_state_dict(self._model, self._optimizer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the optimizer's state."""
         set_optimizer_state_dict(self._model, self._optimizer, optim_state_dict=state_dict)

@@ -1,4 +1,4 @@
-"""A restore that leaves the random generators alone until training begins where they were saved."""
+"""Restore a checkpoint, but delay its random generators until training continues."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -8,14 +8,14 @@ from holdfast.checkpoint.state import random_state
 
 
 class Generators:
-    """Those of a restored checkpoint, held until `put_back`."""
+    """The random generators of a restored checkpoint, held until `put_back`."""
 
     def __init__(self) -> None:
-        """None are held yet."""
+        """Hold nothing yet."""
         self._held: dict[str, Any] | None = None
 
     def restore(self, ckpt: Checkpointer, state: MutableMapping[str, Any], **options: Any) -> int:
-        """`ckpt.restore`, which does not change this process's generators; see there for what it raises."""
+        """Call `ckpt.restore` without a change of this process's generators."""
         before = random_state.capture()
         step = ckpt.restore(state, **options)
         if step:
@@ -24,12 +24,12 @@ class Generators:
         return step
 
     def put_back(self) -> None:
-        """Set this process's, once."""
+        """Set this process's generators to the held ones; do nothing if none are held."""
         if self._held is not None:
             random_state.put_back(self._held)
             self._held = None
 
     @property
     def are_held(self) -> bool:
-        """Whether `put_back` would do anything."""
+        """True if generators are held."""
         return self._held is not None

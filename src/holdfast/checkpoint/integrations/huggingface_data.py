@@ -1,15 +1,15 @@
 """Leave batches out of the training of a `transformers.Trainer`, and keep its position in the data.
 
-All epochs of a Trainer have equally many steps. So an epoch of the Trainer keeps its length: for
-each batch that is left out, the Trainer receives a later batch. The last of these come from the
-next epoch of the data. The Trainer makes as many steps as without batches left out.
+All epochs of a Trainer have the same number of steps. So for each batch that is left out, the
+Trainer receives a later batch; at the end of an epoch, batches of the data's next epoch. The
+Trainer makes as many steps as without batches left out.
 
-Batches are left out before their samples are loaded. A Trainer that resumes within an epoch passes
-over as many entries as the Trainer has taken. These entries are empty here, and the order goes on
+Batches are left out before their samples are loaded. A Trainer that resumes within an epoch skips
+the entries that it has already trained on. Here, these entries are empty, and the batches continue
 at the saved position.
 
-On fewer ranks than usual, a rank takes several micro-batches in place of one batch. A batch keeps
-its number: its micro-batches have one number together.
+With fewer ranks than usual, a rank trains on several micro-batches in place of one batch. The
+micro-batches together keep the number of the batch.
 """
 
 from collections import deque
@@ -26,31 +26,30 @@ from holdfast.core.whole import whole_number
 
 
 class TrainerData:
-    """A batch sampler around the batch sampler of a Trainer's loader, without the batches left out."""
+    """Wrap the batch sampler of a Trainer's loader: leave batches out, and count the position."""
 
     def __init__(self, source: Any, left_out: LeftOut, accumulation: int) -> None:
-        """Take a batch sampler that has a length and the same order whenever its epoch is set."""
+        """Wrap a batch sampler that has a length, and the same order whenever its epoch is set."""
         self._source = source
         self._left_out = left_out
         self._accumulation = accumulation
         self._length = len(source)
         """The number of micro-batches in an epoch of the data."""
         self._position = 0
-        """The number of micro-batches up to the last one trained on, with those left out."""
+        """The number of micro-batches up to the last one trained on, including those left out."""
         self._passed = 0
-        """The number of empty entries at the start of the Trainer's epoch."""
+        """The number of empty entries at the start of the Trainer's current epoch."""
         self._count = 0
-        """The number of entries of the Trainer's epoch that were trained on or passed over."""
+        """The number of entries of the current epoch that were trained on or skipped."""
         self._given: deque[int] | None = None
-        """The numbers of the micro-batches that the loader has taken and the Trainer has not."""
+        """The numbers of micro-batches that the loader has taken, and the Trainer not yet."""
 
     @classmethod
     def put_into(cls, loader: Any, *, left_out: LeftOut, accumulation: int) -> Self | None:
         """Replace the batch sampler of a loader that Accelerate has prepared.
 
         Returns:
-            The new batch sampler; None for a loader of a stream, and for a loader that another
-            process reads.
+            The new batch sampler; None if the data are a stream, or if another process reads them.
         """
         base = getattr(loader, "base_dataloader", None)
         if type(loader) is not DataLoaderShard or type(base) is not DataLoader:
@@ -58,11 +57,12 @@ class TrainerData:
         if isinstance(base.dataset, IterableDataset) or base.batch_sampler is None:
             return None
         data = cls(base.batch_sampler, left_out, accumulation)
-        vars(base)["batch_sampler"] = data  # a DataLoader refuses a new one after its construction
+        # A DataLoader forbids the assignment after its construction.
+        vars(base)["batch_sampler"] = data
         return data
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the batch sampler within, such as the batch size."""
+        """Return an attribute of the wrapped batch sampler, such as the batch size."""
         if name == "_source":
             raise AttributeError(name)
         return getattr(self._source, name)
@@ -72,9 +72,9 @@ class TrainerData:
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the entries of the Trainer's epoch: empty ones, then the indices of samples."""
+        """Yield the entries of the Trainer's epoch: empty entries, then lists of sample indices."""
         given: deque[int] = deque()
-        if self._given is None:  # else somebody looks at the data beside the training
+        if self._given is None:  # otherwise, other code iterates the data beside the training
             self._given = given
         return self._walk(given, self._position, self._passed)
 
@@ -105,7 +105,7 @@ class TrainerData:
             part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
 
     def _batch_of(self, number: int) -> int:
-        """Return the number of the batch to which a micro-batch belongs; 0 before any."""
+        """Return the number of the batch that a micro-batch belongs to; 0 for micro-batch 0."""
         if not number:
             return 0
         epoch, within = divmod(number - 1, self._length)
@@ -120,15 +120,15 @@ class TrainerData:
         """Begin an epoch of the Trainer.
 
         Args:
-            passed: the number of entries over which the Trainer passes.
+            passed: the number of entries that the Trainer skips.
         """
-        if 0 < self._count < self._length:  # the last one was ended early
+        if 0 < self._count < self._length:  # the last epoch was ended early
             self._position = -(-self._position // self._length) * self._length
         self._passed = self._count = passed
         self._given = None
 
     def took(self, count: int) -> None:
-        """Note that the Trainer has made a step with the next `count` micro-batches."""
+        """Record that the Trainer has made a step with the next `count` micro-batches."""
         if self._given is None:
             return
         before = self._position
@@ -152,15 +152,15 @@ class TrainerData:
         }
 
     def go_on(self, state: Mapping[str, Any] | None, *, step: int, accumulation_steps: int) -> int:
-        """Go on at a saved position, and return the number of entries that the Trainer passes over.
+        """Continue at a saved position, and return the number of entries that the Trainer skips.
 
         Args:
-            state: the value of `state` at the save; None if the checkpoint has none.
+            state: the saved result of `state`; None if the checkpoint has none.
             step: the optimizer's step of the checkpoint.
-            accumulation_steps: the number of micro-batches in a step of the optimizer.
+            accumulation_steps: the number of micro-batches in one step of the optimizer.
 
         Raises:
-            BadUse: batches are left out, and the data had another length at the save.
+            BadUse: batches are left out, and the length of the data has changed since the save.
         """
         epoch, steps = divmod(step, -(-self._length // accumulation_steps))
         passed = steps * accumulation_steps
@@ -172,7 +172,8 @@ class TrainerData:
             epoch, taken, accumulation, batches = (one for one in numbers if one is not None)
         except (KeyError, TypeError, ValueError) as error:
             raise BadUse(
-                f"The checkpoint has no valid position in the data ({state!r}). Go on from an earlier checkpoint."
+                f"The checkpoint has no valid position in the data ({state!r}). Go on from an "
+                "earlier checkpoint."
             ) from error
         if batches == self._batches:
             if accumulation != self._accumulation:
@@ -180,8 +181,8 @@ class TrainerData:
             self._position = epoch * self._length + min(taken, self._length)
         elif self._left_out.ranges:
             raise BadUse(
-                f"An epoch had {batches} batches a rank when the checkpoint was saved, and has {self._batches}, so "
-                f"that the batches to leave out ({self._left_out.as_text()}) would be other data. Give the Trainer "
-                "the data and the batch size as they were."
+                f"An epoch had {batches} batches a rank when the checkpoint was saved, and has "
+                f"{self._batches}, so that the batches to leave out ({self._left_out.as_text()}) "
+                "would be other data. Give the Trainer the data and the batch size as they were."
             )
         return passed

@@ -1,16 +1,18 @@
-"""Saving and resuming of `transformers.Trainer`, as a callback: beside the training, verified, to the bit.
+"""Save and resume in `transformers.Trainer`, as a callback: beside the training, verified, exactly.
 
     saves = HoldfastCallback(DIR, every=100)
     trainer = Trainer(model, TrainingArguments(..., save_strategy="no"), callbacks=[saves], ...)
     trainer.train(resume_from_checkpoint=saves.resume(trainer))
 
-A Trainer finds its place in its epoch by its step, which it reads from a folder before anything else, and loads
-weights from there. `resume` reads the checkpoint, and makes a folder with that step, whose index of weights names them
-all and whose file has none: the model has them already. The position in the data is state: see `huggingface_data`.
+A Trainer resumes from a folder: first it reads the step, which determines its position in the
+epoch, then the weights. `resume` restores the model from the newest checkpoint, and makes a
+temporary folder with the step and with a weights file that is empty, since the model is restored
+already. The position in the data is part of the saved state, see `huggingface_data`.
 
-The state of a step is whole once it was logged and evaluated. The first event after that is the next step's, or the
-next epoch's; there it is saved, and there the random generators are put back. Before a step, they come after its
-batch was drawn; before an epoch, they come before the order of its batches is: so it was when they were saved.
+The state of a step is complete once the step was logged and evaluated. The first event afterwards
+is the begin of the next step or of the next epoch. There the state is saved, and there the random
+generators are restored: before a step, its batch was drawn already; before an epoch, its order was
+not.
 """
 
 import json
@@ -53,20 +55,20 @@ except ImportError as error:
 
 _WEIGHTS_NAME: Final = "held-by-holdfast.safetensors"
 _POSITION: Final = "position_in_the_data"
-"""The entry of `TrainerData.state` beside the Trainer's own state."""
+"""The name of the position in the data, in the saved state of the Trainer."""
 _SAMPLING: Final = ("random", "sequential")
-"""Orders that depend on the seed and the epoch alone."""
+"""Sampling strategies whose order depends only on the seed and the epoch."""
 _logger = logging.getLogger("holdfast")
 
 
 class HoldfastCallback(TrainerCallback):
-    """Saves model, optimizer, schedule, the Trainer's own state and the random generators; see the module."""
+    """Save model, optimizer, scheduler, the Trainer's own state and the random generators."""
 
     def __init__(self, dir: str | os.PathLike[str], **options: Any) -> None:  # noqa: A002 - as of Checkpointer
-        """Take what `holdfast.Checkpointer` takes; `every` counts the optimizer's steps.
+        """Accept the options of `holdfast.Checkpointer`; `every` counts steps of the optimizer.
 
         Raises:
-            BadUse: an argument is not allowed, or `dir` cannot be written.
+            BadUse: an argument is not allowed, or `dir` is not writable.
         """
         self._ckpt = Checkpointer(dir, **options)
         self._sigterm_grace_s: float | None = options.get("sigterm_grace_s")
@@ -74,9 +76,9 @@ class HoldfastCallback(TrainerCallback):
         self._resumed: _Resumed | None = None
         self._data: TrainerData | None = None
         self._passed = 0
-        """The number of batches over which the Trainer passes in the first epoch."""
+        """The number of batches that the Trainer skips in the first epoch."""
         self._accumulates: TrainingArguments | None = None
-        """The arguments whose accumulation is that of this number of ranks."""
+        """The arguments whose gradient accumulation was adapted to the number of ranks."""
         self._generators = Generators()
         self._saved_step = 0
         self._has_saved_end = False
@@ -87,16 +89,18 @@ class HoldfastCallback(TrainerCallback):
         self._speed: dict[str, float] = {}
 
     def resume(self, trainer: Trainer) -> str | None:
-        """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
+        """Restore the newest checkpoint that verifies. Collective.
 
-        On fewer nodes than usual, the trainer accumulates more gradients from here on, so that a step has as many
-        samples. Collective. It reads the newest checkpoint that verifies: the weights into the trainer's model, the
-        rest into memory until training begins.
+        The weights are restored into the trainer's model, the rest when training begins. On fewer
+        nodes than usual, the trainer accumulates more gradients from here on, so that a step keeps
+        its number of samples.
+
+        Returns:
+            The value for `resume_from_checkpoint`: None if there is no checkpoint.
 
         Raises:
-            BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, saves by itself, makes its
-                model anew, looks for a batch size, or has an order of its data that cannot be found again.
-            NoVerifiedCheckpoint: there are checkpoints, and none verifies.
+            BadUse: this trainer cannot be resumed exactly: the message names the setting to change.
+            NoVerifiedCheckpoint: there are checkpoints, but none verifies.
             StateMismatch: the model does not fit.
         """
         _check(trainer)
@@ -116,19 +120,19 @@ class HoldfastCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore, where training was told to resume."""
+        """Restore the rest of the state if training resumes."""
         if self._trainer is None:
             raise BadUse(
-                "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where nothing is saved yet."
+                "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where "
+                "nothing is saved yet."
             )
-        self._replaced.close()  # of a training that broke off
+        self._replaced.close()  # a replacement from a training that was interrupted
         self._saved_step = state.global_step
         self._has_saved_end = False
         self._reporter.begin(state.global_step)
         loader = kwargs.get("train_dataloader")
-        loader = getattr(
-            loader, "base_dataloader", loader
-        )  # accelerate wraps that of which workers are made
+        # accelerate wraps the loader that starts the workers.
+        loader = getattr(loader, "base_dataloader", loader)
         if self._sigterm_grace_s is not None and loader is not None:
             loader.worker_init_fn = outlive_sigterm(
                 self._sigterm_grace_s, getattr(loader, "worker_init_fn", None)
@@ -140,22 +144,24 @@ class HoldfastCallback(TrainerCallback):
         resumed.folder.cleanup()
         if not state.global_step:
             raise BadUse(
-                "There is a checkpoint, and training begins anew. Pass what resume() returned to train()."
+                "There is a checkpoint, and training begins anew. Pass what resume() returned to "
+                "train()."
             )
         if self._trainer.model is not resumed.state["model"]:
             raise BadUse(
-                "The trainer has another model than when resume() was called. Call it once the model is there."
+                "The trainer has another model than when resume() was called. Call it once the "
+                "model is there."
             )
         for name, part in _parts(self._trainer).items():
             part.load_state_dict(resumed.state[name])
         if state.global_step >= state.max_steps:
-            # A Trainer looks whether it is through after a step, and would train one more.
+            # A Trainer tests for its end only after a step, and would train one step too many.
             control.should_training_stop = True
             no_batches = replaced(self._trainer, "get_batch_samples", lambda *_: ([], None))
             self._replaced.enter_context(no_batches)
 
     def _find_place(self, loader: Any, state: TrainerState, resumed: "_Resumed | None") -> None:
-        """Leave batches out of the loader, and go on at the saved position."""
+        """Leave batches out of the loader, and continue at the saved position."""
         assert self._trainer is not None, "it was passed to resume"
         left_out, args = LeftOut.of_environment(), self._trainer.args
         self._data = TrainerData.put_into(loader, left_out=left_out, accumulation=accumulation())
@@ -163,8 +169,8 @@ class HoldfastCallback(TrainerCallback):
         if self._data is None:
             if left_out.ranges:
                 _logger.warning(
-                    "Batches %s are not left out: the data are a stream, or one rank reads them for all. Leave their "
-                    "samples out in the dataset.",
+                    "Batches %s are not left out: the data are a stream, or one rank reads them "
+                    "for all. Leave their samples out in the dataset.",
                     left_out.as_text(),
                 )
         elif resumed is not None:
@@ -178,11 +184,10 @@ class HoldfastCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save what the last step of an epoch has left; or go on from there."""
+        """Save after the last step of an epoch, or restore the generators there."""
         self._reporter.leave()
-        if state.epoch is None or state.epoch == int(
-            state.epoch
-        ):  # else it was saved within it, before a step
+        # Otherwise, the state was saved within the epoch, before a step.
+        if state.epoch is None or state.epoch == int(state.epoch):
             self._generators.put_back()
         self._save(state)
         if self._data is not None:
@@ -192,8 +197,8 @@ class HoldfastCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save what the step before has left; or go on from there."""
-        self._reporter.step(state.global_step)  # where it was to be logged, and was not
+        """Save after the previous step, or restore the generators there."""
+        self._reporter.step(state.global_step)  # a step that was not logged after all
         self._reporter.leave()
         self._generators.put_back()
         self._save(state)
@@ -202,7 +207,7 @@ class HoldfastCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report the step, or leave that to its line of the log, which has the loss; mark an evaluation."""
+        """Report the step, unless `on_log` will report it with its loss; begin an evaluation."""
         step_s = max(time.monotonic() - self._step_began_s, 1e-9)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self._speed = {"samples_per_second": samples / step_s}
@@ -218,7 +223,7 @@ class HoldfastCallback(TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Report the step with what is logged of it."""
+        """Report the step with its logged values."""
         logs = kwargs.get("logs") or {}
         if "loss" in logs:
             shown = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
@@ -227,13 +232,13 @@ class HoldfastCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Mark an evaluation, also one that the script calls."""
+        """Begin the section of an evaluation, also of an evaluation that the script calls."""
         self._reporter.enter("evaluate")
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the evaluation."""
+        """End the section of the evaluation."""
         self._reporter.leave()
 
     def on_predict(
@@ -244,13 +249,13 @@ class HoldfastCallback(TrainerCallback):
         metrics: Any,
         **kwargs: Any,
     ) -> None:
-        """End the prediction."""
+        """End the section of the prediction."""
         self._reporter.leave()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save what the last step of all has left: what follows may put the best weights in place of its own."""
+        """Save after the last step of all: later, the Trainer may load the best weights."""
         self._reporter.step(state.global_step, **self._speed)
         if control.should_evaluate:
             self._reporter.enter("evaluate")
@@ -261,7 +266,7 @@ class HoldfastCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save it where an evaluation at the end of an epoch was the last of all, and wait until all is durable."""
+        """Save if the training ended with an evaluation, and wait until all saves are durable."""
         self._replaced.close()
         if not self._has_saved_end:
             self._save(state, is_end=True)
@@ -283,7 +288,7 @@ class HoldfastCallback(TrainerCallback):
         described = asdict(replace(trainer.state, stateful_callbacks=noted))
         if self._data is not None:
             described[_POSITION] = self._data.state()
-        # As text, which may grow: each entry of the log as one of the state would have every save planned anew.
+        # One text for all: each log entry as a separate value would change the plan at every save.
         return {
             "model": trainer.model,
             **_parts(trainer),
@@ -292,7 +297,7 @@ class HoldfastCallback(TrainerCallback):
 
 
 class _Resumed:
-    """The state that `resume` has read, and the folder from which the Trainer takes its part of that state."""
+    """The state that `resume` has read, and the folder that is passed to the Trainer."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -309,7 +314,7 @@ class _Resumed:
 
 
 def _parts(trainer: Trainer) -> dict[str, Any]:
-    """Return the parts that have a state of their own beside the model.
+    """Return the parts beside the model that have a state.
 
     Before training begins, the optimizer and the scheduler may be None.
     """
@@ -332,33 +337,36 @@ def _check(trainer: Trainer) -> None:
         raise BadUse(
             "HoldfastCallback does not resume adapters of PEFT. Save them with a loop of your own."
         )
-    if getattr(trainer, "model_init", None):  # called by train(), after the weights were restored
+    if getattr(trainer, "model_init", None):  # train() would replace the restored model
         raise BadUse(
-            "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer the model itself."
+            "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer "
+            "the model itself."
         )
-    if getattr(trainer.args, "group_by_length", False):  # as older ones have it
+    if getattr(trainer.args, "group_by_length", False):  # a setting of older versions
         raise BadUse(
             "group_by_length has an order that cannot be found again within an epoch. Leave it out."
         )
     sampling = getattr(trainer.args, "train_sampling_strategy", "random")
     if sampling not in _SAMPLING:
         raise BadUse(
-            f"train_sampling_strategy is {sampling!r}, whose order cannot be found again within an epoch. "
-            f"Set one of {', '.join(_SAMPLING)}."
+            f"train_sampling_strategy is {sampling!r}, whose order cannot be found again within "
+            f"an epoch. Set one of {', '.join(_SAMPLING)}."
         )
     if sampling == "random" and not trainer.accelerator.use_seedable_sampler:
         raise BadUse(
-            "use_seedable_sampler is off, so that nobody finds the order of an epoch again. Leave it on in "
-            "accelerator_config."
+            "use_seedable_sampler is off, so that the order of an epoch cannot be found again. "
+            "Leave it on in accelerator_config."
         )
-    if trainer.args.auto_find_batch_size:  # then nothing is restored a second time
+    if trainer.args.auto_find_batch_size:  # a second try would not be restored
         raise BadUse(
-            "auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead."
+            "auto_find_batch_size begins the training anew where memory ran out. Set the batch "
+            "size instead."
         )
     if trainer.args.save_strategy != SaveStrategy.NO:
         strategy = SaveStrategy(trainer.args.save_strategy).value
         raise BadUse(
-            f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast saves."
+            f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast "
+            "saves."
         )
     callbacks = trainer.callback_handler.callbacks
     begun_anew = {type(each).__name__ for each in callbacks if isinstance(each, ExportableState)}
@@ -368,6 +376,7 @@ def _check(trainer: Trainer) -> None:
         and Ranks().rank == 0
     ):
         _logger.warning(
-            "%s will begin anew where training is resumed. Set restore_callback_states_from_checkpoint=True.",
+            "%s will begin anew where training is resumed. Set "
+            "restore_callback_states_from_checkpoint=True.",
             ", ".join(sorted(begun_anew)),
         )

@@ -1,14 +1,14 @@
-"""Saving and resuming in Lightning's Trainer: beside the training, verified, to the bit.
+"""Save and resume in Lightning's Trainer: beside the training, verified, and bit-identical.
 
     saves = HoldfastCheckpoint(DIR, every=100)
     trainer = Trainer(callbacks=[saves], plugins=[saves.plugin], ...)
     trainer.fit(model, ckpt_path=saves.ckpt_path())
 
-Lightning lets a plugin write on rank 0 alone, while a checkpoint here is made by all ranks; so a callback saves, on
-all of them, what Lightning itself would put into a file, and the plugin reads it back.
+Lightning calls a plugin's writes on rank 0 alone, but all ranks make a checkpoint of Holdfast. So a
+callback on all ranks saves the state that Lightning would write, and the plugin reads the state.
 
-Lightning restores no random generators. They are put back where they were saved: before the next batch is drawn, or,
-at the end of an epoch, before the next epoch orders its batches.
+Lightning does not restore random generators. Holdfast restores them at the point where they were
+saved: before the next batch is drawn or, at the end of an epoch, before the next epoch is ordered.
 """
 
 import logging
@@ -40,19 +40,19 @@ except ImportError as error:
 
 _logger = logging.getLogger("holdfast")
 _WEIGHTS = "state_dict"
-"""Lightning's name of the weights; in a checkpoint they lie under `model`, as everywhere."""
+"""Lightning's name of the weights; Holdfast's checkpoints have the weights under `model`."""
 _LOADERS = "combined_loader"
-"""And of its loaders' places in the data, which differ by rank."""
+"""Lightning's name of the loaders' positions in the data, which differ by rank."""
 
 
 class HoldfastCheckpoint(Checkpoint):
-    """Saves what Lightning would, every so many of the optimizer's steps; stands in for `ModelCheckpoint`."""
+    """Save Lightning's state every N steps of the optimizer, in place of `ModelCheckpoint`."""
 
     def __init__(self, dir: str | os.PathLike[str], **options: Any) -> None:  # noqa: A002 - as of Checkpointer
-        """Take what `holdfast.Checkpointer` takes; `every` counts the optimizer's steps.
+        """Accept the options of `holdfast.Checkpointer`; `every` counts steps of the optimizer.
 
         Raises:
-            BadUse: an argument is not allowed, or `dir` cannot be written.
+            BadUse: an argument is not allowed, or `dir` is not writable.
         """
         self.folder = checkpoint_folder(dir)
         self._ckpt = Checkpointer(dir, **options)
@@ -64,42 +64,44 @@ class HoldfastCheckpoint(Checkpoint):
         self._reporter = Reporter()
         self._step_began_s = 0.0
         self._accumulates: Trainer | None = None
-        """The trainer whose accumulation is that of this number of ranks."""
+        """The trainer whose gradient accumulation was adapted to the number of ranks."""
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
-        """Return the value for `ckpt_path`: the folder of the checkpoints, or None if there is no checkpoint.
+        """Return the value for `ckpt_path`: the folder of the checkpoints, or None if it has none.
 
         Lightning then reads the newest checkpoint that verifies.
 
         Raises:
-            NotFound, StorageFailed: this host has no checkpoint, and the storage of `push_to` cannot be read.
+            NotFound, StorageFailed: this host has no checkpoint, and `push_to` cannot be read.
         """
         return str(self.folder) if self._ckpt.has_any() else None
 
     def read(self) -> dict[str, Any]:
-        """The newest checkpoint that verifies, as Lightning takes it. Collective.
+        """Return the state of the newest checkpoint that verifies, for Lightning. Collective.
 
         Raises:
-            NoVerifiedCheckpoint: none does.
+            BadUse: there is no checkpoint.
+            NoVerifiedCheckpoint: there are checkpoints, but none verifies.
         """
         read: dict[str, Any] = {"model": None, "lightning": None}
         own: dict[str, Any] = {_LOADERS: None}
         try:
             step = self._generators.restore(self._ckpt, read, per_rank=own)
-        except StateMismatch:  # it has no loaders for this rank
+        except StateMismatch:  # the checkpoint has no loader positions for this rank
             own.clear()
             step = self._generators.restore(self._ckpt, read)
         if not step:
             raise BadUse(
-                f"There is no checkpoint in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit()."
+                f"There is no checkpoint in {self.folder}. Pass ckpt_path=saves.ckpt_path() to "
+                "fit()."
             )
         loop = read["lightning"]["loops"]["fit_loop"]["state_dict"]
         loop.update(own)
         if _LOADERS not in loop and Ranks().rank == 0:
             _logger.warning(
-                "The checkpoint of step %d does not say where each of these ranks was in its data. The loaders begin "
-                "their epoch anew.",
+                "The checkpoint of step %d does not say where each of these ranks was in its "
+                "data. The loaders begin their epoch anew.",
                 step,
             )
         self._loader_states = loop.get(_LOADERS, [])
@@ -107,49 +109,50 @@ class HoldfastCheckpoint(Checkpoint):
         return {_WEIGHTS: read["model"], **read["lightning"]}
 
     def setup(self, trainer: Trainer, _module: Any, stage: str) -> None:
-        """Accumulate more gradients on fewer nodes than usual, so that a step has as many samples."""
-        if stage == "fit" and self._accumulates is not trainer:  # a second fit must not do so again
+        """Accumulate more gradients on fewer nodes, so that a step keeps its number of samples."""
+        # A second fit must not multiply again.
+        if stage == "fit" and self._accumulates is not trainer:
             self._accumulates = trainer
             trainer.accumulate_grad_batches *= accumulation()
 
     def on_train_start(self, trainer: Trainer, _module: Any) -> None:
-        """Put the random generators back, where training goes on within an epoch; take SIGTERM back.
+        """Restore the random generators if training resumes within an epoch; handle SIGTERM.
 
         Raises:
-            BadUse: training begins anew over checkpoints.
+            BadUse: training starts over although there are checkpoints.
         """
-        if not self._was_read and self._ckpt.restore(
-            {}
-        ):  # also one that object storage has, and the folder had not
+        # `restore` also finds a checkpoint in object storage that the folder lacks.
+        if not self._was_read and self._ckpt.restore({}):
             raise BadUse(
-                f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit()."
+                f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to "
+                "fit()."
             )
         self._saved_step = trainer.global_step
         if self._ckpt._sigterm is not None:
-            # Lightning's handler has each rank break off at the end of its own batch, before all could save.
+            # Lightning's handler would stop each rank after its own batch, before all can save.
             self._ckpt._sigterm.take_back()
         self._reporter.begin(trainer.global_step)
         handler = signal.getsignal(signal.SIGTERM)
-        if isinstance(
-            handler, _HandlersCompose
-        ):  # for the same reason; a script's own handler stays
+        # For the same reason, replace Lightning's handler; a script's own handler stays.
+        if isinstance(handler, _HandlersCompose):
             connected_link().take_back_sigterm(handler.signal_handlers)
         self._step_began_s = time.monotonic()
         loop = trainer.fit_loop
         if loop.restarted_mid_epoch:
             self._generators.put_back()
         elif loop.restarting and loop.epoch_loop._num_ready_batches_reached():
-            # With max_steps, Lightning would go on with the epoch that has ended, by a batch too many.
+            # With max_steps, Lightning would continue the ended epoch, by one batch too many.
             if loop.restarted_on_epoch_end:
                 loop.epoch_progress.increment_completed()
             loop.reset_restart_stage()
-            _Loop.restarting.fset(loop, False)  # by its own setter it stays
+            _Loop.restarting.fset(loop, False)  # the subclass's setter would not clear the flag
 
     def on_train_epoch_start(self, trainer: Trainer, _module: Any) -> None:
-        """Put them back, where it goes on with an epoch, and have that ordered once more, by them."""
+        """Restore the held random generators, and let them order the epoch again."""
         if self._generators.are_held:
             loop = trainer.fit_loop
-            # Lightning does so within an epoch alone, or too early. They were at its end; the next begins after it.
+            # Lightning restores the loaders only within an epoch, or before the generators. The
+            # loaders were at the end of their epoch, so that the next epoch begins here.
             loop._combined_loader._load_state_dicts(self._loader_states)
             iter(loop._combined_loader)
             loop._resuming_from_checkpoint = False
@@ -158,30 +161,30 @@ class HoldfastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, module: Any, outputs: Any, *_args: Any, **_kwargs: Any
     ) -> None:
-        """Save, within an epoch, once the module has ended the batch, too: of that it hears next."""
+        """Save within an epoch, after the module's own hook, which Lightning calls next."""
         self._report(trainer, outputs)
         if trainer.is_last_batch:
             return
         end_batch = module.on_train_batch_end
 
         def end_and_save(*args: Any, **kwargs: Any) -> None:
-            self._replaced.close()  # between batches the module is as it was, and may be pickled
+            # Restore the module at once: it may be pickled between batches.
+            self._replaced.close()
             end_batch(*args, **kwargs)
             self._save(trainer, is_end=0 < trainer.max_steps <= trainer.global_step)
 
         self._replaced.enter_context(replaced(module, "on_train_batch_end", end_and_save))
 
     def on_train_epoch_end(self, trainer: Trainer, _module: Any) -> None:
-        """Save, at its end: after the evaluation, and what other callbacks make of it."""
+        """Save at the end of an epoch, after the evaluation and the other callbacks."""
         if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
-            # Lightning keeps the iterator of an epoch that `limit_train_batches` has ended.
+            # Lightning does not end the iterator of an epoch that `limit_train_batches` ends.
             for loader in trainer.fit_loop._combined_loader.flattened:
                 if isinstance(loader, Batches):
                     loader.end_epoch()
-        trainer.fit_loop._restarting = (
-            False  # else a ReduceLROnPlateau leaves out the epoch that was gone on with
-        )
-        # It steps after this: then the next step that is told of is saved.
+        # Otherwise, a ReduceLROnPlateau would omit its step for the resumed epoch.
+        trainer.fit_loop._restarting = False
+        # An epoch-wise ReduceLROnPlateau makes its step after this hook: then the next call saves.
         if not any(
             each.reduce_on_plateau and each.interval == "epoch"
             for each in trainer.lr_scheduler_configs
@@ -189,17 +192,17 @@ class HoldfastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, _module: Any) -> None:
-        """Save, and wait until all is durable."""
+        """Save, and wait until all saves are durable."""
         self._save(trainer, is_end=True)
         self._reporter.end()
         self._ckpt.wait()
 
     def on_validation_start(self, _trainer: Trainer, _module: Any) -> None:
-        """Mark an evaluation."""
+        """Begin the section of an evaluation."""
         self._reporter.enter("evaluate")
 
     def on_validation_end(self, _trainer: Trainer, _module: Any) -> None:
-        """End the evaluation."""
+        """End the section of the evaluation."""
         self._reporter.leave()
         self._step_began_s = time.monotonic()
 
@@ -207,13 +210,12 @@ class HoldfastCheckpoint(Checkpoint):
     on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, _trainer: Trainer, _module: Any, _error: BaseException) -> None:
-        """Leave the module as it was."""
+        """Restore the module's hook."""
         self._replaced.close()
 
     def _report(self, trainer: Trainer, outputs: Any) -> None:
-        if (
-            trainer.global_step == self._reporter.step_reported
-        ):  # gradients are accumulated over batches
+        # Gradients are accumulated over batches: most batches complete no step.
+        if trainer.global_step == self._reporter.step_reported:
             return
         now_s = time.monotonic()
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
@@ -239,7 +241,7 @@ class HoldfastCheckpoint(Checkpoint):
 
 
 class HoldfastCheckpointIO(TorchCheckpointIO):
-    """Reads the folder of checkpoints that `HoldfastCheckpoint` writes, and files of Lightning's own; writes these."""
+    """Read checkpoints of `HoldfastCheckpoint`; read and write Lightning's own files as well."""
 
     def __init__(self, saves: HoldfastCheckpoint) -> None:
         self._saves = saves
@@ -247,7 +249,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """Read what Lightning asks for."""
+        """Read the checkpoint at `path`, for Lightning."""
         if str(path) == str(self._saves.folder):
             return self._saves.read()
         read: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Report a trainer's progress to the supervisor that started it: the steps, and the stretches without steps."""
+"""Report a trainer's steps, and its sections without steps, to the supervisor that started it."""
 
 from contextlib import ExitStack
 from typing import Final
@@ -6,11 +6,11 @@ from typing import Final
 from holdfast.core.link import JobLink, Number, Unsupervised, connected_link
 
 END_LIMIT_S: Final = 6 * 3600.0
-"""Seconds that a script may go on after its training: for a last evaluation, an export, an upload."""
+"""Seconds that a script may run after its training: for an evaluation, an export or an upload."""
 
 
 class Reporter:
-    """Reporter of one trainer's progress. Without a supervisor, a reporter does nothing."""
+    """Report the progress of one trainer; do nothing without a supervisor."""
 
     def __init__(self) -> None:
         """Report nothing until `begin`."""
@@ -19,10 +19,10 @@ class Reporter:
         self._name: str | None = None
         self._has_ended = False
         self.step_reported = 0
-        """The last step that was reported, or the step after which training began."""
+        """The last reported step, or the step after which training began."""
 
     def begin(self, step: int) -> None:
-        """Announce the steps of a training that begins after `step`; end an open section."""
+        """Begin to report the steps of a training after `step`; end an open section."""
         self._link = connected_link()
         self._link.watch()
         self.step_reported = step
@@ -30,7 +30,7 @@ class Reporter:
         self.leave()
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number | None) -> None:
-        """Report that `step` is completed, unless the step is reported already."""
+        """Report that `step` is completed, unless the step was reported already."""
         if step > self.step_reported:
             self.step_reported = step
             self._link.step(
@@ -38,10 +38,9 @@ class Reporter:
             )
 
     def enter(self, name: str, *, limit_s: float | None = None) -> None:
-        """Mark a stretch without steps from here to `leave`, in place of another stretch.
+        """Begin a section without steps, in place of an open section of another name.
 
-        A stretch that is marked already goes on. After the training, a stretch replaces the end and has the limit of
-        the end.
+        After the training, the section has the time limit of the end.
         """
         if name != self._name:
             self._open.close()
@@ -51,13 +50,13 @@ class Reporter:
             )
 
     def leave(self) -> None:
-        """End the stretch without steps; after the training, begin the end again."""
+        """End the section; after the training, begin the section `end` again."""
         self._name = None
         self._open.close()
         if self._has_ended:
             self.end()
 
     def end(self) -> None:
-        """Mark all that follows the training."""
+        """Begin the section `end`, which lasts for the rest of the script."""
         self._has_ended = True
         self.enter("end")

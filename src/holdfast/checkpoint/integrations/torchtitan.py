@@ -1,10 +1,12 @@
-"""torchtitan's checkpoint manager: its interface and its settings, with Holdfast's saves.
+"""Replace torchtitan's checkpoint manager, with the same interface and settings.
 
-    config.checkpoint = HoldfastCheckpointManager.Config(enable=True, folder="checkpoint", interval=500)
+    config.checkpoint = HoldfastCheckpointManager.Config(enable=True, folder="checkpoint",
+    interval=500)
 
-The names in a checkpoint are torchtitan's own, so that its own manager loads one by `initial_load_path`, and this one
-goes on from a folder that its own has written. What is not a save of the running training (initial weights, a last
-save of the model alone, Hugging Face's format) is left to it.
+The names in a checkpoint are torchtitan's own. So torchtitan's manager can load a checkpoint by
+`initial_load_path`, and this manager can resume from a folder that torchtitan's manager wrote.
+Other saves and loads (initial weights, a last save of the model alone, Hugging Face's format) are
+left to torchtitan's manager.
 """
 
 import re
@@ -34,19 +36,19 @@ _CONTENTS: Final = (".metadata", "model.safetensors.index.json")
 
 
 class HoldfastCheckpointManager(CheckpointManager):
-    """Saves beside the training, and restores the newest checkpoint that verifies, with the random generators."""
+    """Save beside the training; restore the newest checkpoint that verifies, with generators."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """torchtitan's own settings. `async_mode` is not used: every save is asynchronous."""
+        """torchtitan's own settings; `async_mode` is ignored, since every save is asynchronous."""
 
     def __init__(self, config: Config, **parts: Any) -> None:
-        """Take what torchtitan hands to a checkpoint manager.
+        """Accept the arguments that torchtitan passes to a checkpoint manager.
 
         Raises:
-            BadUse: the folder cannot be written.
+            BadUse: the folder is not writable.
         """
-        # Without the thread that deletes, which knows nothing of manifests.
+        # Disable torchtitan's thread that deletes old checkpoints without regard to manifests.
         super().__init__(replace(config, async_mode="disabled", keep_latest_k=0), **parts)  # type: ignore[call-arg]
         if self.enable:
             self._ckpt = Checkpointer(
@@ -66,7 +68,7 @@ class HoldfastCheckpointManager(CheckpointManager):
             self._ckpt.wait()
             self._save_last_step(curr_step)
             return True
-        # At every step: it saves where one is due, and notices that the job is to stop.
+        # Call `save` at every step: it decides if a save is due, and detects a request to stop.
         is_first_or_last = bool(curr_step % self.interval) and self._should_save(
             curr_step, last_step
         )
@@ -75,7 +77,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         return handle.step is not None
 
     def _watch(self) -> None:
-        """Have the trainer's loss, speed and validation reported, before its first step."""
+        """Report the trainer's loss, speed and validation from its first step on."""
         self._reporter.begin(0)
         trainer = self.states.get("train_state")
         processor, validator = (
@@ -122,7 +124,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         if step not in steps and (step != -1 or not steps):
             loaded: bool = super()._load(step)
             return loaded
-        # As torchtitan does: step 0 is where a training begins, of which others take the model alone.
+        # As in torchtitan, a checkpoint of step 0 is a seed, of which only the model is loaded.
         is_seed = (steps[0] if step == -1 else step) == 0
         states = self._states_to_load(model_only=is_seed)
         if step == -1 and not is_seed:
@@ -140,11 +142,12 @@ class HoldfastCheckpointManager(CheckpointManager):
             self._ckpt._engine.descends_from(Save(step=step, save=opened.manifest.save))
         if reason:
             raise DamagedCheckpoint(
-                f"{path} is damaged: {reason}. Leave load_step out to take the newest that is whole."
+                f"{path} is damaged: {reason}. Leave load_step out to take the newest that is "
+                "whole."
             )
 
     def _find_load_step(self, folder: str = "") -> int:
-        # torchtitan's takes a save that is under way, or was killed, for a checkpoint: that is hidden.
+        # torchtitan's own method would also find checkpoints whose save has not ended.
         places = (
             at.parent.name
             for name in _CONTENTS
@@ -163,7 +166,6 @@ class HoldfastCheckpointManager(CheckpointManager):
 
     def _close(self) -> None:
         super()._close()
-        if hasattr(
-            self, "_ckpt"
-        ):  # else it was never made: torchtitan calls this of what failed to begin, too
+        # torchtitan also calls this method if the constructor failed.
+        if hasattr(self, "_ckpt"):
             self._ckpt.close()

@@ -1,1 +1,1 @@
-"""Define what a trainer and its writing process share: save requests, messages, and the shared memory of a snapshot."""
+"""Define what a trainer and its writing process share: requests, messages, and snapshot memory."""

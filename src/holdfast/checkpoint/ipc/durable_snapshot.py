@@ -11,7 +11,15 @@ from holdfast.checkpoint.ipc.shared_buffer import Arena, State
 
 @dataclass(frozen=True, kw_only=True)
 class DurableSnapshot:
-    """A rank's part of a durable checkpoint, in memory; `blocks`: by file, the digests that its sidecar has too."""
+    """A rank's part of a durable checkpoint, in memory.
+
+    Attributes:
+        order: the request of the save.
+        layout: the layout of the rank's files.
+        arena: the buffer that holds the snapshot.
+        generation: the use of the buffer that the snapshot belongs to.
+        blocks: file name to the digests of the file's blocks, as in the sidecar.
+    """
 
     order: SaveRequest
     layout: Layout
@@ -24,11 +32,11 @@ class DurableSnapshot:
         arena = self.arena
         try:
             return arena.generation == self.generation and arena.state is State.COMMITTED
-        except (AttributeError, ValueError):  # another thread has closed it
+        except (AttributeError, ValueError):  # another thread has closed the buffer
             return False
 
     def pack_notes(self) -> bytes:
-        """Pack the layout, and the digests in the order of the layout's files."""
+        """Pack the layout, followed by the digests in the order of the layout's files."""
         layout = self.layout.pack()
         digests = b"".join(self.blocks[shard.name] for shard in self.layout.shards)
         return len(layout).to_bytes(_LENGTH_BYTES, "little") + layout + digests
@@ -41,7 +49,7 @@ def unpack_notes(notes: bytes) -> tuple[Layout, bytes]:
 
 
 def image_bytes(layout: Layout) -> int:
-    """Return the length in bytes of an image of `layout`."""
+    """Return the length in bytes of a snapshot with this layout."""
     return max((shard.offset + shard.size_bytes for shard in layout.shards), default=0)
 
 

@@ -1,7 +1,8 @@
-"""Memory of a node that its processes take at the same time, and not more of it than there is.
+"""Reserve a node's memory among its processes, so that together they take no more than is free.
 
-What is free is looked at, and then taken, which lasts seconds; all ranks of a node do so at once. Whoever is about to
-take some says so by the name of a file that it holds locked, and the system unlocks what the dead held.
+All ranks of a node allocate large buffers at the same time, which takes seconds. A process that is
+about to allocate locks a file whose name states the size. The kernel releases the locks of dead
+processes.
 """
 
 import contextlib
@@ -17,26 +18,25 @@ from typing import Final
 from holdfast.core.memory import available_memory_bytes
 
 _logger = logging.getLogger("holdfast")
-_SHARED: Final = Path(
-    "/dev/shm"
-)  # what all processes of a node see, and what is gone when it starts
+# All processes of a node share this folder, and a reboot empties it.
+_SHARED: Final = Path("/dev/shm")
 _PATIENCE_S: Final = 120.0
-"""A hundred gigabytes take a minute."""
+"""Seconds to wait for others; to allocate a hundred gigabytes takes a minute."""
 _LOOK_EVERY_S: Final = 0.02
 
 
 @contextlib.contextmanager
 def reserved(size_bytes: int, *, patience_s: float = _PATIENCE_S) -> Iterator[int]:
-    """While this is open, so much counts as taken for whoever else of this user asks here.
+    """Reserve `size_bytes` of memory within the block, against other processes of this user.
 
-    Gives how many bytes are free, without what others are taking; where that is too little, once they have taken it, or
-    after `patience_s`.
+    Yields the free bytes, without the reservations of others. If too few bytes are free, this
+    function first waits until the others have allocated their memory, or for `patience_s`.
     """
     with contextlib.ExitStack() as held:
         try:
             free_bytes = _reserve(size_bytes, held, patience_s)
-        except OSError as error:  # nobody may write there
-            _logger.debug("what others are taking of the memory is not known: %s", error)
+        except OSError as error:  # the folder is not writable
+            _logger.debug("the reservations of other processes are not known: %s", error)
             free_bytes = available_memory_bytes()
         yield free_bytes
 
@@ -47,7 +47,7 @@ def _reserve(size_bytes: int, held: contextlib.ExitStack, patience_s: float) -> 
     while True:
         is_over = time.monotonic() > until_s
         try:
-            with _locked(_SHARED / prefix):  # so that one looks at a time
+            with _locked(_SHARED / prefix):  # one process checks at a time
                 taking_bytes = sum(map(_taking_bytes, _SHARED.glob(f"{prefix}.*")))
                 free_bytes = available_memory_bytes() - taking_bytes
                 if size_bytes <= free_bytes or not taking_bytes or is_over:
@@ -62,26 +62,27 @@ def _reserve(size_bytes: int, held: contextlib.ExitStack, patience_s: float) -> 
 
 
 def _taking_bytes(path: Path) -> int:
-    """What whoever holds this file is taking; a dead one nothing."""
+    """Return the bytes that a file's owner is allocating; delete the file of a dead owner."""
     try:
         with _locked(path, os.O_RDWR):
             path.unlink(missing_ok=True)
     except BlockingIOError:
         return int(path.suffix[1:])
-    except OSError:  # it has the memory now; or it is somebody else's file
+    except OSError:  # the owner has allocated its memory; or the file is another user's
         pass
     return 0
 
 
 @contextlib.contextmanager
 def _locked(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[None]:
-    """Raises BlockingIOError where somebody else has it."""
+    """Hold the lock of a file; raise BlockingIOError if another process holds the lock."""
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             yield
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
+            # Unlock explicitly: a forked child keeps the file open, and with it the lock.
+            fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)

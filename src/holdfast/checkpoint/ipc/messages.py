@@ -1,22 +1,24 @@
-"""What a trainer and its writing process say to each other: JSON objects, one a packet, some with a descriptor.
+"""The messages between a trainer and its writing process: one JSON object per packet.
+
+Some messages carry a file descriptor.
 
 | to the writing process | meaning |
 |---|---|
-| `{"layout": L}` and the packed layout | it is called L from now on |
-| `{"arena": A}` and the arena | it is called A |
-| `{"save": …, "arena": A, "generation": G, "layout": L, …}` and maybe a file | see `commit.Order` and `Writer.save` |
-| `{"forget": {"arenas": […], "layouts": […]}}` | no save needs them any more |
-| `{"peer": {…}}` and a bound socket | see `peer_memory.Pairing` |
-| `{"closed": true}` | the trainer ends in good order: nothing is to be kept for a successor |
+| `{"layout": L}` and the packed layout | later messages call this layout L |
+| `{"arena": A}` and the arena | later messages call this arena A |
+| `{"save": …, "arena": A, "generation": G, "layout": L, …}`, maybe a file | a `SaveRequest`, see `Writer.save` |
+| `{"forget": {"arenas": […], "layouts": […]}}` | no save needs these any more |
+| `{"peer": {…}}` and a bound socket | see `memory.peer.Pairing` |
+| `{"closed": true}` | the trainer closed its Checkpointer: keep no snapshot in memory |
 
-| from it | meaning |
+| from the writing process | meaning |
 |---|---|
-| `{"alive": MOVES}` | it lives; the number changes where it has written, deleted, or waited for others by itself |
-| `{"began": {"arena", "generation"}}` | it is at this save now |
-| `{"ended": {"arena", "generation", "seconds"}}` | durable |
+| `{"alive": MOVES}` | a sign of life; MOVES changes with each write, deletion, or wait for other ranks |
+| `{"began": {"arena", "generation"}}` | the process has begun this save |
+| `{"ended": {"arena", "generation", "seconds"}}` | the save is durable |
+| `{"ended": {…, "failed", "errno", "pieces"}}` | the save failed; `pieces`: those that differ from the live bytes |
 | `{"held": STEP}` | the peer holds this step |
-| `{"made_room": {"folder", "deleted", "size_bytes"}}` | the disk is full, and this checkpoint was deleted |
-| `{"ended": {…, "failed", "errno", "pieces"}}` | not, and why; `pieces`: those that are not what the live bytes were |
+| `{"made_room": {"folder", "deleted", "size_bytes"}}` | the disk was full, and this checkpoint was deleted |
 """
 
 import array
@@ -25,18 +27,18 @@ import socket
 from typing import Any, Final
 
 WRITER_MODULE: Final = "holdfast.checkpoint.writer.process"
-"""What is run as the writing process."""
+"""The module that runs as the writing process."""
 _MAX_BYTES: Final = 1 << 16
 
 
 def send(
     to: socket.socket, message: dict[str, Any], fd: int | None = None, *, may_wait: bool = True
 ) -> None:
-    """Send one message.
+    """Send one message, and a file descriptor if `fd` is given.
 
     Raises:
-        BlockingIOError: nobody has read the ones before it, and it may not wait for that.
-        OSError: nobody is there.
+        BlockingIOError: the receiver has not read earlier messages, and `may_wait` is false.
+        OSError: the receiver is gone.
     """
     data = json.dumps(message).encode()
     assert len(data) <= _MAX_BYTES, "what is long travels as a descriptor"
@@ -47,7 +49,7 @@ def send(
 
 
 def receive(by: socket.socket) -> tuple[dict[str, Any], int | None] | None:
-    """The next message and its descriptor; None where the other side is gone.
+    """Receive the next message and its file descriptor; return None if the sender is gone.
 
     Raises:
         OSError: the socket broke.

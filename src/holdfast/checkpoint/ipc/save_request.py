@@ -13,11 +13,19 @@ from holdfast.checkpoint.format.paths import staging_path, step_path
 class SaveRequest:
     """A request to write one checkpoint.
 
-    `save` is the unique name of the save. `keep` and `damaged` decide which checkpoints are deleted after the save.
-    `metrics` are written into the annotations of the checkpoint, by name. `run` and `lease` are the run and the lease
-    token of the writer, see `writer_lease`. The token is empty without a lease, and None where the steps are not those
-    of one training: then no step is abandoned. `ancestors` are the earlier saves and the restored one, newest first;
-    some may have failed. The newest ancestor that exists is the parent.
+    Attributes:
+        folder: the folder of the checkpoints.
+        step: the step of the save.
+        save: the unique name of the save.
+        created_at_s: the time of the call of `save`, in seconds since 1970.
+        keep: the policy by which checkpoints are deleted after the save.
+        damaged: checkpoints that are known to be damaged.
+        metrics: metrics to write into the checkpoint's annotations, by name.
+        run: the run that saves.
+        lease: the token of the writer's lease, see `writer_lease`; empty without a lease; None if
+            the steps are not of a single training, so that no step is ever abandoned.
+        ancestors: the earlier saves and the restored one, newest first. Some may have failed. The
+            newest ancestor that exists is the parent.
     """
 
     folder: Path
@@ -33,17 +41,17 @@ class SaveRequest:
 
     @property
     def session(self) -> str:
-        """Return the id of the trainer's session: the part of `save` before the last hyphen."""
+        """The id of the trainer's session: the part of `save` before the last hyphen."""
         return self.save.rpartition("-")[0]
 
     @property
     def staging(self) -> Path:
-        """Return the staging folder of the save."""
+        """The staging folder of the save."""
         return staging_path(self.folder, self.step, self.save)
 
     @property
     def final(self) -> Path:
-        """Return the folder of the finished checkpoint."""
+        """The folder of the finished checkpoint."""
         return step_path(self.folder, self.step)
 
     def as_json(self) -> dict[str, Any]:
@@ -52,17 +60,23 @@ class SaveRequest:
         return {**asdict(self), "folder": str(self.folder), "damaged": damaged}
 
     @classmethod
-    def of_json(cls, told: dict[str, Any]) -> Self:
+    def of_json(cls, content: dict[str, Any]) -> Self:
         """Read the request from the JSON object of `as_json`."""
-        best = tuple(Best(**each) for each in told["keep"]["best"])
-        keep = Retention(**{**told["keep"], "best": best})
-        folder = Path(told["folder"])
-        damaged = tuple(folder / name for name in told["damaged"])
-        ancestors = tuple(Save(**each) for each in told["ancestors"])
+        best = tuple(Best(**each) for each in content["keep"]["best"])
+        keep = Retention(**{**content["keep"], "best": best})
+        folder = Path(content["folder"])
+        damaged = tuple(folder / name for name in content["damaged"])
+        ancestors = tuple(Save(**each) for each in content["ancestors"])
         return cls(
-            **{**told, "folder": folder, "keep": keep, "damaged": damaged, "ancestors": ancestors}
+            **{
+                **content,
+                "folder": folder,
+                "keep": keep,
+                "damaged": damaged,
+                "ancestors": ancestors,
+            }
         )
 
 
 _DAMAGED: Final = 1000
-"""The request names the newest damaged checkpoints only, which bounds the length of a message."""
+"""The most damaged checkpoints that a request names, newest first, to limit the message length."""

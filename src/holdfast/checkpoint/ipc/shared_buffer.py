@@ -1,17 +1,19 @@
-"""Memory that holds one snapshot: shared with the process that writes it, mapped once, reused, never too early.
+"""A shared-memory buffer for one snapshot, reused only after the snapshot is durable.
 
-An arena is one anonymous file (memfd): a page that says what it holds, the image, and the digests of the live tensors
-that it was copied from. Whoever has the descriptor sees the same state, so the writing process goes on when the trainer
-is killed, and a restarted rank finds what was sealed.
+An arena is one anonymous file (memfd) with a page for its state, the image of the snapshot, and
+notes: the digests of the live tensors that were copied. All processes that map the file share the
+state. So the writing process continues if the trainer is killed, and a restarted rank finds the
+sealed snapshot.
 
     FREE ─▶ COPYING ─▶ SEALED ─▶ WRITING ─▶ COMMITTED ─▶ COPYING …
-              │            ▲        │ its writer died
+              │            ▲        │ the writing process died
               ▼ given up   └────────┘
              FREE
 
-The trainer moves it up to SEALED, the writing process from there to COMMITTED. While it is copied, a mark tells how
-far, so that what is there can be written already; whether it becomes a checkpoint is known once it is sealed. Each use
-has a generation: a report on an earlier one changes nothing.
+The trainer moves the arena up to SEALED, and the writing process from there to COMMITTED. During
+the copy, the state counts the copied bytes, so that the writing process can write them already.
+Only a sealed snapshot becomes a checkpoint. Each use of the arena has a generation: a report about
+an earlier generation changes nothing.
 """
 
 import ctypes
@@ -31,9 +33,10 @@ from holdfast.core.errors import HoldfastError
 
 _MAGIC: Final = b"HFARENA3"
 _MADE: Final = struct.Struct("<8sQ")
-"""Magic, and capacity in bytes: written once, before another process knows it, and read without the lock."""
+"""Magic, and capacity in bytes: written once, before the arena is shared, and read without a
+lock."""
 _USE: Final = struct.Struct("<I4xQqQ")
-"""Behind it, anew for each use: state, generation, step, how many bytes are copied."""
+"""The state after `_MADE`, written for each use: state, generation, step, copied bytes."""
 _STATE: Final = slice(_MADE.size, _MADE.size + 4)
 _COPIED: Final = slice(_MADE.size + _USE.size - 8, _MADE.size + _USE.size)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -41,11 +44,12 @@ _PUNCH_HOLE: Final = 3
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
-"""Linux 5.14: the pages are there before the first copy, which takes five times as long into fresh ones."""
+"""Linux 5.14: allocate the pages before the first copy, which takes five times as long
+otherwise."""
 
 
 def arena_bytes(image_bytes: int, notes_bytes: int = 0) -> int:
-    """How much memory an arena for images of up to `image_bytes`, and notes beside them, takes."""
+    """Return the bytes that an arena takes, for an image of `image_bytes` and notes beside it."""
     return PAGE_BYTES + _pages_bytes(image_bytes) + _pages_bytes(notes_bytes)
 
 
@@ -54,11 +58,11 @@ def _pages_bytes(count: int) -> int:
 
 
 class ArenaError(HoldfastError):
-    """An arena is not in the state that a step needs; the message says which."""
+    """The arena is not in the state that an operation needs; the message names the state."""
 
 
 class State(enum.IntEnum):
-    """What an arena is used for now."""
+    """The current use of an arena."""
 
     FREE = 0
     COPYING = 1
@@ -77,48 +81,56 @@ _ENTERED_FROM: Final = {
 
 
 class Progress(NamedTuple):
-    """`copied`: so many bytes of the image are there while it is COPYING, all from SEALED on."""
+    """The state of a copy.
+
+    Attributes:
+        state: the state of the arena.
+        copied: the copied bytes of the image while the arena is COPYING; all bytes from SEALED on.
+    """
 
     state: State
     copied: int
 
 
 class Arena:
-    """One arena, as one process maps it."""
+    """One arena, mapped into this process."""
 
     def __init__(self, fd: int) -> None:
-        """Map the arena behind `fd`, which is closed with it.
+        """Map the arena in the file `fd`; `close` closes the descriptor.
 
         Raises:
-            ArenaError: it is none.
-            OSError: it cannot be mapped.
+            ArenaError: the file is not an arena.
+            OSError: the file cannot be mapped.
         """
         self.fd = fd
         self._threads = threading.Lock()
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
         magic, self.capacity_bytes = _MADE.unpack_from(self._map)
         if magic != _MAGIC:
-            raise ArenaError("This is no arena. Start the job anew.")
+            raise ArenaError("This is not an arena. Restart the job.")
 
     @classmethod
     def make(cls, image_bytes: int, notes_bytes: int = 0, *, leave_bytes: int = 0) -> Self:
-        """An empty arena for images of up to `image_bytes` and notes beside them, its memory taken at once.
+        """Make an empty arena, and allocate its memory at once.
 
-        `leave_bytes`: of the node's memory, what must be left then.
+        Args:
+            image_bytes: the most bytes of an image.
+            notes_bytes: the most bytes of the notes.
+            leave_bytes: bytes of the node's memory that must stay free.
 
         Raises:
-            ArenaError: this node has not so much memory left.
-            OSError: the system gives it no shared memory.
+            ArenaError: the node has not enough free memory.
+            OSError: the kernel provides no shared memory.
         """
         capacity, notes = _pages_bytes(image_bytes), _pages_bytes(notes_bytes)
         size_bytes = capacity + notes
-        # Asked for beforehand: where there is too little, the kernel says so by killing some process.
+        # Check first: the kernel reacts to a lack of memory by killing some process.
         with reserved(size_bytes + leave_bytes) as free_bytes:
             if size_bytes + leave_bytes > free_bytes:
                 raise ArenaError(
-                    f"A snapshot needs {size_bytes:,} bytes of memory, and {max(free_bytes, 0):,} are free on this "
-                    "node and in the job's control groups. Give the job more memory, or save less of its "
-                    "state on this rank."
+                    f"A snapshot needs {size_bytes:,} bytes of memory, and {max(free_bytes, 0):,} "
+                    "are free on this node and in the job's control groups. Give the job more "
+                    "memory, or save less of its state on this rank."
                 )
             fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
             try:
@@ -137,39 +149,39 @@ class Arena:
 
     @property
     def contents(self) -> memoryview:
-        """The memory of the image, and behind it that of the notes."""
+        """The memory of the image, followed by the memory of the notes."""
         return memoryview(self._map)[PAGE_BYTES:]
 
     @property
     def image(self) -> memoryview:
-        """The memory of the image, `capacity_bytes` of it."""
+        """The memory of the image, of `capacity_bytes`."""
         return memoryview(self._map)[PAGE_BYTES : PAGE_BYTES + self.capacity_bytes]
 
     @property
     def notes(self) -> memoryview:
-        """The memory beside it."""
+        """The memory of the notes."""
         return memoryview(self._map)[PAGE_BYTES + self.capacity_bytes :]
 
     @property
     def state(self) -> State:
-        """What it is used for now."""
+        """The current state."""
         return State(int.from_bytes(self._map[_STATE], "little"))
 
     @property
     def generation(self) -> int:
-        """Which use this is; the first copy is of generation 1."""
+        """The number of the current use; the first copy has generation 1."""
         return int(_USE.unpack_from(self._map, _MADE.size)[1])
 
     @property
     def step(self) -> int:
-        """Of which step the image is; meaningful from SEALED on."""
+        """The step of the image; valid from SEALED on."""
         return int(_USE.unpack_from(self._map, _MADE.size)[2])
 
     def begin(self, step: int) -> int:
-        """FREE or COMMITTED to COPYING; the new generation.
+        """Move from FREE or COMMITTED to COPYING; return the new generation.
 
         Raises:
-            ArenaError: what it holds is not durable yet.
+            ArenaError: the current snapshot is not durable yet.
         """
         with self._alone():
             self._check(State.COPYING)
@@ -178,32 +190,33 @@ class Arena:
         return generation
 
     def advance(self, copied_bytes: int, generation: int) -> None:
-        """Say that the first `copied_bytes` of the image are there.
+        """Record that the first `copied_bytes` of the image are copied.
 
         Raises:
-            ArenaError: it is not being copied into any more, in this use.
+            ArenaError: the arena is not COPYING any more, or has another generation.
         """
-        with self._alone():  # a processor that reorders stores does not do so across the lock
+        with self._alone():  # the lock keeps processors from reordering the stores
             self._check_use(generation)
             if self.state is not State.COPYING:
                 raise ArenaError(f"The arena is {self.state.name}, and nothing is copied into it.")
             self._map[_COPIED] = copied_bytes.to_bytes(8, "little")
 
     def progress(self, generation: int) -> Progress:
-        """How far the copy is.
+        """Return the state and the number of copied bytes.
 
         Raises:
-            ArenaError: it is used for something else by now.
+            ArenaError: the arena has another generation.
         """
         with self._alone():
             self._check_use(generation)
             return Progress(self.state, int.from_bytes(self._map[_COPIED], "little"))
 
     def move(self, state: State, generation: int) -> None:
-        """Enter `state`, in the use that `generation` tells.
+        """Enter `state`, if the arena still has this generation.
 
         Raises:
-            ArenaError: it may not be entered from the state it is in, or the arena is used for something else by now.
+            ArenaError: `state` cannot follow the current state, or the arena has another
+                generation.
         """
         with self._alone():
             self._check_use(generation)
@@ -211,17 +224,17 @@ class Arena:
             self._map[_STATE] = int(state).to_bytes(4, "little")
 
     def empty(self) -> None:
-        """Give back the memory of what is no longer needed: who else has it mapped finds nothing there.
+        """Release the memory, even if other processes still map the arena; they read zeros.
 
-        A child that the training has forked has it mapped for as long as it lives, and another process for a while.
+        A child that training has forked keeps the mapping for as long as it lives.
         """
-        with suppress(ArenaError):  # it is free
+        with suppress(ArenaError):  # the arena is FREE already
             self.move(State.FREE, self.generation)
         length = os.fstat(self.fd).st_size - PAGE_BYTES
         _libc.fallocate(self.fd, _PUNCH_HOLE, ctypes.c_int64(PAGE_BYTES), ctypes.c_int64(length))
 
     def close(self) -> None:
-        """Let go of it. Where views of its memory are left, it stays mapped until the last of them is gone."""
+        """Close the arena; its memory stays mapped while views of the memory exist."""
         try:
             self._map.close()
         except BufferError:
@@ -239,8 +252,8 @@ class Arena:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While another process or thread moves it, this one waits; the lock of a process that dies is let go."""
-        with self._threads:  # the file's lock is the process's
+        """Lock the arena against other threads and processes; a process's death unlocks it."""
+        with self._threads:  # the file lock does not exclude threads of one process
             fcntl.lockf(self.fd, fcntl.LOCK_EX)
             try:
                 yield

@@ -1,8 +1,8 @@
-"""What the ranks before these left in memory, as the files of their checkpoint.
+"""Read the snapshots that the previous ranks left in memory, as the files of their checkpoint.
 
-Only the checkpoint that a manifest on disk describes is taken, and each byte is compared with the digests that this
-manifest vouches for: memory is trusted no more than a disk. Files of ranks of other nodes are read from the disk, where
-they are part of the same save. Nothing here needs torch.
+A snapshot is used only for the checkpoint that a manifest on disk describes, and each block is
+verified against the digests of this manifest: memory is trusted no more than a disk. The files of
+ranks on other nodes are read from the disk, if they are part of the same save. No torch here.
 """
 
 import contextlib
@@ -30,12 +30,21 @@ from holdfast.checkpoint.ipc.messages import receive, send
 from holdfast.checkpoint.memory.server import SnapshotInfo, address, is_of_this_user
 
 _WRITING_S: Final = 10.0
-"""How long a predecessor may still take to make its last save durable; without it an older one is restored."""
+"""Seconds to wait while a previous rank's last save is written; then an older step is restored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySnapshot:
-    """One rank's part of a save: `fd`, which is closed with it, is laid out as an arena; `notes` see `keeping`."""
+    """One rank's part of a save, in memory.
+
+    Attributes:
+        fd: the descriptor of the snapshot, in the layout of an `Arena`; closed by `close`.
+        step: the step of the save.
+        save: the name of the save.
+        notes: the packed layout and digests, see `DurableSnapshot.pack_notes`.
+        layout: the layout of the rank's files.
+        digests: the digests of all blocks, in the order of the layout's files.
+    """
 
     fd: int
     step: int
@@ -46,10 +55,10 @@ class MemorySnapshot:
 
     @classmethod
     def of(cls, fd: int, step: int, save: str, notes: bytes) -> Self:
-        """Understand the notes; the descriptor is this object's from now on.
+        """Unpack the notes, and take ownership of the descriptor `fd`.
 
         Raises:
-            ValueError, LookupError, TypeError: they are of another version.
+            ValueError, LookupError, TypeError: the notes have the format of another version.
         """
         try:
             layout, digests = unpack_notes(notes)
@@ -59,19 +68,22 @@ class MemorySnapshot:
         return cls(fd=fd, step=step, save=save, notes=notes, layout=layout, digests=digests)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         os.close(self.fd)
 
 
 def ask(folder: Path, keeper: int, rank: int | None = None) -> MemorySnapshot | None:
-    """What is kept of `rank`, if not of the keeper itself; None where it keeps nothing of it.
+    """Request the snapshot of a rank from the snapshot server of the rank `keeper`.
 
-    Waits, for a while, where a last save is being written.
+    If the server's last save is still being written, this function waits for up to 10 seconds.
 
     Args:
-        folder: of the checkpoints.
-        keeper: the rank whose writing process is asked.
-        rank: whose image.
+        folder: the folder of the checkpoints.
+        keeper: the rank whose writing process runs the server.
+        rank: the rank whose snapshot is requested; None: `keeper`.
+
+    Returns:
+        The snapshot, or None if the server does not have it or is not on this node.
     """
     want = {"want": "snapshot", "rank": keeper if rank is None else rank}
     with contextlib.ExitStack() as held:
@@ -79,26 +91,28 @@ def ask(folder: Path, keeper: int, rank: int | None = None) -> MemorySnapshot | 
         if line is None:
             return None
         try:
-            told, arena = receive(line) or ({}, None)
+            reply, arena = receive(line) or ({}, None)
             held.callback(_close, arena)
             _, notes = receive(line) or ({}, None)
-            if arena is None or notes is None:  # it ended, with nothing to keep
+            if arena is None or notes is None:  # the server ended, or has no such snapshot
                 return None
             with os.fdopen(notes, "rb") as file:
                 file.seek(0)
                 read = file.read()
-            return MemorySnapshot.of(os.dup(arena), told["step"], told["save"], read)
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-        ):  # it died meanwhile, or is of another version
+            return MemorySnapshot.of(os.dup(arena), reply["step"], reply["save"], read)
+        # The server died meanwhile, or is of another version.
+        except (OSError, ValueError, LookupError, TypeError):
             return None
 
 
 def ask_all(folder: Path, world_size: int) -> list[tuple[int, SnapshotInfo]]:
-    """Each keeper on this node among the ranks of a job, and what it keeps; waits for all together as `ask` does."""
+    """List the snapshots of all snapshot servers of a job's ranks on this node.
+
+    All servers together are waited for as long as `ask` waits for one.
+
+    Returns:
+        For each snapshot, the rank whose server holds it, and its description.
+    """
     found: list[tuple[int, SnapshotInfo]] = []
     with contextlib.ExitStack() as held:
         asked = []
@@ -110,17 +124,17 @@ def ask_all(folder: Path, world_size: int) -> list[tuple[int, SnapshotInfo]]:
         for keeper, line in asked:
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 line.settimeout(max(until_s - time.monotonic(), 1e-3))
-                told, _ = receive(line) or ({"images": []}, None)
-                found += [(keeper, SnapshotInfo(*image)) for image in told["images"]]
+                reply, _ = receive(line) or ({"images": []}, None)
+                found += [(keeper, SnapshotInfo(*image)) for image in reply["images"]]
     return found
 
 
 def end(folder: Path, rank: int, *, wait: bool = True) -> None:
-    """Have what the rank before left given back to the node, if it left anything, and `wait` until it is."""
+    """Have the snapshot server of `rank` release its memory, and `wait` until it is free."""
     with _request(folder, rank, {"want": "end"}) as line:
         if line is not None and wait:
             with contextlib.suppress(OSError):
-                receive(line)  # nothing is said: the connection ends once the memory is free
+                receive(line)  # the server sends nothing: it closes the connection afterwards
 
 
 @contextlib.contextmanager
@@ -128,13 +142,13 @@ def _request(folder: Path, rank: int, want: dict[str, Any]) -> Iterator[socket.s
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.settimeout(_WRITING_S)
         is_there = False
-        with contextlib.suppress(OSError):  # nobody is
+        with contextlib.suppress(OSError):  # there is no server on this node
             line.connect(address(folder, rank))
             if is_of_this_user(line):
                 send(line, want)
                 is_there = True
         if not is_there:
-            line.close()  # of thousands that are asked, few are on this node
+            line.close()  # only few of thousands of ranks have a server on this node
         yield line if is_there else None
 
 
@@ -144,10 +158,10 @@ def _close(fd: int | None) -> None:
 
 
 class PreviousRanks:
-    """The ranks that saved into a folder before these, and died; with what they left on this node."""
+    """The memory snapshots that the ranks before a restart left on this node."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
-        """Ask all that there are on this node."""
+        """List the snapshots of all snapshot servers on this node."""
         self._folder = folder
         self._rank = rank
         self._world_size = world_size
@@ -157,11 +171,11 @@ class PreviousRanks:
 
     @property
     def infos(self) -> list[SnapshotInfo]:
-        """What this node has, of as many ranks as there are now."""
+        """The snapshots on this node that were saved by a job of the current number of ranks."""
         return [info for _, info in self._found if info.world_size == self._world_size]
 
     def take(self, step: int, save: str) -> list[MemorySnapshot]:
-        """All that this node has of a save; they are closed with this object."""
+        """Return all snapshots of a save on this node; `__exit__` closes them."""
         if (step, save) not in self._taken:
             taken = self._taken[step, save] = []
             for keeper, info in self._found:
@@ -172,24 +186,24 @@ class PreviousRanks:
         return [kept for kept in self._taken[step, save] if (kept.step, kept.save) == (step, save)]
 
     def bring(self, kept: MemorySnapshot) -> None:
-        """Add what another node had; it is closed with this object."""
+        """Add a snapshot that another node sent; `__exit__` closes it."""
         self.take(kept.step, kept.save)
         self._taken[kept.step, kept.save].append(kept)
 
     def from_peers(self) -> None:
-        """Note that some rank has got its part from another node."""
+        """Record that some rank received its part from another node."""
         self._tier = "peer_memory"
 
     def open(self, path: Path, manifest: Manifest) -> tuple[bytes, "KeptFiles"]:
-        """The content of `.metadata`, and the files, of the checkpoint at `path`.
+        """Return the content of `.metadata` and the files of the checkpoint at `path`.
 
         Raises:
-            ManifestError: what is kept is not that checkpoint.
-            OSError: its metadata is on another node, and cannot be read from the disk.
+            ManifestError: the snapshots in memory are not of this checkpoint.
+            OSError: rank 0's snapshot is on another node, and `.metadata` cannot be read from disk.
         """
         same = self.take(manifest.step, manifest.save)
         if self._rank not in {kept.layout.rank for kept in same}:
-            raise ManifestError(f"it is not what rank {self._rank} has in memory")
+            raise ManifestError(f"rank {self._rank}'s snapshot in memory is not of this checkpoint")
         first = next((kept.layout for kept in same if kept.layout.rank == 0), None)
         metadata = first.metadata if first is not None else (path / METADATA_NAME).read_bytes()
         if _checksum(metadata) not in {
@@ -199,11 +213,12 @@ class PreviousRanks:
         return metadata, KeptFiles(path, manifest.files, same, self._tier)
 
     def end(self) -> None:
-        """Have all that they left given back; of ranks that there are no more, too."""
+        """Release all snapshots, also the ones of ranks that a smaller new job does not have."""
         last = max((info.world_size for _, info in self._found), default=0)
         beyond = range(self._rank, max(last, self._rank + 1), self._world_size)
         for rank in {*beyond, *(keeper for keeper, _ in self._found)}:
-            end(self._folder, rank, wait=bool(self._found))  # else it may still be writing
+            # Without a snapshot, the process may still be writing: do not wait for it.
+            end(self._folder, rank, wait=bool(self._found))
 
     def __enter__(self) -> Self:
         return self
@@ -224,7 +239,7 @@ def _checksum(content: bytes) -> str:
 
 
 class KeptFiles(VerifiedFiles):
-    """The files of one checkpoint, from memory where a rank of this node left them there."""
+    """The files of one checkpoint, read from memory snapshots of this node where there are any."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A writing process's part in the memory of peers: what it sends to one, and what it holds for others."""
+"""Send a rank's durable snapshots to a peer node's memory, and hold the peers' snapshots here."""
 
 import socket
 from collections.abc import Callable
@@ -13,7 +13,16 @@ from holdfast.checkpoint.memory.server import ServedSnapshot
 
 @dataclass(frozen=True, kw_only=True)
 class Pairing:
-    """What one rank's writing process has to know; `listener` is bound. Closing that is up to whoever got this."""
+    """The peer of one rank, and the socket at which the rank's own writing process will listen.
+
+    The receiver of this object closes `listener`, which is bound.
+
+    Attributes:
+        to: the peer that will hold this rank's snapshot.
+        listener: the socket for snapshots of other ranks.
+        token: the token that senders to this rank must present.
+        ranks: the ranks whose snapshots this rank will hold.
+    """
 
     to: Peer
     listener: socket.socket
@@ -21,7 +30,7 @@ class Pairing:
     ranks: tuple[int, ...]
 
     def message(self, max_bytes: float | None) -> dict[str, Any]:
-        """For the writing process; `max_bytes` as for `Writer.pair`."""
+        """Return the message to the writing process; `max_bytes` as in `Writer.pair`."""
         to = {
             "rank": self.to.rank,
             "host": self.to.host,
@@ -32,45 +41,45 @@ class Pairing:
 
 
 class PeerMemory:
-    """Nothing, until the trainer says who the peer is."""
+    """The writing process's memory exchange with peer nodes; inactive until `paired`."""
 
     def __init__(self, *, own_bytes: Callable[[], int], held: Callable[[int], None]) -> None:
-        """Nothing is started.
+        """Start nothing.
 
         Args:
-            own_bytes: what this process's own snapshots take.
-            held: told the step that the peer holds from now on.
+            own_bytes: returns the memory that this process's own snapshots take, in bytes.
+            held: called with the step that the peer holds from now on, in a thread.
         """
         self._own_bytes = own_bytes
         self._held = held
         self._sender: Sender | None = None
         self._holder: PeerHolder | None = None
 
-    def paired(self, told: dict[str, Any], listener: int) -> None:
-        """The trainer says who the peer is; see `Pairing.message`."""
-        to = told["to"]
+    def paired(self, message: dict[str, Any], listener: int) -> None:
+        """Start to send and to hold snapshots; `message` is a message of `Pairing.message`."""
+        to = message["to"]
         peer = Peer(
             rank=to["rank"], host=to["host"], port=to["port"], token=bytes.fromhex(to["token"])
         )
         self._sender = Sender(peer, sent=self._held)
         self._holder = PeerHolder(
             socket.socket(fileno=listener),
-            bytes.fromhex(told["token"]),
-            told["ranks"],
-            max_bytes=told["max_bytes"],
+            bytes.fromhex(message["token"]),
+            message["ranks"],
+            max_bytes=message["max_bytes"],
             own_bytes=self._own_bytes,
         )
 
     def offer(self, snapshot: DurableSnapshot) -> None:
-        """A snapshot is durable: the peer is to hold it, if there is one."""
+        """Send a durable snapshot to the peer, if there is a peer."""
         if self._sender is not None:
             self._sender.offer(snapshot)
 
     def images(self) -> list[ServedSnapshot]:
-        """See `keeping.Others`."""
+        """Return the held snapshots; see `server.Others`."""
         return [] if self._holder is None else self._holder.images()
 
     def give_back(self) -> None:
-        """See `keeping.Others`."""
+        """Release the held snapshots; see `server.Others`."""
         if self._holder is not None:
             self._holder.give_back()

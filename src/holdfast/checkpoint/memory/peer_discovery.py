@@ -1,4 +1,4 @@
-"""The ranks tell each other where they listen, and who holds whose snapshot."""
+"""Exchange the ranks' addresses, and assign each rank a peer that holds its snapshot."""
 
 import contextlib
 import logging
@@ -18,7 +18,8 @@ from holdfast.checkpoint.memory.peer_sender import Peer
 
 _logger = logging.getLogger("holdfast")
 ENV_INTERFACES: Final = "GLOO_SOCKET_IFNAME"
-"""The network interfaces that gloo takes, of which the first that can be had is taken here."""
+"""Environment variable: the network interfaces that gloo uses; the first usable one is used
+here."""
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -30,7 +31,11 @@ class _Offer(NamedTuple):
 
 
 def meet(ranks: Ranks) -> Pairing | None:
-    """Find this rank's peer; None, on all ranks, where there can be none, and rank 0 says why. Collective."""
+    """Find this rank's peer. Collective.
+
+    Returns:
+        The pairing; None on all ranks if no peers are possible, and rank 0 logs the reason.
+    """
     listener: socket.socket | None = None
     with contextlib.ExitStack() as undo:
 
@@ -49,7 +54,7 @@ def meet(ranks: Ranks) -> Pairing | None:
         pairs = partners([each.place for each in offers])
         partner = pairs[ranks.rank]
         if ranks.rank == 0:
-            _say(offers, pairs)
+            _warn_of_poor_pairs(offers, pairs)
         if partner is None or listener is None:
             return None
         undo.pop_all()
@@ -62,11 +67,11 @@ def meet(ranks: Ranks) -> Pairing | None:
         )
 
 
-def _say(offers: list[_Offer], pairs: list[int | None]) -> None:
+def _warn_of_poor_pairs(offers: list[_Offer], pairs: list[int | None]) -> None:
     if None in pairs:
         _logger.warning(
-            "peer_memory: all ranks are on one node, and no snapshot is held on another one. Where they are not, "
-            "give each node a name of its own in %s.",
+            "peer_memory: all ranks are on one node, and no snapshot is held on another one. "
+            "Where they are not, give each node a name of its own in %s.",
             ENV_NODE,
         )
         return
@@ -77,14 +82,16 @@ def _say(offers: list[_Offer], pairs: list[int | None]) -> None:
     )
     if alike:
         _logger.warning(
-            "peer_memory: %d of %d ranks have their peer in their own failure domain, as more than half of the nodes "
-            "are in one (%s).",
+            "peer_memory: %d of %d ranks have their peer in their own failure domain, as more "
+            "than half of the nodes are in one (%s).",
             *(alike, len(offers), ENV_FAILURE_DOMAIN),
         )
 
 
 def _listen() -> socket.socket:
-    """A socket where gloo would have one: peers reach this node there, or the ranks' own group would not work either.
+    """Return a socket that is bound to an address of the interfaces that gloo uses.
+
+    Peers can reach this node at that address, since otherwise the ranks' own group would fail.
 
     Raises:
         OSError: this node has no such address.
@@ -116,21 +123,23 @@ def _addresses() -> Iterator[tuple[int, str]]:
                 ):
                     yield address.family, address.address
         return
-    with contextlib.suppress(OSError):  # nobody knows the name
+    with contextlib.suppress(OSError):  # the host name cannot be resolved
         for found in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
             yield found[0], str(found[4][0])
     yield socket.AF_INET, _LOOPBACK
 
 
 def partners(places: Sequence[Place]) -> list[int | None]:
-    """For each rank the one that holds its snapshot; None for all where there is one node.
+    """Return for each rank the rank that holds its snapshot; None for all ranks on a single node.
 
-    The nodes stand in a ring, those of a domain side by side, and each is held by the one half the ring away. So each
-    holds for one other, and as many pairs as that permits are of two domains: all, where no domain has more than half
-    of the nodes. The ranks of a node are held by those of the other one in their order, in turn where it has fewer.
+    The nodes form a ring in which the nodes of a failure domain are adjacent. The node halfway
+    around the ring holds a node's snapshots. Thus each node holds the snapshots of one other node,
+    and the two are in different domains unless one domain has more than half of the nodes. The
+    ranks of a node are assigned to the holder's ranks in order, and again from the first if the
+    holder has fewer ranks.
 
     Args:
-        places: of the ranks, in their order.
+        places: the places of the ranks, by rank.
     """
     nodes: dict[str, list[int]] = {}
     for rank, place in enumerate(places):

@@ -1,8 +1,9 @@
-"""The newest durable snapshot of each rank that this one is the peer of, held in memory.
+"""Hold in memory the newest durable snapshot of each rank whose peer this rank is.
 
-Whoever knows the token, and is one of these ranks, may put one there. It is received beside the one before, each block
-compared with its digest, and takes its place once it is whole; where the memory is too short for both, the one before,
-which is the older of two durable ones by then, is given back first. No torch here.
+A sender must present the token and be one of these ranks. A snapshot is received beside the
+previous one, each block is verified against its digest, and the complete snapshot replaces the
+previous one. If the memory is too small for both, the previous one is released first: both are
+durable on disk. No torch here.
 """
 
 import contextlib
@@ -42,18 +43,21 @@ from holdfast.core.sockets import readable
 
 _logger = logging.getLogger("holdfast")
 _GREETING_S: Final = 5.0
-"""Whoever has not shown the token by then is turned away."""
+"""Seconds within which a sender must present the token."""
 _SPARE_LINES: Final = 4
-"""So many more than there are ranks to hold for may be connected at once: strangers, and what has not ended yet."""
+"""Connections allowed beyond one for each rank: strangers, and connections that have not ended."""
 _LOOK_EVERY_S: Final = 0.5
 _PAUSE_S: Final = 0.05
 _PATIENCE_S: Final = 30.0
-"""With others that take memory: a sender waits for an answer twice as long."""
+"""Seconds to wait for other processes that allocate memory; a sender waits twice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held(ServedSnapshot):
-    """An image that is given back to the node once nobody uses this object any more; `arrival`: the order of these."""
+    """A held snapshot, whose memory is released with the last reference to this object.
+
+    `arrival` numbers the announcements in order.
+    """
 
     arrival: int
 
@@ -63,7 +67,7 @@ class Held(ServedSnapshot):
 
 
 class PeerHolder:
-    """Holds what the ranks of peer nodes send to this one."""
+    """Hold the snapshots that ranks of peer nodes send to this rank."""
 
     def __init__(
         self,
@@ -75,15 +79,17 @@ class PeerHolder:
         own_bytes: Callable[[], int] = lambda: 0,
         free_bytes: Callable[[], int] = available_memory_bytes,
     ) -> None:
-        """Listen, in threads that end with the process.
+        """Listen in threads that end with the process.
 
         Args:
             listener: a bound socket.
-            token: what a sender has to know.
-            ranks: whose snapshots are held.
-            max_bytes: what these and `own_bytes` may take together; None: as much as the node has.
-            own_bytes: what this process has taken otherwise.
-            free_bytes: how much memory the node has left; where it is less than `LEAST_FREE_BYTES`, nothing is held.
+            token: the token that senders must present.
+            ranks: the ranks whose snapshots are held.
+            max_bytes: the most bytes of held snapshots and `own_bytes` together; None: no limit but
+                the node's memory.
+            own_bytes: returns the bytes that this process's own snapshots take.
+            free_bytes: returns the node's free memory in bytes; below `LEAST_FREE_BYTES`, all held
+                snapshots are released.
         """
         self._listener = listener
         self._token = token
@@ -101,12 +107,12 @@ class PeerHolder:
         threading.Thread(target=self._listen, name="holdfast-holder", daemon=True).start()
 
     def images(self) -> list[ServedSnapshot]:
-        """All that is held; see `keeping.Others`."""
+        """Return all held snapshots; see `server.Others`."""
         with self._changing:
             return list(self._held.values())
 
     def give_back(self) -> None:
-        """Let go of all that is held."""
+        """Release all held snapshots."""
         with self._changing:
             self._held.clear()
 
@@ -115,14 +121,15 @@ class PeerHolder:
             ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
             if self._held and self._free_bytes() < LEAST_FREE_BYTES:
                 _logger.warning(
-                    "What is held for ranks of peer nodes is given back: this node is short of memory."
+                    "The snapshots of ranks of peer nodes are released: this node is short of "
+                    "memory."
                 )
                 self.give_back()
             if not ready:
                 continue
             try:
                 line, _address = self._listener.accept()
-            except OSError:  # it has gone away; or no descriptor is left, which a moment may change
+            except OSError:  # the sender is gone; or no descriptor is left, for a moment
                 time.sleep(_PAUSE_S)
                 continue
             if not self._lines.acquire(blocking=False):
@@ -130,7 +137,7 @@ class PeerHolder:
                 continue
             try:
                 threading.Thread(target=self._serve, args=(line,), daemon=True).start()
-            except RuntimeError as error:  # no thread is left
+            except RuntimeError as error:  # the process can start no more threads
                 _logger.warning("A rank of a peer node is turned away: %s", error)
                 self._lines.release()
                 line.close()
@@ -151,10 +158,10 @@ class PeerHolder:
         except Refused as refused:
             answer(line, str(refused))
         except (ValueError, LookupError, TypeError) as error:
-            answer(line, f"it is none that can be understood ({error!r})")
+            answer(line, f"its data cannot be decoded ({error!r})")
 
     def _take(self, line: socket.socket, announced: dict[str, Any]) -> None:
-        info = _told(announced)
+        info = _snapshot_info(announced)
         if info.rank not in self._ranks:
             raise Refused(f"this is not the peer of rank {info.rank}")
         with self._room_for(info) as arrival, _memory(info) as fd:
@@ -177,14 +184,15 @@ class PeerHolder:
 
     @contextlib.contextmanager
     def _room_for(self, info: SnapshotInfo) -> Iterator[int]:
-        """Until it is there, nobody else takes the memory that it needs; the number of its arrival."""
+        """Reserve memory within this process for one snapshot; yield the number of its arrival."""
         needed = PAGE_BYTES + info.image_bytes + info.notes_bytes
         with self._changing:
             if self._left_bytes() < needed:
                 self._held.pop(info.rank, None)
             if (left := self._left_bytes()) < needed:
                 raise Refused(
-                    f"it needs {needed:,} bytes of memory, and {max(left, 0):,} are left for it there"
+                    f"it needs {needed:,} bytes of memory, and {max(left, 0):,} are left for it "
+                    "there"
                 )
             self._coming_bytes += needed
             self._arrivals += 1
@@ -196,7 +204,7 @@ class PeerHolder:
                 self._coming_bytes -= needed
 
     def _left_bytes(self) -> int:
-        # What is coming has not taken all of its memory yet, and is counted as if it had none.
+        # A snapshot that is arriving has not allocated its memory yet, so it is subtracted.
         left = self._free_bytes() - LEAST_FREE_BYTES - self._coming_bytes
         if self._max_bytes is not None:
             held = sum(
@@ -207,26 +215,26 @@ class PeerHolder:
         return left
 
 
-def _told(announced: dict[str, Any]) -> SnapshotInfo:
-    """What is announced, if it can be.
+def _snapshot_info(announced: dict[str, Any]) -> SnapshotInfo:
+    """Validate an announcement.
 
     Raises:
-        Refused, LookupError, TypeError: it cannot.
+        Refused, LookupError, TypeError: the announcement is not valid.
     """
     info = SnapshotInfo(**{name: announced[name] for name in SnapshotInfo._fields})
     numbers = (info.rank, info.world_size, info.step, info.image_bytes, info.notes_bytes)
     if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(
         info.save, str
     ):
-        raise Refused("its announcement is none")
+        raise Refused("its announcement is not valid")
     return info
 
 
 def _check_notes(info: SnapshotInfo, layout: Layout, digests: bytes) -> None:
-    """Whether all that follows has its place.
+    """Check that the notes describe the announced snapshot, with a digest for each block.
 
     Raises:
-        Refused: it has not.
+        Refused: the notes do not.
     """
     blocks = sum(-(-shard.size_bytes // BLOCK_BYTES) for shard in layout.shards)
     within = all(shard.offset >= 0 and shard.size_bytes >= 0 for shard in layout.shards)
@@ -237,21 +245,21 @@ def _check_notes(info: SnapshotInfo, layout: Layout, digests: bytes) -> None:
         and image_bytes(layout) == info.image_bytes
         and len(digests) == blocks * DIGEST_BYTES
     ):
-        raise Refused("the notes are not those of what was announced")
+        raise Refused("the notes do not match the announcement")
 
 
 @contextlib.contextmanager
 def _memory(info: SnapshotInfo) -> Iterator[int]:
-    """The descriptor of memory for an image.
+    """Allocate memory for a snapshot; yield its descriptor.
 
     Raises:
-        Refused: there is none.
+        Refused: there is not enough memory.
     """
     needed = PAGE_BYTES + info.image_bytes
     fd = os.memfd_create("holdfast-peer", os.MFD_CLOEXEC)
     try:
         try:
-            # The holders of this node's ranks are all asked at once.
+            # The holders of all ranks of this node allocate at the same time.
             with reserved(needed + LEAST_FREE_BYTES, patience_s=_PATIENCE_S) as free_bytes:
                 if needed + LEAST_FREE_BYTES > free_bytes:
                     raise Refused(
@@ -266,11 +274,11 @@ def _memory(info: SnapshotInfo) -> Iterator[int]:
 
 
 def _fill(fd: int, info: SnapshotInfo, layout: Layout, digests: bytes, line: socket.socket) -> None:
-    """Receive the files of the image, each block as its digest says.
+    """Receive the files of a snapshot, and verify each block against its digest.
 
     Raises:
-        Refused: one is not.
-        OSError: they do not come.
+        Refused: a block does not match its digest.
+        OSError: the sender stopped.
     """
     memory = memoryview(mmap.mmap(fd, PAGE_BYTES + info.image_bytes))[PAGE_BYTES:]
     at = 0
@@ -282,6 +290,7 @@ def _fill(fd: int, info: SnapshotInfo, layout: Layout, digests: bytes, line: soc
             found = digests_of(chunk)
             if found != digests[at : at + len(found)]:
                 raise Refused(
-                    f"{shard.name} does not match its digests, in bytes {begin:,} to {begin + len(chunk):,}"
+                    f"{shard.name} does not match its digests, in bytes {begin:,} to "
+                    f"{begin + len(chunk):,}"
                 )
             at += len(found)

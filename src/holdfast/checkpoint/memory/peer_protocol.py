@@ -1,13 +1,14 @@
-"""What a writing process and the one on a peer node that holds its snapshot say to each other, over TCP.
+"""The protocol over TCP between a writing process and the peer node that holds its snapshot.
 
 | from the sender | meaning |
 |---|---|
-| a greeting (see `core.channel`) | what protocol this is, the holder's token |
-| `{"rank", "world_size", "step", "save", "image_bytes", "notes_bytes", "notes"}` | a frame; `notes`: a digest |
-| the notes, the files of the image | after the first answer; see `keeping.Snapshot.pack_notes` |
+| a greeting (see `core.channel`) | the name of the protocol, and the holder's token |
+| a frame: the fields of `SnapshotInfo`, and `notes` | the announcement; `notes` is a digest of the notes |
+| the notes (see `DurableSnapshot.pack_notes`) and the files | sent after the first answer |
 
-The holder answers with a frame, `{"taken": true}` or `{"refused": WHY}`, twice: before anything large is sent, and
-once every byte is verified. To whoever does not have the token it says nothing. Nothing here is unpickled.
+The holder answers with a frame, `{"taken": true}` or `{"refused": WHY}`, twice: before the sender
+sends anything large, and once every byte is verified. A sender without the token gets no answer.
+Nothing is unpickled.
 """
 
 import json
@@ -22,35 +23,35 @@ from holdfast.core.errors import ChannelError
 MAGIC: Final = b"HFPEER2\n"
 TOKEN_BYTES: Final = 32
 PATIENCE_S: Final = 10.0
-"""Without a byte in so long the other side is given up."""
+"""Seconds without a byte after which the other side counts as gone."""
 ANSWER_S: Final = 60.0
-"""For an answer: the holder takes its memory first."""
+"""Seconds to wait for an answer: the holder allocates its memory first."""
 CHUNK_BYTES: Final = 4 << 20
 _ANNOUNCEMENT_BYTES: Final = 4096
 _ANSWER_BYTES: Final = 1024
 
 
 class Refused(Exception):
-    """The other side does not want it, or sent what cannot be; the message says why."""
+    """The other side refuses the snapshot, or has sent invalid data; the message states why."""
 
 
 def digest_of_notes(notes: bytes) -> str:
-    """What tells that they arrived as they were."""
+    """Return the digest that verifies the notes."""
     return xxhash.xxh3_128_hexdigest(notes)
 
 
 def head(token: bytes, announcement: dict[str, Any]) -> bytes:
-    """What a sender says first."""
+    """Return the first bytes that a sender sends: the greeting and the announcement."""
     return greeting(MAGIC, token) + frame(json.dumps(announcement).encode(), _ANNOUNCEMENT_BYTES)
 
 
 def read_announcement(line: socket.socket) -> dict[str, Any]:
-    """What a sender, who has shown the token, says that it will send.
+    """Receive the announcement of a sender that has presented the token.
 
     Raises:
-        Refused: it is too long.
-        OSError: nothing came.
-        ValueError: it is none.
+        Refused: the announcement is too long.
+        OSError: nothing arrived in time.
+        ValueError: the announcement is not JSON.
     """
     try:
         body = receive_frame(line, _ANNOUNCEMENT_BYTES, within_s=PATIENCE_S)
@@ -61,40 +62,40 @@ def read_announcement(line: socket.socket) -> dict[str, Any]:
 
 
 def answer(line: socket.socket, refused: str = "") -> None:
-    """Say that all is well, or why not.
+    """Send `taken`, or the reason `refused`.
 
     Raises:
-        OSError: nobody is there.
+        OSError: the sender is gone.
     """
-    told = {"refused": refused[: _ANSWER_BYTES // 8]} if refused else {"taken": True}
-    line.sendall(frame(json.dumps(told).encode(), _ANSWER_BYTES))
+    reply = {"refused": refused[: _ANSWER_BYTES // 8]} if refused else {"taken": True}
+    line.sendall(frame(json.dumps(reply).encode(), _ANSWER_BYTES))
 
 
 def await_answer(line: socket.socket) -> None:
-    """Return once the holder says that all is well.
+    """Wait for the answer `taken` of the holder.
 
     Raises:
-        Refused: it does not.
-        OSError: it says nothing.
+        Refused: the holder refuses the snapshot.
+        OSError: no answer arrived in time.
     """
     try:
-        told = json.loads(receive_frame(line, _ANSWER_BYTES, within_s=ANSWER_S))
+        reply = json.loads(receive_frame(line, _ANSWER_BYTES, within_s=ANSWER_S))
         line.settimeout(PATIENCE_S)
     except (ChannelError, ValueError) as error:
-        raise Refused("it answered something else") from error
-    if told != {"taken": True}:
+        raise Refused("its answer is not valid") from error
+    if reply != {"taken": True}:
         raise Refused(
-            str(told.get("refused", told))
-            if isinstance(told, dict)
-            else "it answered something else"
+            str(reply.get("refused", reply))
+            if isinstance(reply, dict)
+            else "its answer is not valid"
         )
 
 
 def read_into(line: socket.socket, target: memoryview) -> None:
-    """Fill `target`, however long it takes, as long as something comes.
+    """Fill `target` from the socket, for any time as long as bytes arrive.
 
     Raises:
-        OSError: nothing does.
+        OSError: no byte arrived for `PATIENCE_S`.
     """
     line.settimeout(PATIENCE_S)
     receive_into(line, target)

@@ -1,7 +1,8 @@
-"""Ranks that come back on a new node get their images from the nodes that held them.
+"""Send snapshots from the nodes that hold them to ranks that restarted on other nodes.
 
-All say what their nodes have; those that lack their image get it from the trainer of a rank whose node has it, over a
-group of their own, into memory. What was sent is trusted no more than what lay there.
+All ranks list the snapshots on their nodes. A rank whose node lacks its snapshot receives it from
+the trainer of a rank whose node has it, over a separate process group, into memory. Received
+snapshots are verified like any others.
 """
 
 import mmap
@@ -21,46 +22,48 @@ from holdfast.checkpoint.memory.server import SnapshotInfo
 from holdfast.core.errors import CheckpointError
 
 _TIMEOUT: Final = timedelta(minutes=10)
-"""A rank may wait for those that are served before it; that the other side died is known at once."""
+"""A rank may wait for the ranks that are served before it; a dead peer is detected at once."""
 _CHUNK_BYTES: Final = 64 << 20
 
 
 class Move(NamedTuple):
-    """The image of rank `target` goes from rank `source` to it."""
+    """The transfer of the snapshot of rank `target` from rank `source` to rank `target`."""
 
     source: int
     target: int
     info: SnapshotInfo
 
 
-def newest_whole(told: Sequence[Sequence[SnapshotInfo]], world_size: int) -> tuple[int, str] | None:
-    """Step and name of the newest save of which the image of each rank is in some node's memory.
+def newest_whole(
+    listed: Sequence[Sequence[SnapshotInfo]], world_size: int
+) -> tuple[int, str] | None:
+    """Return step and name of the newest save of which every rank's snapshot is in memory.
 
     Args:
-        told: what the node of each rank has.
-        world_size: how many ranks there are; of other numbers nothing counts.
+        listed: for each rank, the snapshots on its node.
+        world_size: the number of ranks; snapshots of jobs with another number are ignored.
     """
     ranks: dict[tuple[int, str], set[int]] = {}
-    for image in (image for each in told for image in each if image.world_size == world_size):
+    for image in (image for each in listed for image in each if image.world_size == world_size):
         ranks.setdefault((image.step, image.save), set()).add(image.rank)
     return max((save for save, having in ranks.items() if len(having) == world_size), default=None)
 
 
-def moves(told: Sequence[Sequence[SnapshotInfo]], save: tuple[int, str]) -> list[Move]:
-    """Who sends whom what, so that each rank has its image; those that can send take turns.
+def moves(listed: Sequence[Sequence[SnapshotInfo]], save: tuple[int, str]) -> list[Move]:
+    """Plan the transfers that give each rank its snapshot, spread over the ranks that can send.
 
     Args:
-        told: what the node of each rank has.
-        save: step and name of one that `newest_whole` found.
+        listed: for each rank, the snapshots on its node.
+        save: step and name of a save that `newest_whole` found.
     """
     having: dict[int, list[tuple[int, SnapshotInfo]]] = {}
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(listed):
         for image in each:
             if (image.step, image.save) == save:
                 having.setdefault(image.rank, []).append((rank, image))
-    sending = [0] * len(told)
+    sending = [0] * len(listed)
     found = []
-    for target in range(len(told)):
+    for target in range(len(listed)):
         sources = dict(having[target])
         if target not in sources:
             source = min(sources, key=lambda rank: (sending[rank], rank))
@@ -70,16 +73,19 @@ def moves(told: Sequence[Sequence[SnapshotInfo]], save: tuple[int, str]) -> list
 
 
 def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
-    """Make the moves; why that is not possible, on all ranks, or nothing. Collective."""
+    """Perform the transfers. Collective.
+
+    Returns:
+        On all ranks, the reason why the transfers failed; empty if they succeeded.
+    """
     if not planned:
         return ""
     own = [move for move in planned if ranks.rank in (move.source, move.target)]
     parts: list[_Part] = []
     group: dist.ProcessGroup | None = None
 
-    def prepare() -> (
-        None
-    ):  # all that can fail on one rank alone: later another one would wait for it
+    # All steps that can fail on one rank alone come first: later, another rank would wait.
+    def prepare() -> None:
         for move in own:
             parts.append(_lying(memory, move) if move.source == ranks.rank else _room(move))
 
@@ -99,9 +105,9 @@ def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
     def keep() -> None:
         for part in parts:
             if part.move.target == ranks.rank:
-                told = part.move.info
+                info = part.move.info
                 memory.bring(
-                    MemorySnapshot.of(os.dup(part.fd), told.step, told.save, bytes(part.notes))
+                    MemorySnapshot.of(os.dup(part.fd), info.step, info.save, bytes(part.notes))
                 )
 
     try:
@@ -109,10 +115,9 @@ def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
         ranks.together(make_group)
         ranks.together_at_length(send_and_receive)
         ranks.together(keep)
-    except (
-        Exception
-    ) as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
-        return f"it could not be had from the peers ({error})"
+    # gloo raises RuntimeError on one rank alone. The checkpoint is on disk as well.
+    except Exception as error:
+        return f"it could not be received from the peers ({error})"
     finally:
         ranks.release(group)
         for part in parts:
@@ -123,7 +128,7 @@ def bring(ranks: Ranks, memory: PreviousRanks, planned: Sequence[Move]) -> str:
 
 
 class _Part(NamedTuple):
-    """What a move reads or fills; `fd` is the image's."""
+    """The memory that a transfer reads or fills; `fd` is the descriptor of the snapshot."""
 
     move: Move
     fd: int
@@ -136,7 +141,7 @@ def _lying(memory: PreviousRanks, move: Move) -> _Part:
         if kept.layout.rank == move.target and len(kept.notes) == move.info.notes_bytes:
             return _Part(move, kept.fd, _image(move, kept.fd), bytearray(kept.notes))
     raise CheckpointError(
-        f"Rank {move.source} has rank {move.target}'s snapshot no more. It is read from disk."
+        f"Rank {move.source} no longer has rank {move.target}'s snapshot. It is read from disk."
     )
 
 
@@ -145,7 +150,8 @@ def _room(move: Move) -> _Part:
     with reserved(needed) as free:
         if free < needed:
             raise CheckpointError(
-                f"Rank {move.target} needs {needed:,} bytes of memory, and {max(free, 0):,} are free there."
+                f"Rank {move.target} needs {needed:,} bytes of memory, and {max(free, 0):,} are "
+                "free there."
             )
         fd = os.memfd_create("holdfast-brought", os.MFD_CLOEXEC)
         try:

@@ -1,7 +1,8 @@
-"""What became durable goes to a peer node's memory, in the background: no save waits for it, and none fails for it.
+"""Send durable snapshots to a peer node's memory, in the background.
 
-The arena is sent as it lies there. Where it is needed for a newer snapshot before all of it is sent, it is left out:
-the holder compares every block with its digest, and keeps the one before.
+No save waits for a transfer or fails because of a transfer. The arena is sent directly. If the
+arena is reused for a newer snapshot during the transfer, the transfer is abandoned: the holder
+verifies every block against its digest, and keeps the previous snapshot.
 """
 
 import contextlib
@@ -24,18 +25,18 @@ from holdfast.checkpoint.memory.peer_protocol import (
 
 _logger = logging.getLogger("holdfast")
 _SEND_BYTES: Final = CHUNK_BYTES // 4
-"""After each it is looked whether the arena still holds what is sent."""
+"""Bytes to send between two checks whether the arena still holds the snapshot."""
 
 _OVERTAKEN: Final = "its memory was needed for a newer one before all of it was sent"
 
 
 class _Overtaken(Exception):
-    """A newer snapshot needs the memory of what is being sent."""
+    """The arena of the snapshot that is being sent was reused for a newer snapshot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """A rank on another node: where it listens, and the token that it wants to see."""
+    """A rank on another node: its address, and the token that it requires."""
 
     rank: int
     host: str
@@ -44,26 +45,26 @@ class Peer:
 
 
 class Sender:
-    """Sends what one writing process committed last, always the newest."""
+    """Send the newest durable snapshot of one writing process to its peer."""
 
     def __init__(self, peer: Peer, *, sent: Callable[[int], None] = lambda _: None) -> None:
-        """Nothing is sent before there is something to send.
+        """Start a thread that waits for the first snapshot.
 
         Args:
-            peer: to whom.
-            sent: told the step of what the peer holds from now on; called in a thread.
+            peer: the receiver.
+            sent: called in a thread with the step that the peer holds from now on.
         """
         self._peer = peer
         self._sent = sent
         self._next: tuple[DurableSnapshot, memoryview] | None = None
         self._offered = threading.Condition()
-        self._has_told = False
+        self._has_warned = False
         threading.Thread(target=self._run, name="holdfast-peer", daemon=True).start()
 
     def offer(self, snapshot: DurableSnapshot) -> None:
-        """It is durable; send it once what is being sent has been."""
+        """Send a durable snapshot once the current transfer ends; replace a waiting snapshot."""
         with self._offered:
-            # Now, while it is open: a view keeps the memory mapped.
+            # Take the view now, while the arena is open: the view keeps the memory mapped.
             self._next = snapshot, snapshot.arena.image
             self._offered.notify()
 
@@ -76,42 +77,43 @@ class Sender:
             try:
                 send_snapshot(self._peer, snapshot, image)
             except _Overtaken:
-                self._tell(snapshot, _OVERTAKEN)
+                self._log_failure(snapshot, _OVERTAKEN)
             except Refused as error:
-                self._tell(snapshot, f"rank {self._peer.rank} does not take it: {error}")
+                self._log_failure(snapshot, f"rank {self._peer.rank} does not take it: {error}")
             except OSError as error:
                 if snapshot.is_there():
-                    self._tell(snapshot, f"rank {self._peer.rank} cannot be reached ({error})")
-                else:  # what it had of it was not right any more
-                    self._tell(snapshot, _OVERTAKEN)
-            except (
-                ValueError,
-                AttributeError,
-            ):  # this process ends, or the trainer's state has another shape
+                    self._log_failure(
+                        snapshot, f"rank {self._peer.rank} cannot be reached ({error})"
+                    )
+                else:  # the holder found blocks of a newer snapshot
+                    self._log_failure(snapshot, _OVERTAKEN)
+            # This process ends, or the trainer's state has another shape.
+            except (ValueError, AttributeError):
                 continue
             else:
-                self._has_told = False
+                self._has_warned = False
                 self._sent(snapshot.order.step)
             finally:
-                del snapshot, image  # the memory may be given back
+                del snapshot, image  # so that the memory can be released
 
-    def _tell(self, snapshot: DurableSnapshot, why: str) -> None:
-        level = logging.DEBUG if self._has_told else logging.WARNING
-        self._has_told = True
+    def _log_failure(self, snapshot: DurableSnapshot, why: str) -> None:
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        self._has_warned = True
         step, of = snapshot.order.step, snapshot.layout.rank
         _logger.log(
             level,
-            "Step %d of rank %d is not held in a peer node's memory: %s. It is durable; the next save is tried again.",
+            "Step %d of rank %d is not held in a peer node's memory: %s. It is durable; the next "
+            "save is tried again.",
             *(step, of, why),
         )
 
 
 def send_snapshot(peer: Peer, snapshot: DurableSnapshot, image: memoryview) -> None:
-    """Send one; once it returns the peer holds it.
+    """Send a snapshot, and wait until the peer holds it.
 
     Raises:
-        Refused: the peer does not take it.
-        OSError: it cannot be reached.
+        Refused: the peer refuses the snapshot.
+        OSError: the peer cannot be reached.
     """
     order, layout, notes = snapshot.order, snapshot.layout, snapshot.pack_notes()
     announcement = {
@@ -132,7 +134,7 @@ def send_snapshot(peer: Peer, snapshot: DurableSnapshot, image: memoryview) -> N
                 _send_all(line, snapshot, image[shard.offset : shard.offset + shard.size_bytes])
         except ConnectionError:
             with contextlib.suppress(OSError):
-                await_answer(line)  # why it has ended the connection, where it said so
+                await_answer(line)  # raises the holder's reason, if the holder sent one
             raise
         await_answer(line)
 

@@ -1,16 +1,18 @@
-"""The newest durable snapshot of a rank that died stays in memory, for the rank that takes its place.
+"""Keep a dead rank's newest durable snapshot in memory, and serve it to the restarted rank.
 
-The writing process outlives its trainer. Unless that ended in good order, the process keeps the arena that it committed
-last, and what it holds for ranks of peer nodes, and hands them out at a socket of this node (abstract, named by user,
-checkpoint folder and rank), one request a connection, to processes of the same user only:
+The writing process outlives its trainer. Unless the trainer closed its Checkpointer, the writing
+process keeps the arena that it committed last, and the snapshots that it holds for ranks of peer
+nodes. The process serves them at an abstract unix socket of this node, named by user, checkpoint
+folder and rank. Each connection carries one request, of a process of the same user:
 
 | request | answer |
 |---|---|
-| `{"want": "list"}` | `{"images": […]}`: what is kept, see `SnapshotInfo` |
-| `{"want": "snapshot", "rank": R}` | what save it is and its memory; then its notes: layout and digests |
-| `{"want": "end"}` | the end of the connection, once the memory is given back |
+| `{"want": "list"}` | `{"images": […]}`: a `SnapshotInfo` for each snapshot |
+| `{"want": "snapshot", "rank": R}` | step, save and memory of a snapshot; then its layout and digests |
+| `{"want": "end"}` | the end of the connection, once the memory is released |
 
-It ends after a stated time, when it is told to, when its supervisor ends, and when memory is short. No torch here.
+The server ends after the keep time, on the request `end`, when its supervisor ends, and when the
+node's memory is short. No torch here.
 """
 
 import contextlib
@@ -34,35 +36,34 @@ from holdfast.core.memory import available_memory_bytes
 from holdfast.core.sockets import readable
 
 ENV_SUPERVISOR_PID: Final = "HOLDFAST_SUPERVISOR_PID"
-"""The process with which all that is kept ends."""
+"""Environment variable: the process whose end makes the server release all snapshots."""
 SNAPSHOT_SERVER_PROCESS_NAME: Final = "holdfast-kept"
-"""What such a process calls itself, so that whoever clears away what a dead job left knows it."""
+"""The process name while snapshots are served, by which tools that clean up after jobs find it."""
 LEAST_FREE_BYTES: Final = 1 << 30
-"""What is kept is given back where the node has less left: a job that runs needs it more than one that may come."""
+"""The free memory below which snapshots are released: a running job needs memory more."""
 _LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
 LAST_SAVE_S: Final = 8.0
-"""Seconds after the death of the trainer for which a client waits for the last save, before it gets what there is."""
+"""Seconds after the trainer's death for which clients wait for the last save to become durable."""
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group: `struct ucred` of unix(7)."""
 
 
 def address(folder: Path, rank: int) -> str:
-    """Where the snapshot of a rank that saved into `folder` is handed out.
-
-    By the folder itself, not its path: containers that share a network may have different ones of one path. And by the
-    node, where it was given a name of its own.
+    """Return the socket address at which the snapshot of a rank that saved into `folder` is served.
 
     Raises:
-        OSError: there is no such folder.
+        OSError: the folder does not exist.
     """
+    # The folder is identified by device and inode, since containers that share a network may mount
+    # different folders at one path. The node's name separates nodes that share a network namespace.
     found = folder.stat()
     node = f"-{name}" if (name := os.environ.get(ENV_NODE)) else ""
     return f"\0holdfast-{os.geteuid()}-{found.st_dev:x}.{found.st_ino:x}-{rank}{node}"
 
 
 def is_of_this_user(line: socket.socket) -> bool:
-    """Whether the process at the other side of a unix socket runs as the user that this one runs as."""
+    """Return whether the process at the other end of a unix socket runs as this process's user."""
     _pid, uid, _gid = _CREDENTIALS.unpack(
         line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
@@ -70,7 +71,7 @@ def is_of_this_user(line: socket.socket) -> bool:
 
 
 class SnapshotInfo(NamedTuple):
-    """The description of a snapshot in memory; `world_size` is the number of ranks that saved it."""
+    """The description of a snapshot in memory; `world_size` counts the ranks that saved it."""
 
     rank: int
     world_size: int
@@ -82,7 +83,13 @@ class SnapshotInfo(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedSnapshot:
-    """One that can be handed out: `fd` is laid out as an arena, `notes` are what `DurableSnapshot.pack_notes` packs."""
+    """A snapshot that can be served.
+
+    Attributes:
+        info: the description of the snapshot.
+        fd: the descriptor of the snapshot, in the layout of an `Arena`.
+        notes: the descriptor of a file with the bytes of `DurableSnapshot.pack_notes`.
+    """
 
     info: SnapshotInfo
     fd: int
@@ -90,17 +97,17 @@ class ServedSnapshot:
 
 
 class Others(Protocol):
-    """What is held for ranks of peer nodes."""
+    """The snapshots that are held for ranks of peer nodes."""
 
     def images(self) -> list[ServedSnapshot]:
-        """All of it; the descriptors stay open as long as what is returned is used."""
+        """Return all held snapshots; the descriptors stay open while the result is in use."""
 
     def give_back(self) -> None:
-        """Let go of all of it."""
+        """Release all held snapshots."""
 
 
 class SnapshotServer:
-    """Keeps what one writing process committed last."""
+    """Keep and serve the newest durable snapshot of one writing process."""
 
     def __init__(
         self,
@@ -113,16 +120,16 @@ class SnapshotServer:
         free_bytes: Callable[[], int] = available_memory_bytes,
         others: Others | None = None,
     ) -> None:
-        """Nothing is done before there is something to keep.
+        """Serve nothing before the first save.
 
         Args:
-            keep_s: how long it is kept; 0: not at all.
-            trainer: the socket to the trainer; until it breaks whoever asks is turned away.
-            trainer_pidfds: or until one of these can be read.
-            ends_with: descriptors; once one of them can be read, nothing is kept any more.
-            now_s: the time.
-            free_bytes: how much memory the node has left.
-            others: what is held for ranks of peer nodes, and kept as well.
+            keep_s: seconds to keep snapshots after the trainer's end; 0: keep none.
+            trainer: the socket to the trainer; clients are turned away until it is closed.
+            trainer_pidfds: descriptors that become readable at the trainer's end.
+            ends_with: descriptors of which the first that becomes readable ends the server.
+            now_s: returns the time in seconds.
+            free_bytes: returns the node's free memory in bytes.
+            others: the snapshots of ranks of peer nodes, which are served as well.
         """
         self._others = others
         self._keep_s = keep_s
@@ -144,7 +151,7 @@ class SnapshotServer:
 
     @property
     def newest(self) -> DurableSnapshot | None:
-        """What would be kept now; None where there is nothing, or nothing is to be kept."""
+        """The snapshot to keep; None if there is none, or if `keep_s` is 0."""
         return (
             self._newest
             if self._keep_s > 0 and self._newest is not None and self._newest.is_there()
@@ -153,13 +160,13 @@ class SnapshotServer:
 
     @property
     def has_any(self) -> bool:
-        """Whether there is something to keep, of this rank or of a peer node's."""
+        """True if there is a snapshot to keep, of this rank or of a peer node's rank."""
         if self._keep_s <= 0 or self._is_unwanted:
             return False
         return self.newest is not None or bool(self._others is not None and self._others.images())
 
     def ordered(self, order: SaveRequest, rank: int) -> None:
-        """A save was ordered: from now on it is known who may come to ask."""
+        """Begin to listen for clients at the first save, which defines the address."""
         if not self._address:
             with contextlib.suppress(OSError):
                 self._address = address(order.folder, rank)
@@ -171,14 +178,14 @@ class SnapshotServer:
                 ).start()
 
     def committed(self, snapshot: DurableSnapshot) -> bool:
-        """A save is durable. Whether it is worth keeping: what is not known by the digest of each block is not."""
-        is_known = snapshot.blocks.keys() == {shard.name for shard in snapshot.layout.shards}
-        if is_known:
+        """Record a durable snapshot; return False if the digests of some file are missing."""
+        has_digests = snapshot.blocks.keys() == {shard.name for shard in snapshot.layout.shards}
+        if has_digests:
             self._newest = snapshot
-        return is_known
+        return has_digests
 
     def forget(self, arena: Arena) -> None:
-        """It is used no more."""
+        """Drop the recorded snapshot if it is in `arena`, which is reused or closed."""
         if self._newest is not None and self._newest.arena is arena:
             self._newest = None
 
@@ -190,17 +197,15 @@ class SnapshotServer:
             listener.bind(self._address)
             listener.listen()
             listener.setblocking(False)
-        except OSError:  # another one is still there
+        except OSError:  # a previous server still uses the address
             listener.close()
         else:
             self._listener = listener
 
     def _serve_meanwhile(self, listener: socket.socket) -> None:
-        """Until `keep`, or the end of the process.
-
-        While the trainer lives nothing is left. After its death its last save may wait for a rank that died with its
-        node, and never be: what was durable before is handed out then.
-        """
+        """Serve clients after the trainer's death, until `keep` takes over or the process ends."""
+        # Turn clients away while the trainer lives. After its death, the last save may wait forever
+        # for a rank that died with its node: then serve the snapshot that was durable before.
         while all(fd == listener.fileno() for fd, _event in self._trainer.poll()):
             with contextlib.suppress(BlockingIOError):
                 listener.accept()[0].close()
@@ -223,7 +228,7 @@ class SnapshotServer:
                     last.close()
 
     def keep(self) -> None:
-        """Hand out what is kept until it is to end; then the memory is free, as far as this process has it."""
+        """Serve the snapshots until the server is to end; then release this process's memory."""
         self._is_through.set()
         with self._serving:
             self._listen()
@@ -251,13 +256,13 @@ class SnapshotServer:
     def _serve(
         self, listener: socket.socket, own: Sequence[ServedSnapshot]
     ) -> socket.socket | None:
-        """Answer one request, if one comes soon; its line, open, where it is for the end."""
+        """Serve one request if one arrives soon; return the open connection of an `end` request."""
         ready = readable([listener.fileno(), *self._ends_with], _LOOK_EVERY_S)
         if listener.fileno() not in ready:
             return None
         try:
             line, _address = listener.accept()
-        except BlockingIOError:  # another thread has it
+        except BlockingIOError:  # another thread accepted the connection
             return None
         return _answer(line, [*own, *([] if self._others is None else self._others.images())])
 
@@ -286,7 +291,7 @@ def _image_of(snapshot: DurableSnapshot) -> ServedSnapshot:
 
 
 def notes_file(notes: bytes) -> int:
-    """The descriptor of a file in memory that holds them."""
+    """Write the notes into an anonymous file in memory; return its descriptor."""
     fd = os.memfd_create("holdfast-notes", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(fd), "wb") as file:
         file.write(notes)
@@ -294,7 +299,7 @@ def notes_file(notes: bytes) -> int:
 
 
 def _answer(line: socket.socket, images: Sequence[ServedSnapshot]) -> socket.socket | None:
-    """Do as a successor asks; `line`, open, where it asked for the end."""
+    """Answer one request; return the open connection if the request is `end`, else close it."""
     wants_end = False
     try:
         line.settimeout(_PATIENCE_S)
@@ -308,7 +313,7 @@ def _answer(line: socket.socket, images: Sequence[ServedSnapshot]) -> socket.soc
                     send(line, {"step": image.info.step, "save": image.info.save}, image.fd)
                     send(line, {}, image.notes)
                     break
-    except (OSError, ValueError):  # it went away, or is none of ours
+    except (OSError, ValueError):  # the client is gone, or sent an invalid request
         wants_end = False
     if wants_end:
         return line

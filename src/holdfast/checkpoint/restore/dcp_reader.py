@@ -1,4 +1,4 @@
-"""PyTorch Distributed Checkpoint behind two functions: read named parts of a checkpoint, read a plain value."""
+"""Read named tensors and plain values of a checkpoint with PyTorch Distributed Checkpoint (DCP)."""
 
 import io
 import warnings
@@ -33,17 +33,18 @@ def read(
 
     Args:
         folder: the checkpoint.
-        metadata: its metadata, read and checked by `holdfast.checkpoint.format.dcp_metadata`.
-        wanted: flat name to the tensor to read into (a DTensor: its shard), None for a plain value.
-        files: reads and checks only what is wanted; None: the files are read by PyTorch, as they are.
+        metadata: the checkpoint's metadata, from `holdfast.checkpoint.format.dcp_metadata`.
+        wanted: flat name to the tensor to read into (a DTensor: its local shard), or to None for a
+            plain value.
+        files: reads and verifies only the wanted bytes; None: PyTorch reads the files, unverified.
 
     Returns:
-        Flat name to the tensor given, or to the plain value, which was unpickled with `weights_only`.
+        Flat name to the given tensor, or to the plain value, unpickled with `weights_only`.
 
     Raises:
-        ManifestError: `files` found something damaged.
+        ManifestError: `files` found damage.
         OSError: a file cannot be read.
-        CheckpointError: DCP failed otherwise, or a plain value would have run code.
+        CheckpointError: DCP failed, or unpickling a plain value would have run code.
     """
     planner = _Planner()
     with _as_one_process_would():
@@ -59,7 +60,7 @@ def read(
 
 
 class _Reader(FileSystemReader):
-    """Hands out metadata that was read safely, where DCP's own reader would unpickle it."""
+    """Return metadata that was read safely; DCP's own reader would unpickle the metadata."""
 
     def __init__(self, folder: Path, metadata: Metadata, files: VerifiedFiles | None) -> None:
         super().__init__(folder)
@@ -79,7 +80,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(DefaultLoadPlanner):
-    """Loads by flat names, and plain values with `weights_only`, where DCP's own planner trusts them."""
+    """Load by flat name, and plain values with `weights_only`; DCP's planner trusts all pickles."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False)
@@ -92,7 +93,7 @@ class _Planner(DefaultLoadPlanner):
 
 @contextmanager
 def _as_one_process_would() -> Iterator[None]:
-    """Without DCP's warning that there is only one process, and with the error itself, not DCP's wrapper."""
+    """Suppress DCP's warning about a single process, and raise the error inside DCP's wrapper."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -105,9 +106,11 @@ def _as_one_process_would() -> Iterator[None]:
             if isinstance(failure, OSError | HoldfastError | ManifestError) or not isinstance(
                 failure, Exception
             ):
-                raise failure from error  # the last is Ctrl-C or an exit, which DCP has caught
+                # DCP also catches KeyboardInterrupt and SystemExit: raise them again.
+                raise failure from error
         rank, failure = next(iter(failures.items()))
         why = (str(failure) or type(failure).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{type(failure).__name__} on rank {rank}: {why} Take another checkpoint, see `holdfast checkpoint ls`."
+            f"{type(failure).__name__} on rank {rank}: {why} Take another checkpoint, see "
+            "`holdfast checkpoint ls`."
         ) from error

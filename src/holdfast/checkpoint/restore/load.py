@@ -1,4 +1,4 @@
-"""A checkpoint into a state that fits it, and each rank's own part of one."""
+"""Restore an open checkpoint into a live state, and read every rank's `per_rank` state."""
 
 import functools
 import logging
@@ -27,14 +27,14 @@ _logger = logging.getLogger("holdfast")
 
 @dataclass
 class Terms:
-    """How to restore, see `Checkpointer.restore`, and what came of it.
+    """The options of one restore (see `Checkpointer.restore`), and the names that did not match.
 
     Attributes:
-        strict: whether state and checkpoint must have the same names and types.
-        rng: whether the random generators are restored.
-        renaming: of the tensors of `state`.
-        missing: names that the checkpoint lacks.
-        unexpected: names that the state lacks.
+        strict: whether the state and the checkpoint must have the same names and types.
+        rng: whether to restore the random generators.
+        renaming: the name map for the tensors of `state`; None if names are unchanged.
+        missing: names that the checkpoint lacks; set by `restore_into`.
+        unexpected: names that the state lacks; set by `restore_into`.
     """
 
     strict: bool = True
@@ -44,14 +44,14 @@ class Terms:
     unexpected: tuple[str, ...] = ()
 
     def rename_by(self, rename: "Rename | None") -> None:
-        """Read the name map, if one is given.
+        """Read the name map `rename`; keep names unchanged if `rename` is None.
 
         Raises:
-            BadUse: `rename` is no name map.
+            BadUse: `rename` is not a valid name map.
         """
         if rename is not None:
             from holdfast.checkpoint.state.renaming import (
-                Renaming,  # few need it, and its regular expressions
+                Renaming,  # imported here, since few restores need the regular expressions
             )
 
             self.renaming = Renaming(rename)
@@ -64,15 +64,19 @@ def restore_into(
     per_rank: MutableMapping[str, Any] | None,
     terms: Terms | None = None,
 ) -> str:
-    """Put a checkpoint into `state`, `per_rank` and this process's random generators. Collective.
+    """Restore a checkpoint into `state`, `per_rank` and this process's random generators.
+
+    Collective: all ranks must call this function.
 
     Returns:
-        Nothing, or what of it is damaged: then tensors of `state` may hold parts of it.
+        An empty string, or the reason why the checkpoint could not be read. After a failed read,
+        tensors of `state` may hold parts of the checkpoint.
 
     Raises:
-        BadUse: `state` or `per_rank` is no dict of named entries, or a name map fits nothing.
-        StateMismatch: they do not fit the checkpoint; nothing was changed on any rank, unless it says so.
-        CheckpointError: it holds what must not be read.
+        BadUse: `state` or `per_rank` is not a dict with text keys, or a name map matches nothing.
+        StateMismatch: the state does not fit the checkpoint. No rank's state has changed, unless
+            the message says so.
+        CheckpointError: reading the checkpoint would run code from its files.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
     parts: list[StatePart] = []
@@ -119,7 +123,7 @@ def restore_into(
         wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
         return failing(lambda: loaded.update(checkpoint.read(wanted)))
 
-    # Plain values first: they are what may be refused, and until then no tensor has changed.
+    # Read plain values first: they may be rejected, and no tensor has changed yet.
     for plain in (True, False):
         reasons = ranks.together(functools.partial(read, plain=plain))
         if any(reasons):
@@ -138,15 +142,18 @@ def restore_into(
     ranks.together(put)
     terms.missing, terms.unexpected = tuple(fit.missing), tuple(fit.unexpected)
     if not rng_skeleton and terms.rng and ranks.rank == 0:
-        _tell_of_generators(ranks, checkpoint)
+        _warn_rng_not_restored(ranks, checkpoint)
     return ""
 
 
 def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
-    """What every rank had saved under `per_rank`, by rank; tensors on the CPU. Not collective.
+    """Read every rank's `per_rank` state, with tensors on the CPU. Not collective.
+
+    Returns:
+        One dict for each rank, by rank.
 
     Raises:
-        CheckpointError: something could not be read.
+        CheckpointError: a part of the checkpoint cannot be read.
     """
     states = []
     for rank in range(checkpoint.manifest.world_size):
@@ -168,17 +175,19 @@ def _check_fits(fit: Fit, checkpoint: OpenCheckpoint, parts: Sequence[StatePart]
         ]
         if absent and len(fit.problems) == len(absent):
             raise StateMismatch(
-                f"{checkpoint.path} was saved without a position in the data: it has no {absent[0]!r}. Restore it once "
-                "with strict=False; the rest is restored, and the batches begin with the first epoch."
+                f"{checkpoint.path} was saved without a position in the data: it has no "
+                f"{absent[0]!r}. Restore it once with strict=False; the rest is restored, and the "
+                "batches begin with the first epoch."
             )
         more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
         raise StateMismatch(
             f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
-            "Build it with the same model and optimizer, or leave that entry out to restore the rest."
+            "Build it with the same model and optimizer, or leave that entry out to restore the "
+            "rest."
         )
 
 
-def _tell_of_generators(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
+def _warn_rng_not_restored(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
     why = "Checkpointer.save has not saved it"
     if checkpoint.manifest.world_size != ranks.world_size:
         why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
@@ -186,16 +195,17 @@ def _tell_of_generators(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
 
 
 def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:
-    """What is one tensor in the state, as tied weights are, is one in the checkpoint.
+    """Check that entries that share one tensor in the state, as tied weights do, were saved equal.
 
     Raises:
-        StateMismatch: it is not.
+        StateMismatch: the saved tensors differ.
     """
     for (name, flat), (other, beside) in fit.same:
         if not torch.equal(_bits(loaded[flat]), _bits(loaded[beside])):
             raise StateMismatch(
-                f"{name!r} and {other!r} are one tensor in the state, and two that differ in the checkpoint. Untie "
-                "them, as they were when it was saved; tensors of the state hold parts of it."
+                f"{name!r} and {other!r} are one tensor in the state, and two that differ in the "
+                "checkpoint. Untie them, as they were when it was saved; tensors of the state "
+                "hold parts of it."
             )
         loaded[beside] = loaded[flat]
 
@@ -217,6 +227,6 @@ def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:
     step, saved_by = checkpoint.manifest.step, checkpoint.manifest.world_size
     return StateMismatch(
         f"{checkpoint.path} was saved by {saved_by} ranks and is restored by {ranks.world_size}, "
-        "so per_rank has no one to go to. Restore without per_rank, take what each of them had from "
-        f"Checkpointer.per_rank_states({step}), and share it out."
+        "so per_rank cannot be restored. Restore without per_rank, read the parts of all saved "
+        f"ranks from Checkpointer.per_rank_states({step}), and distribute them."
     )

@@ -1,6 +1,6 @@
-"""Opening a checkpoint: what there is, and what one says of itself, read by one rank or by all together.
+"""List and open checkpoints, on one rank or on all ranks together.
 
-What cannot be read for a moment is read again.
+Reads that fail with an I/O error are repeated after a pause.
 """
 
 import functools
@@ -38,14 +38,17 @@ from holdfast.core.errors import CheckpointError
 
 _logger = logging.getLogger("holdfast")
 OPENINGS: Final = 3
-"""A process that outlives its trainer may put another save of a step in the place of one, while ranks open it."""
+"""The most attempts to open one save of a step on all ranks.
+
+The writing process outlives its trainer, and may replace a step's checkpoint with another save of
+the same step while ranks open the checkpoint."""
 _PAUSES_S: Final = (0.1, 1.0)
-"""Before something is read again that could not be read: network file systems recover."""
+"""Pauses before reads are repeated: network file systems recover."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCheckpoint:
-    """A checkpoint whose metadata is whole; of the rest each byte is checked when it is read."""
+    """A checkpoint whose metadata was verified; the data is verified block by block when read."""
 
     path: Path
     manifest: Manifest
@@ -54,36 +57,40 @@ class OpenCheckpoint:
 
     @functools.cached_property
     def shared(self) -> dict[Any, Any]:
-        """The skeleton of the state."""
+        """The skeleton of the shared state."""
         return shared_skeleton(self.metadata, self.read)
 
     @property
     def has_structure(self) -> bool:
-        """Whether Holdfast wrote it, and it records empty dicts."""
+        """True if Holdfast wrote the checkpoint, so that its skeleton records empty dicts."""
         return STRUCTURE in self.metadata.state_dict_metadata
 
     def own(self, rank: int) -> dict[Any, Any] | None:
-        """The skeleton of what belongs to `rank`: `user` and `rng`. None where DCP alone wrote it."""
+        """Return the skeleton of rank `rank`'s own part, with the keys `user` and `rng`.
+
+        None if DCP wrote the checkpoint without Holdfast.
+        """
         return stored_skeleton(rank_structure(rank), self.metadata, self.read)
 
     def read(self, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
-        """See `dcp_reader.read`."""
+        """Read the tensors and plain values that `wanted` names; see `dcp_reader.read`."""
         return dcp_reader.read(self.path, self.metadata, wanted, self.files)
 
 
 def open_checkpoint(
     path: Path, manifest: Manifest, memory: PreviousRanks | None = None
 ) -> OpenCheckpoint:
-    """Read what a checkpoint says of itself; each byte that is read is checked.
+    """Open a checkpoint: read and verify its metadata and its skeleton.
 
     Args:
         path: the checkpoint.
-        manifest: what it says.
-        memory: where it is to be taken from; None: from disk.
+        manifest: the checkpoint's manifest.
+        memory: the memory snapshots to read from; None: read from disk.
 
     Raises:
-        ManifestError: it is damaged, contradicts itself, or its metadata names what it must not; nothing of it has run.
-        OSError: it cannot be read.
+        ManifestError: the checkpoint is damaged, inconsistent, or its metadata names a type or path
+            that is not allowed. No code from the checkpoint has run.
+        OSError: the checkpoint cannot be read.
     """
     files: VerifiedFiles
     if memory is not None:
@@ -99,10 +106,11 @@ def open_checkpoint(
         check_metadata_against_files(
             metadata, {entry.path: entry.size_bytes for entry in manifest.files}
         )
-        opened.shared  # noqa: B018 - read now, while another checkpoint can still be taken
+        # Read the skeleton now, while another checkpoint can still be chosen.
+        opened.shared  # noqa: B018
     except (ManifestError, OSError):
         raise
-    except Exception as error:  # whoever made it up may have made up anything
+    except Exception as error:  # a forged checkpoint may raise any error
         raise ManifestError(
             f"its structure is unreadable ({type(error).__name__}: {error})"
         ) from error
@@ -112,7 +120,12 @@ def open_checkpoint(
 def open_together(
     ranks: Ranks, path: Path, step: int, memory: PreviousRanks | None = None
 ) -> tuple[OpenCheckpoint | None, str]:
-    """The same save of a step, opened by all ranks, or why some cannot. Collective."""
+    """Open the same save of a step on all ranks. Collective.
+
+    Returns:
+        The open checkpoint and an empty string, or None and the reason of the first rank that
+        failed.
+    """
     opened: OpenCheckpoint | None = None
 
     def open_it() -> None:
@@ -134,7 +147,7 @@ def open_together(
 
 
 def look(folder: Path) -> list[CheckpointInfo]:
-    """What there is; what cannot be read is looked at again.
+    """List the checkpoints in a folder; repeat the scan while some cannot be read.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -155,10 +168,12 @@ def look(folder: Path) -> list[CheckpointInfo]:
 
 
 def failing(work: Callable[[], None]) -> str:
-    """Why something of a checkpoint could not be read, or nothing; what may pass is tried again.
+    """Run `work` and return why it failed; an empty string if it succeeded.
+
+    I/O errors other than a missing file are retried after a pause.
 
     Raises:
-        CheckpointError: it holds what must not be read.
+        CheckpointError: reading the checkpoint would run code from its files.
     """
     for pause_s in (*_PAUSES_S, None):
         try:

@@ -1,4 +1,4 @@
-"""Restoring: the newest checkpoint that verifies on all ranks, read into a state that fits it."""
+"""Restore the newest checkpoint that verifies on all ranks, from memory or from disk."""
 
 import functools
 import logging
@@ -20,17 +20,19 @@ from holdfast.core.errors import NotFound, NoVerifiedCheckpoint, StateMismatch
 
 _logger = logging.getLogger("holdfast")
 _NAMED: Final = 5
-"""Steps, at most, in a message."""
+"""The most steps that a message lists."""
 _LOOKS: Final = 3
-"""Whoever saves meanwhile deletes what is superfluous: then there is a newer one."""
+"""The most listings of the folder, if candidates are deleted meanwhile.
+
+A concurrent save deletes old checkpoints; then a newer checkpoint exists."""
 
 
 class RestoredStep(int):
-    """The step that was restored, 0 where there was no checkpoint, and the names that only one side had.
+    """The restored step, 0 if there was no checkpoint, and the names that only one side had.
 
     Attributes:
-        missing: of the state, which the checkpoint lacks; they are as they were.
-        unexpected: of the checkpoint, which the state lacks; they were left out.
+        missing: names of the state that the checkpoint lacks; their values are unchanged.
+        unexpected: names of the checkpoint that the state lacks; their values are not restored.
     """
 
     missing: tuple[str, ...] = ()
@@ -39,7 +41,7 @@ class RestoredStep(int):
 
 @dataclass(frozen=True, kw_only=True)
 class PassedOver:
-    """A checkpoint that was not taken, and why."""
+    """A checkpoint that was skipped, and the reason."""
 
     step: int
     path: Path
@@ -57,30 +59,33 @@ def restore_newest(
     step: int | None = None,
     terms: Terms | None = None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
-    """Restore the newest checkpoint of which all that the ranks need is whole. Collective.
+    """Restore the newest checkpoint whose parts for these ranks are all intact. Collective.
 
-    Where all of it is in memory, left by the ranks before these on their nodes, or by nodes that hold what other ones
-    lost, it is taken from there; then, or when another one was restored, that memory is given back.
+    The step is read from memory if every rank's part is in the memory of these nodes or of their
+    peers. Memory snapshots are released once a checkpoint was restored.
 
     Args:
-        ranks: those that restore.
-        folder: the checkpoints.
+        ranks: the ranks that restore.
+        folder: the folder of the checkpoints.
         state: see `Checkpointer.restore`.
-        per_rank: likewise.
-        fetch_instead: takes a step that is damaged and the next older one there is, or -1; puts the newest whole one
-            between them into the folder, and tells its step, or None. Collective.
-        from_memory: these ranks take the place of those that saved. Else what is in memory is left to those that do.
-        step: the only one to take; None: the newest.
-        terms: how to restore, see `restore_into`.
+        per_rank: see `Checkpointer.restore`.
+        fetch_instead: takes a damaged step and the next older step in the folder (-1 if there is
+            none), fetches the newest intact checkpoint between them from storage into the folder,
+            and returns its step, or None if storage has none. Collective.
+        from_memory: whether these ranks replace the ranks that saved; if not, their memory
+            snapshots are neither read nor released.
+        step: the only step to restore; None: the newest.
+        terms: see `restore_into`.
 
     Returns:
-        It, or None where there is none at all, and those that were passed over, newest first.
+        The restored checkpoint, or None if there is no checkpoint at all; and the skipped
+        checkpoints, newest first.
 
     Raises:
         NotFound: there is no checkpoint of `step`.
-        NoVerifiedCheckpoint: there are checkpoints, or those of `step`, and none verifies.
-        BadUse, StateMismatch, CheckpointError: see `restore_into`; where a newer step was damaged, tensors may hold
-            parts of that, and StateMismatch says so.
+        NoVerifiedCheckpoint: there are checkpoints, or checkpoints of `step`, but none verifies.
+        BadUse, StateMismatch, CheckpointError: see `restore_into`. If a newer step was damaged,
+            tensors may hold parts of that step, and the StateMismatch names the step.
     """
     into = functools.partial(restore_into, state=state, per_rank=per_rank, terms=terms)
     if not from_memory:
@@ -107,7 +112,7 @@ def restore_newest(
 
 
 class _Memory(NamedTuple):
-    """Which step can be had from memory, and what is to be sent for it."""
+    """The step that memory snapshots can restore (-1 if none), and the transfers needed for it."""
 
     predecessors: PreviousRanks
     step: int
@@ -145,7 +150,8 @@ def _restore_newest(
                     if not partly_read:
                         raise
                     raise StateMismatch(
-                        f"{error} Its tensors may hold parts of step {partly_read[-1]}, which is damaged."
+                        f"{error} Its tensors may hold parts of step {partly_read[-1]}, which is "
+                        "damaged."
                     ) from error
                 if reason:
                     partly_read.append(info.step)
@@ -189,9 +195,8 @@ def _restore_newest(
             instead = ranks.first(functools.partial(inspect_checkpoint, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
             if opened is not None:
-                return opened, [
-                    item for item in passed_over if item.step != fetched
-                ]  # it took its place
+                # The fetched checkpoint replaced the damaged one of its step.
+                return opened, [item for item in passed_over if item.step != fetched]
             passed_over.append(PassedOver(step=fetched, path=instead.path, reason=reason))
     if not passed_over:
         return None, []
@@ -199,7 +204,7 @@ def _restore_newest(
 
 
 def _next_below(infos: Sequence[CheckpointInfo], step: int | None) -> int:
-    """The step up to which storage is not asked for another one."""
+    """Return the step below which a checkpoint from storage is too old to be wanted."""
     if step is not None:
         return step - 1
     return infos[0].step if infos else -1
@@ -212,7 +217,7 @@ def _none_verifies(
     advice = (
         "Put a good copy there, or move them away to start over."
         if step is None
-        else f"Step {step} was asked for: give another one, or none to take the newest that verifies."
+        else f"Step {step} was requested: give another one, or none to take the newest that verifies."
     )
     return NoVerifiedCheckpoint(f"No checkpoint in {folder} verifies ({reasons}). {advice}")
 
@@ -223,10 +228,10 @@ def _candidates(
     step: int | None,
     fetch_instead: Callable[[int, int], int | None] | None,
 ) -> list[CheckpointInfo]:
-    """The checkpoints that are tried, in their order. Collective.
+    """Return the checkpoints to try, in order. Collective.
 
     Raises:
-        NotFound: there is none of `step`, here or in storage.
+        NotFound: there is no checkpoint of `step` in the folder or in storage.
     """
     if step is None:
         return ranks.first(lambda: _of_the_line(folder))
@@ -243,18 +248,19 @@ def _candidates(
 
 
 def _of_the_line(folder: Path) -> list[CheckpointInfo]:
-    """Return the checkpoints of the line that training is on, newest first.
+    """Return the checkpoints that training has not abandoned, newest first.
 
     Raises:
-        NoVerifiedCheckpoint: all that there are were abandoned.
+        NoVerifiedCheckpoint: all checkpoints were abandoned.
     """
     found = look(folder)
     line = [info for info in found if not info.abandoned]
     if found and not line:
         steps = ", ".join(str(info.step) for info in found[:_NAMED])
         raise NoVerifiedCheckpoint(
-            f"All checkpoints in {folder} were abandoned (step {steps}): training had begun anew beside them, and "
-            "nothing of that was saved. Restore one of them by its step, or move them away to start over."
+            f"All checkpoints in {folder} were abandoned (step {steps}): training had started over "
+            "beside them, and has saved nothing since. Restore one of them by its step, or "
+            "move them away to start over."
         )
     return line
 
@@ -262,7 +268,7 @@ def _of_the_line(folder: Path) -> list[CheckpointInfo]:
 def restored_event(
     checkpoint: OpenCheckpoint, passed_over: Sequence[PassedOver], *, restore_s: float
 ) -> dict[str, Any]:
-    """Return what the event `restored` holds."""
+    """Return the data of the event `restored`."""
     return {
         "step": checkpoint.manifest.step,
         "path": str(checkpoint.path),
@@ -274,7 +280,7 @@ def restored_event(
 
 
 def _is_gone(path: Path) -> bool:
-    """Not, where nobody can tell."""
+    """Return whether a path does not exist; False if that cannot be determined."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -285,7 +291,7 @@ def _is_gone(path: Path) -> bool:
 
 
 def _digest(info: CheckpointInfo) -> str:
-    """Which save of its step lies there now."""
+    """Return the manifest's digest, which identifies one save of a step; empty if unreadable."""
     try:
         return read_manifest(info.path, step=info.step).digest
     except (ManifestError, OSError):

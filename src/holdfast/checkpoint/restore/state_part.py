@@ -25,12 +25,12 @@ _NUMBERING = ("params", "param_names")
 
 
 class StatePart:
-    """The entries of `state`, or of `per_rank`.
+    """The entries of `state`, or the entries of `per_rank`, during a restore.
 
     Attributes:
         entries: the entries as the user gives them.
         targets: the same entries with the `state_dict()`s of objects.
-        described: the flat name of the names of the optimizers' parameters.
+        described: the flat name that stores the parameter names of the optimizers.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class StatePart:
         *,
         lost_empty: bool = False,
     ) -> None:
-        """Take each object's state.
+        """Call `state_dict()` of each object.
 
         Args:
-            entries: see the class.
+            entries: see `StatePart`.
             skeleton: the skeleton of these entries in the checkpoint.
-            described: see the class.
-            lost_empty: whether the checkpoint does not record empty dicts.
+            described: see `StatePart`.
+            lost_empty: whether the checkpoint omits empty dicts.
         """
         self.entries = entries
         self.targets = state_dicts(entries)
@@ -83,9 +83,9 @@ class StatePart:
 
         Args:
             fit: records each misfit.
-            known: the plain values of `plain_leaves`, as far as they are there.
-            names: the names of the parameters of each optimizer here.
-            renamed: from a saved name of a parameter, with its entry, to the name here.
+            known: the plain values of `plain_leaves` that the checkpoint has, by flat name.
+            names: the parameter names of each optimizer of the live state.
+            renamed: maps a saved parameter name, with its entry, to the name in the live state.
         """
         described = known.get(self.described)
         saved_names = described[0] if isinstance(described, tuple) and described else {}
@@ -106,7 +106,10 @@ class StatePart:
                 self._rearrange(name, saved, here)
 
     def look(self, fit: Fit) -> None:
-        """Compare the state that no object's own code judges."""
+        """Compare the entries and keys that no object's own `load_state_dict` validates.
+
+        An object that has its own loading code judges the rest of its state itself.
+        """
         for name, own in self._own.items():
             if name not in self._skeleton:
                 fit.require(name, self.targets[name])
@@ -125,7 +128,7 @@ class StatePart:
             self._skeleton[name] = taken if own is _nothing else {**taken, **_within(own, skeleton)}
 
     def adopt(self, fit: Fit) -> None:
-        """Take the rest of the state unchanged, once `look` of all parts is done."""
+        """Add the rest of the state unchanged, after `look` of all parts."""
         for name, own in self._own.items():
             target, skeleton = self.targets[name], self._skeleton.get(name, {})
             if own is _all:
@@ -163,8 +166,9 @@ class StatePart:
         except Exception as error:  # an error of the user's code
             reason = next(iter(str(error).strip().splitlines()), "")
             raise StateMismatch(
-                f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). "
-                "Tensors hold what was restored already: build it as it was saved, or leave that entry out."
+                f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). Tensors "
+                "hold what was restored already: build it as it was saved, or leave that entry "
+                "out."
             ) from error
 
     def _filled(self, name: str, loaded: Mapping[str, Any], seen: set[int]) -> Any:
@@ -214,10 +218,10 @@ class StatePart:
         )
 
     def _rearrange(self, name: str, saved: Numbered, here: Numbered) -> None:
-        """Arrange a plain state of an optimizer, or the state of an optimizer with code of its own.
+        """Arrange a plain optimizer state, or the state of an optimizer with its own loading code.
 
-        Such code may treat the state in any way. The state is put into the order here only if both sides name the same
-        parameters.
+        Such code may treat the state in any way. The state is rearranged only if both sides name
+        the same parameters.
         """
         order = find_order(name, saved, here, are_same_models=False)
         numbers = [number for group in saved.groups for number in group]
@@ -226,11 +230,12 @@ class StatePart:
             self._skeleton[name] = arranged(self._skeleton[name], order, set(numbers))
 
     def _compared(self, name: str) -> Any:
-        """Return the part of the state that is compared with the checkpoint."""
+        """Return the part of the live state to compare with the checkpoint."""
         target = self.targets[name]
         if name not in self._rearranged:
             return target
-        # An optimizer keeps the keys of a group that the checkpoint lacks: options of a newer PyTorch, and numbering.
+        # An optimizer keeps group keys that the checkpoint lacks: options of a newer PyTorch, and
+        # the keys that number parameters.
         is_optimizer = isinstance(self.entries[name], torch.optim.Optimizer)
         groups = [
             {
@@ -245,7 +250,7 @@ class StatePart:
         return {**target, "param_groups": groups}
 
     def _judged(self, name: str) -> Callable[[Any], bool]:
-        """Return a function that tests whether an object's own code judges a key of the entry."""
+        """Return a function that tests whether an object's own code validates a key."""
         entry, target, skeleton = self.entries[name], self.targets[name], self._skeleton.get(name)
         if not has_state_dict(entry):
             return _nothing
@@ -260,7 +265,7 @@ class StatePart:
         return _nothing
 
     def _are_same_models(self, saved: Numbered, here: Numbered) -> bool:
-        """Return whether each name is of an entry on both sides whose own code does not judge names."""
+        """Return whether all names are of entries on both sides whose own code judges no names."""
         entries = [
             name
             for name, entry in self.entries.items()
@@ -300,7 +305,7 @@ def _shapes(optimizer: torch.optim.Optimizer, here: Numbered) -> dict[Any, tuple
 
 
 def _saved_shapes(fit: Fit, saved: Numbered) -> dict[Any, tuple[int, ...]]:
-    """Return the saved shapes of parameters, by number, as far as the models were saved beside the optimizer."""
+    """Return the saved parameter shapes, by number, of models saved beside the optimizer."""
     found = {}
     for numbers, names in zip(saved.groups, saved.names or (), strict=False):
         for number, name in zip(numbers, names, strict=True):
@@ -328,7 +333,7 @@ def _nothing(_key: Any) -> bool:
 
 
 def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
-    """Return the problems that `load_state_dict` would have with a checkpoint that has all keys of `target`.
+    """Return why `load_state_dict` would reject a checkpoint that has all keys of `target`.
 
     `target` is the state of `entry`.
     """
@@ -345,7 +350,10 @@ def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
     )
     if is_fresh and any(map(_is_sharded, entry.param_groups)):
         return [
-            f"{name!r} has no state yet and sharded parameters: save and restore it in a ShardedOptimizer"
+            (
+                f"{name!r} has no state yet and sharded parameters: save and restore it in a "
+                "ShardedOptimizer"
+            )
         ]
     return []
 
@@ -354,13 +362,13 @@ def _is_sharded(group: Mapping[str, Any]) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in group["params"])
 
 
-# The names of a module's state that the user's own code judges: a fresh module is no template for them.
+# A module's own loading code decides about some names: a fresh module is no template for them.
 
 _EXTRA_STATE: Final = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 def judges_all(entry: Any) -> bool:
-    """Return whether an object has a `load_state_dict` other than the ones of PyTorch's modules and optimizers."""
+    """Return whether an object overrides `load_state_dict` of PyTorch's modules and optimizers."""
     if isinstance(entry, torch.nn.Module):
         return type(entry).load_state_dict is not torch.nn.Module.load_state_dict
     if isinstance(entry, torch.optim.Optimizer):
@@ -371,10 +379,10 @@ def judges_all(entry: Any) -> bool:
 def judged_names(
     module: torch.nn.Module, here: Iterable[Any], saved: Iterable[Any]
 ) -> Callable[[Any], bool]:
-    """Return a function that tests whether the module's own code judges a name of its state.
+    """Return a function that tests whether a module's own code validates a name of its state.
 
-    The module's own code judges names below a module that has its own `_load_from_state_dict` or a hook before loading.
-    The module's own code also judges an extra state that is there on both sides, `here` and in the `saved` names.
+    The module's own code validates names below a submodule with its own `_load_from_state_dict` or
+    with a hook before loading, and extra state that both `here` and `saved` have.
     """
     prefixes = tuple(
         without_wrappers(f"{path}." if path else "")
@@ -394,12 +402,12 @@ def judged_names(
 
 
 def loads_by_itself(module: torch.nn.Module) -> bool:
-    """Return whether the user's code loads some of the state of `module`."""
+    """Return whether user code loads some of the state of `module`."""
     return any(map(_has_own_loading, module.modules()))
 
 
 def _has_own_loading(module: torch.nn.Module) -> bool:
-    # The overrides of PyTorch's own modules only fill in values that older versions have not saved.
+    # PyTorch's own overrides only fill in values that older versions have not saved.
     loads = type(module)._load_from_state_dict
     is_torchs = (getattr(loads, "__module__", None) or "").partition(".")[0] == "torch"
     return bool(module._load_state_dict_pre_hooks) or not is_torchs

@@ -1,7 +1,8 @@
-"""What of a checkpoint's files a rank needs, byte by byte: the parts of saved tensors that its own tensors are made of.
+"""Read byte ranges of a checkpoint's files into the tensors of a load plan.
 
-PyTorch's planner says which box of which saved tensor goes where, for whatever sharding; here a box becomes the runs of
-bytes that it is in its file. They are read straight into the tensors where these are plain memory.
+PyTorch's planner selects, for any sharding, which box of which saved tensor goes where. This module
+turns each box into byte ranges of the file. The ranges are read directly into tensors that are
+contiguous in CPU memory.
 """
 
 import ctypes
@@ -23,10 +24,10 @@ from holdfast.checkpoint.format.verified_files import ByteRange, VerifiedFiles
 def read_items(
     items: Iterable[ReadItem], planner: LoadPlanner, metadata: Metadata, files: VerifiedFiles
 ) -> None:
-    """Read what a planner has planned, and hand it to the planner.
+    """Read the items of a load plan, and commit each item to the planner.
 
     Raises:
-        ManifestError: something is damaged.
+        ManifestError: a block is damaged.
         OSError: a file cannot be read.
     """
     parts: defaultdict[str, list[ByteRange]] = defaultdict(list)
@@ -48,7 +49,7 @@ def read_items(
 
 
 class _Chunks:
-    """The types and shapes of the saved tensors, as the items of a plan name them."""
+    """The types and shapes of the stored chunks that the items of a load plan refer to."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
@@ -64,10 +65,10 @@ class _Chunks:
         return saved.properties.dtype, tuple(self._sizes[name][offset])
 
     def blob_bytes(self, item: ReadItem) -> int:
-        """What a blob of it takes, if this Holdfast laid it out."""
+        """Return the size of the item's blob in Holdfast's layout; -1 for tensors without one."""
         try:
             made = template(*self.of(item))
-        except RuntimeError:  # of a type whose bytes are not all of it
+        except RuntimeError:  # dtype and shape do not describe this tensor
             return -1
         return len(made.head) + made.data_bytes + len(made.tail)
 
@@ -75,7 +76,7 @@ class _Chunks:
 def _whole_blob(
     item: ReadItem, planner: LoadPlanner, stored: _StorageInfo
 ) -> tuple[list[ByteRange], Callable[[], None]]:
-    """All of what was stored, for `torch.load`."""
+    """Return the byte range of a whole stored blob, and a function that loads it with PyTorch."""
     content = bytearray(stored.length)
 
     def finish() -> None:
@@ -101,7 +102,10 @@ def _box(
     chunks: _Chunks,
     files: VerifiedFiles,
 ) -> tuple[list[ByteRange], Callable[[], None]]:
-    """The runs of a box, into the target itself or into memory that is copied from there."""
+    """Return the byte ranges of a box, and a function that commits the box once they are read.
+
+    The ranges point into the target, or into a temporary tensor that is copied to the target.
+    """
     dtype, sizes = chunks.of(item)
     head = template(dtype, sizes).head
     begin, found_head = stored.offset + len(head), bytearray(len(head))
@@ -119,7 +123,7 @@ def _box(
             parts.append(ByteRange(begin + first * size_bytes, memory[at : at + run * size_bytes]))
 
     def finish() -> None:
-        if found_head != head:  # a version of PyTorch wrote it that lays out blobs in another way
+        if found_head != head:  # written by a PyTorch version with another blob layout
             whole, finish_whole = _whole_blob(item, planner, stored)
             files.read(stored.relative_path, whole)
             finish_whole()
@@ -134,15 +138,17 @@ def _box(
 def _runs(
     sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
 ) -> tuple[Iterator[int], int]:
-    """Where each run of elements of a box begins in a row-major tensor, in order, and how long a run is.
+    """Return the offsets of the contiguous runs of a box in a row-major tensor, and the run length.
+
+    Offsets and length count elements.
 
     Args:
-        sizes: of the tensor.
-        offsets: where the box begins in each dimension.
-        lengths: of the box.
+        sizes: the sizes of the tensor.
+        offsets: the begin of the box in each dimension.
+        lengths: the lengths of the box.
     """
     strides = [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
-    # The dimensions behind `split` are whole, so that a run goes through them.
+    # The box covers the dimensions behind `split` whole, so that a run goes through them.
     split = next((dim for dim in range(len(sizes) - 1, -1, -1) if lengths[dim] != sizes[dim]), 0)
     run = math.prod(lengths[split:])
     base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))

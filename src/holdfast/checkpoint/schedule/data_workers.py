@@ -1,10 +1,10 @@
-"""Workers of a data loader that outlive a SIGTERM, so that the trainer that got it too can save.
+"""Keep data loader workers alive after a SIGTERM, so that the trainer can still save.
 
-torchrun and Slurm send SIGTERM to whole process groups. A worker of PyTorch's dies of it, of which the trainer hears by
-an exception in the midst of its step, before it saves.
+torchrun and Slurm send SIGTERM to whole process groups. The signal ends PyTorch's workers, which
+raises an exception in the middle of the trainer's step, before the trainer saves.
 
-`outlive_sigterm` is for a loader, whose trainer may be anybody's. `spare_workers` does it for every loader of a
-supervised process: there a worker lives as long as its trainer, which ends it by SIGKILL.
+`outlive_sigterm` is for a single loader, in any process. `spare_workers` protects every loader of a
+supervised process, whose workers live as long as the trainer; the trainer ends them by SIGKILL.
 """
 
 import functools
@@ -25,15 +25,16 @@ from holdfast.core.arguments import check_above_zero
 def outlive_sigterm(
     grace_s: float, worker_init_fn: Callable[[int], object] | None = None
 ) -> "functools.partial[None]":
-    """A `worker_init_fn` for `torch.utils.data.DataLoader`; it can be pickled if the one it calls can.
+    """Return a `worker_init_fn` for `torch.utils.data.DataLoader` that delays the end by SIGTERM.
 
-    SIGTERM ends a worker at once if its trainer sends it, and `grace_s` seconds later if somebody else does, or if that
-    cannot be told: a worker that is not forked has threads of libraries that may get it instead. Programs that the
-    worker starts do not hear it: end them by SIGKILL.
+    A SIGTERM from the trainer ends the worker at once. A SIGTERM from another sender ends the
+    worker after `grace_s`. The delay also applies if the sender is unknown: in a worker that is not
+    forked, a library's thread may receive the signal. Programs that the worker starts ignore
+    SIGTERM: end them by SIGKILL. The result can be pickled if `worker_init_fn` can.
 
     Args:
-        grace_s: as `sigterm_grace_s` of `Checkpointer`.
-        worker_init_fn: is called as well.
+        grace_s: seconds, as `sigterm_grace_s` of `Checkpointer`.
+        worker_init_fn: a function that the returned function calls as well.
 
     Raises:
         BadUse: `grace_s` is not above 0.
@@ -43,10 +44,9 @@ def outlive_sigterm(
 
 
 def spare_workers() -> None:
-    """Have the workers of every DataLoader that this process starts from now on outlive SIGTERM."""
-    from torch.utils.data import (
-        dataloader,
-    )  # the catalog, which imports this module, needs no torch
+    """Make the workers of every DataLoader that this process starts from now on ignore SIGTERM."""
+    # Imported here, since the catalog imports this module and needs no torch.
+    from torch.utils.data import dataloader
 
     _spare(dataloader._MultiProcessingDataLoaderIter)
     stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
@@ -64,14 +64,14 @@ def _spare(iterator: Any) -> None:
         with replaced(loader, "worker_init_fn", init_fn):
             begin(self, loader, *args, **kwargs)
         for worker in self._workers:
-            # PyTorch ends a worker that does not leave, and multiprocessing every daemon, by SIGTERM.
+            # PyTorch and multiprocessing end workers by SIGTERM: use SIGKILL instead.
             worker.terminate, worker._popen.terminate = worker.kill, worker._popen.kill
 
     iterator.__init__ = begin_spared
 
 
 def _disregard_sigterm(worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
-    # A handler, and no blocked mask or SIG_IGN: a program that the worker starts begins with the default action.
+    # Use a handler: programs that the worker starts would inherit a blocked signal or SIG_IGN.
     signal.signal(signal.SIGTERM, _disregard)
     signal.siginterrupt(signal.SIGTERM, False)
     os.register_at_fork(after_in_child=_heed_sigterm)
@@ -93,13 +93,13 @@ def _outlive_sigterm(
 ) -> None:
     trainer = multiprocessing.parent_process()
     assert trainer is not None, "this is a worker"
-    # Only who waits for a signal that is blocked is told who sent it.
+    # Only sigwaitinfo of a blocked signal returns the sender.
     listener = threading.Thread(
         target=_listen, args=(grace_s, trainer.pid), name="holdfast-sigterm", daemon=True
     )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener.start()
-    # Threads that libraries have started before do not block it; what they get is passed on, and seems its own.
+    # Threads that libraries started before do not block the signal: forward it to the listener.
     signal.signal(
         signal.SIGTERM, lambda *_: signal.pthread_kill(listener.ident or 0, signal.SIGTERM)
     )
@@ -117,7 +117,7 @@ def _listen(grace_s: float, trainer_pid: int | None) -> None:
 
 @contextmanager
 def replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
-    """Within the block `owner` has `by` under `name`; afterwards what it had, its own or its class's."""
+    """Set the attribute `name` of `owner` to `by` within the block, and restore it afterwards."""
     attributes = vars(owner)
     own = {name: attributes[name]} if name in attributes else {}
     attributes[name] = by

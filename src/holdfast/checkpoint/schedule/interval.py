@@ -1,7 +1,8 @@
-"""When the next save is due: every so many steps, every so many seconds, or as often as is worth it.
+"""Decide when the next save is due: every N steps, every N seconds, or at the best interval.
 
-Steps are the same on all ranks. Time is not: rank 0's clock and measurements count, and its word reaches the others
-at a later call of `save` (`votes`), so that all of them save at the same step and none waits for another.
+Steps are equal on all ranks, but times are not. So rank 0's clock and measurements decide. The
+other ranks receive the decision at a later call of `save` (`rank_agreement`), and all save at that
+step.
 """
 
 import math
@@ -19,30 +20,34 @@ from holdfast.core.whole import whole_number
 Every = int | timedelta | Literal["auto"]
 
 FIRST_S: Final = 60.0
-"""With `auto`, the first two saves come so soon, to learn what one costs; the first plans, and is not typical."""
+"""Seconds between the first saves with `auto`, which measure the cost of a save.
+
+The first save makes the plan, so that its cost is not typical."""
 LONGEST_S: Final = 3600.0
-"""With `auto`, training saves so often at least: the rate of failures is an estimate."""
+"""The longest interval with `auto`, since the failure rate is only an estimate."""
 PRIOR_GPU_S: Final = 11_800 * 3600.0
-"""Seconds of one GPU to a failure that are assumed at first. Table 3 of "Characterization of Large Language Model
-Development in the Datacenter" (NSDI '24): 134 infrastructure failures, without ConnectionError, which mostly comes in
-the first minute, in jobs that had used 1.58 million GPU-hours (number x mean GPUs x mean time to failure). Jobs that
-did not fail are not in it, so it is rather too low: 50,700 GPU-hours were seen elsewhere (419 interruptions in 54 days
-on 16,384 GPUs, "The Llama 3 Herd of Models", Table 5)."""
+"""The prior mean time between failures of one GPU, in seconds.
+
+Source: table 3 of "Characterization of Large Language Model Development in the Datacenter" (NSDI
+'24) has 134 infrastructure failures in 1.58 million GPU-hours (number x mean GPUs x mean time to
+failure). ConnectionError is left out, since most of them come in the first minute. Jobs without a
+failure are not in the table, so that the value is rather too low. "The Llama 3 Herd of Models",
+table 5, has one failure in 50,700 GPU-hours (419 interruptions in 54 days on 16,384 GPUs)."""
 PRIOR_JOB_S: Final = 86_400.0
-"""And a job, however small, is assumed to fail once a day: most failures are not the hardware's."""
+"""The prior mean time between failures of any job, since most failures are not the hardware's."""
 _RECENT: Final = 5
 
 
 def best_interval_s(loss_s: float, mtbf_s: float) -> float:
-    """How long to train between two saves, so that what is lost to saves and to failures is least.
+    """Return the interval between saves that loses the least time to saves and failures.
 
-    Young's sqrt(2 C M), with the higher-order correction of J. T. Daly, "A higher order estimate of the optimum
-    checkpoint interval for restart dumps", Future Generation Computer Systems 22 (2006), equation 37:
-    sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M where C >= 2M.
+    Young's sqrt(2 C M), with the higher-order correction of J. T. Daly, "A higher order estimate of
+    the optimum checkpoint interval for restart dumps", Future Generation Computer Systems 22
+    (2006), equation 37: sqrt(2 C M) (1 + sqrt(C / 2M) / 3 + (C / 2M) / 9) - C, and M if C >= 2M.
 
     Args:
-        loss_s: C, training time lost to one save, seconds. What is written beside the training costs none.
-        mtbf_s: M, mean time between failures of the job, seconds.
+        loss_s: C, seconds of training lost to one save, without the time of writes in background.
+        mtbf_s: M, the job's mean time between failures in seconds.
 
     Returns:
         Seconds of training between the end of one save and the begin of the next.
@@ -54,71 +59,69 @@ def best_interval_s(loss_s: float, mtbf_s: float) -> float:
 
 
 def mean_time_between_failures_s(history: FailureHistory, *, devices: int) -> float:
-    """Of a job on so many devices: what is known of others like it, and what its own ledger says.
+    """Estimate a job's mean time between failures, in seconds, from its history and a prior.
 
-    Failures are taken for a Poisson process whose rate has a gamma prior of one failure in T0 seconds, the shorter of
-    `PRIOR_JOB_S` and `PRIOR_GPU_S` / `devices`. After n failures in T seconds the mean of the rate is
-    (1 + n) / (T0 + T) (Gelman and others, Bayesian Data Analysis, 3rd edition, section 2.6); this is its inverse.
+    Failures are modelled as a Poisson process, whose rate has a gamma prior of one failure in T0
+    seconds. T0 is the shorter of `PRIOR_JOB_S` and `PRIOR_GPU_S` / `devices`. After n failures in T
+    seconds, the mean of the rate is (1 + n) / (T0 + T) (Gelman and others, Bayesian Data Analysis,
+    3rd edition, section 2.6). The result is the inverse of this mean.
 
     Args:
-        history: n and T.
-        devices: GPUs of the job; where it has none, ranks.
-
-    Returns:
-        Seconds.
+        history: n and T of the job.
+        devices: the number of the job's GPUs, or of its ranks if it has no GPUs.
     """
     prior_s = min(PRIOR_JOB_S, PRIOR_GPU_S / devices)
     return (prior_s + history.trained_s) / (1 + history.failures)
 
 
 class Interval:
-    """When a save is due; what each kind does not care for does nothing here."""
+    """Decide when a save is due; methods that a kind of interval does not need do nothing."""
 
     by_clock = False
 
     def falls_on(self, step: int) -> bool:  # noqa: ARG002
-        """Whether `step` is due by its number. Asked of each step that training tells of."""
+        """Return whether a save is due at `step`; called for every step that training reports."""
         return False
 
     def resumed(self, step: int) -> None:
-        """Training goes on after `step`."""
+        """Record that training continues after `step`."""
 
     def has_passed(self) -> bool:
-        """Whether a save is due now, by this rank's clock. The first call starts it."""
+        """Return whether a save is due by this rank's clock; the first call starts the time."""
         return False
 
     def began(self) -> None:
-        """A save has begun: the time runs anew."""
+        """Restart the time: a save has begun."""
 
     def measured(self, *, lost_s: float, durable_s: float) -> None:
-        """Learn from a save that has become durable.
+        """Record the cost of a save that has become durable.
 
         Args:
-            lost_s: training time that it cost, seconds.
-            durable_s: from the call until it was durable, seconds.
+            lost_s: seconds of training that the save has cost.
+            durable_s: seconds from the call until the save was durable.
         """
 
 
 class EverySteps(Interval):
-    """At steps divisible by a number, or the next that is told where such a one was passed by."""
+    """Save at steps divisible by a number, or at the next reported step after a skipped one."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._last_step: int | None = None
 
     def falls_on(self, step: int) -> bool:
-        """See `Interval`. A step before the last one, as after a roll-back, begins anew."""
+        """See `Interval`. A step before the last reported one, as after a rollback, is accepted."""
         last_step, self._last_step = self._last_step, step
         passed_by = last_step is not None and step // self._every > last_step // self._every
         return passed_by or step % self._every == 0
 
     def resumed(self, step: int) -> None:
-        """See `Interval`. What lies between it and the first step that is told of was passed by."""
+        """See `Interval`. Due steps between `step` and the next reported step count as skipped."""
         self._last_step = step
 
 
 class EverySeconds(Interval):
-    """So many seconds after the last save began; `interval_s`."""
+    """Save `interval_s` seconds after the last save began."""
 
     by_clock = True
 
@@ -140,15 +143,16 @@ class EverySeconds(Interval):
 
 
 class Auto(EverySeconds):
-    """As often as is worth it: `best_interval_s` of what the last saves cost, and of how often the job fails.
+    """Save at `best_interval_s` for the cost of the last saves and the job's failure rate.
 
-    Never more often than the disk keeps up with: the last saves' seconds from the call until they were durable.
+    The interval is at least the slowest recent save's time from the call until durable, so that the
+    disk keeps up.
     """
 
     def __init__(
         self, clock: Clock, *, history: FailureHistory, devices: Callable[[], int]
     ) -> None:
-        """`history` is of before this process; its own time without a failure is added."""
+        """Begin with the `history` before this process, to which its own time is added."""
         super().__init__(FIRST_S, clock)
         self._history = history
         self._devices = devices
@@ -165,15 +169,14 @@ class Auto(EverySeconds):
             self._is_first = False
             self.interval_s = max(FIRST_S, slowest_s)
             return
-        self._lost_s.append(
-            max(lost_s, 0.0)
-        )  # steps beside a save may have been faster than the usual one
+        # Steps beside a save may have been faster than usual steps: then the cost is 0.
+        self._lost_s.append(max(lost_s, 0.0))
         best_s = best_interval_s(statistics.median(self._lost_s), self.mtbf_s)
         self.interval_s = max(min(best_s, LONGEST_S), slowest_s)
 
     @property
     def mtbf_s(self) -> float:
-        """Mean time between failures of this job as far as is known now, seconds."""
+        """The current estimate of this job's mean time between failures, in seconds."""
         own_s = self._clock.monotonic_s() - self._made_at_s
         known = FailureHistory(
             failures=self._history.failures, trained_s=self._history.trained_s + own_s
@@ -194,17 +197,18 @@ def check_every(every: Any) -> Every:
     if every == "auto":
         return "auto"
     raise BadUse(
-        f"every is {every!r}; allowed is a whole number of steps from 1 on, a datetime.timedelta above 0, or 'auto'."
+        f"every is {every!r}; allowed is a whole number of steps from 1 on, a datetime.timedelta "
+        "above 0, or 'auto'."
     )
 
 
 def make_interval(every: Any, clock: Clock, *, devices: Callable[[], int]) -> Interval:
-    """Make the `Interval` that the option `every` of `Checkpointer` describes.
+    """Make the `Interval` for the option `every` of `Checkpointer`.
 
     Args:
-        every: steps, a `datetime.timedelta`, or `auto`.
-        clock: what time is taken from.
-        devices: returns the number of devices, once training goes on; see `mean_time_between_failures_s`.
+        every: a number of steps, a `datetime.timedelta`, or `auto`.
+        clock: the source of the time.
+        devices: returns the number of devices; called only once training runs.
 
     Raises:
         BadUse: see `check_every`.

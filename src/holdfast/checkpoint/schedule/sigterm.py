@@ -1,4 +1,4 @@
-"""SIGTERM as a wish to stop: noted at once, acted on by the next `save`, and by force when the grace time is over."""
+"""Handle SIGTERM: record it, let the next `save` act on it, and exit after a grace time."""
 
 import contextlib
 import inspect
@@ -14,26 +14,27 @@ from typing import Any, Final, NoReturn
 
 _logger = logging.getLogger("holdfast")
 EXIT_CODE: Final = 128 + signal.SIGTERM
-"""What a shell says of a process that SIGTERM ended: 143."""
+"""The exit code that shells report for a process that SIGTERM ended: 143."""
 _NOTE: Final = bytes([signal.SIGTERM])
 
 
 class Sigterm:
-    """Listens for SIGTERM from `install` to `close`; the handler that was there before comes last, in `leave`.
+    """Handle SIGTERM from `install` to `close`; `leave` calls the previous handler last.
 
-    The handler only takes note. A thread hears of the signal even while the main thread is in a library's code, such as
-    a collective that a dead rank holds up, and ends the process when the time is over: it never hangs.
+    The handler only records the signal. A thread is woken by the signal even while the main thread
+    is in a library's code, such as a collective that waits for a dead rank. The thread ends the
+    process after the grace time, so that the process cannot hang.
     """
 
     def __init__(self, grace_s: float, on_over: Callable[[], str]) -> None:
-        """Nothing is listened for yet.
+        """Install nothing yet.
 
         Args:
-            grace_s: seconds from the signal to the end of the process, at the latest.
-            on_over: what to log when they are over; it may not wait for storage.
+            grace_s: the most seconds from the signal to the end of the process.
+            on_over: returns the message to log after the grace time; must not wait for storage.
         """
         self.received = False
-        """Whether this process got the signal."""
+        """True if this process has received SIGTERM."""
         self._grace_s = grace_s
         self._on_over = on_over
         self._previous: Any = signal.SIG_DFL
@@ -43,64 +44,64 @@ class Sigterm:
         os.set_blocking(self._read_fd, True)
 
     def install(self) -> None:
-        """Take over SIGTERM, or log that it cannot be: only the main thread may."""
+        """Install the handler; outside of the main thread, Python forbids this: log a warning."""
         threading.Thread(target=self._listen, name="holdfast-sigterm", daemon=True).start()
         if threading.current_thread() is not threading.main_thread():
             _logger.warning(
-                "SIGTERM ends this process without a save: the Checkpointer was not made in the main thread. "
-                "Make it there, or send SIGTERM to another rank, which saves on all."
+                "SIGTERM ends this process without a save: the Checkpointer was not made in the "
+                "main thread. Make it there, or send SIGTERM to another rank, which saves on all."
             )
             return
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._installed = True
-        # Python's handler waits for the main thread to be in Python's code; this does not.
+        # Python calls the handler only when the main thread runs Python code; this pipe is
+        # written at once.
         taken = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        if taken != -1:  # asyncio's, say
+        if taken != -1:  # keep the descriptor of other code, such as asyncio
             signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
         _installed.add(self)
 
     def take_back(self) -> None:
-        """Listen again, where a trainer has put a handler of its own in the place of this one."""
+        """Install the handler again after a trainer has replaced it."""
         is_main = threading.current_thread() is threading.main_thread()
         if self._installed and is_main and not self._closed:
             signal.signal(signal.SIGTERM, self._handle)
 
     def begin(self) -> None:
-        """The grace time begins, unless it has: this rank or another one got the signal."""
-        with contextlib.suppress(OSError):  # full: it has begun
+        """Begin the grace time, unless it has begun: this or another rank received the signal."""
+        with contextlib.suppress(OSError):  # the pipe is full: the grace time has begun
             os.write(self._write_fd, _NOTE)
 
     def leave(self) -> NoReturn:
-        """End this process: the state is safe, or cannot be saved."""
+        """Exit this process after the last save; call the previous handler before."""
         previous = self._before()
         if self.received and callable(previous):
             previous(signal.SIGTERM, inspect.currentframe())
         raise SystemExit(EXIT_CODE)
 
     def close(self) -> None:
-        """Give SIGTERM back. Where it has come already, the time still runs, whatever the script does at its end."""
+        """Restore the previous handler; after a SIGTERM, the grace time still ends the process."""
         if self.received or self._closed:
             return
         self._closed = True
         _installed.discard(self)
-        if (
-            self._give_back()
-        ):  # else the pipe stays: signals would be written into whatever file gets its number
+        # Otherwise keep the pipe open: signals would be written to the next file with its number.
+        if self._give_back():
             write_fd, self._write_fd = self._write_fd, -1
             os.close(write_fd)
 
     def forked(self) -> None:
-        """This process is a child of the one that installed it: a worker of a data loader is ended by SIGTERM."""
+        """Disable the handler in a forked child: SIGTERM must end a worker of a data loader."""
         self._closed = True
         self._give_back()
 
     def _give_back(self) -> bool:
-        """Whether no signal is written to the pipe any more; who still calls the handler is passed on by that."""
+        """Restore the previous handler and descriptor; return False if that is impossible here."""
         if not self._installed:
             return True
         try:
             taken = signal.set_wakeup_fd(-1)
-        except ValueError:  # only the main thread may
+        except ValueError:  # only the main thread may do this
             return False
         if taken == self._write_fd:
             taken = next((each._write_fd for each in _installed), -1)
@@ -111,11 +112,11 @@ class Sigterm:
         return True
 
     def _before(self) -> Any:
-        """The handler that was there before this one and those that are closed."""
+        """Return the handler that was installed before this one and before closed ones."""
         previous = self._previous
         while isinstance(owner := getattr(previous, "__self__", None), Sigterm) and owner._closed:
             previous = owner._previous
-        return previous or signal.SIG_DFL  # None: a handler in C, which is lost
+        return previous or signal.SIG_DFL  # None: a handler in C, which Python cannot restore
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._closed:
@@ -128,13 +129,13 @@ class Sigterm:
             signal.raise_signal(signal.SIGTERM)
 
     def _listen(self) -> None:
-        heard = b""
-        while _NOTE not in heard:  # each signal that Python handles leaves its number
-            heard = os.read(self._read_fd, 4096)
-            if not heard:
+        received = b""
+        while _NOTE not in received:  # Python writes the number of every handled signal
+            received = os.read(self._read_fd, 4096)
+            if not received:
                 os.close(self._read_fd)
                 return
-        if self._closed:  # by another thread than the main one: nobody reads on
+        if self._closed:  # another thread closed this object, and the pipe stays open
             return
         time.sleep(self._grace_s)
         _logger.error("SIGTERM: %g s of grace are over. %s", self._grace_s, self._on_over())

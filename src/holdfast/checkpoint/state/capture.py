@@ -1,17 +1,17 @@
-"""What one rank puts into a checkpoint: its part of the user's state, and what is its own.
+"""Collect the entries that one rank saves: its part of the user's state, and its own part.
 
-Under the name `holdfast`, beside the user's entries:
+Holdfast's entries are stored beside the user's entries, under the name `holdfast`:
 
-| flat name | what |
+| flat name | content |
 |---|---|
-| `holdfast.structure` | the skeleton of the shared state, of all ranks together |
-| `holdfast.optimizers` | of each optimizer in it the names of its parameters, see `parameter_names` |
-| `holdfast.rank-N.structure` | the skeleton of what follows |
-| `holdfast.rank-N.optimizers` | as above, of those in `per_rank` |
+| `holdfast.structure` | the skeleton of the shared state of all ranks |
+| `holdfast.optimizers` | the parameter names of the shared optimizers, see `parameter_names` |
+| `holdfast.rank-N.structure` | the skeleton of rank N's own part |
+| `holdfast.rank-N.optimizers` | the parameter names of the optimizers in `per_rank` of rank N |
 | `holdfast.rank-N.user.…` | `per_rank` of rank N |
 | `holdfast.rank-N.rng.…` | the random generators of rank N |
 
-The rank in the name keeps DCP from merging what differs by rank.
+The rank in the name keeps DCP from merging entries that differ between ranks.
 """
 
 import functools
@@ -31,43 +31,45 @@ OPTIMIZERS = f"{OWN_NAME}.optimizers"
 
 
 def rank_structure(rank: int) -> str:
-    """The flat name of the skeleton of what belongs to `rank`."""
+    """Return the flat name of the skeleton of rank `rank`'s own part."""
     return f"{OWN_NAME}.rank-{rank}.structure"
 
 
 def rank_optimizers(rank: int) -> str:
-    """The flat name of the names of the parameters of what belongs to `rank`."""
+    """Return the flat name of the parameter names of the optimizers in `per_rank` of `rank`."""
     return f"{OWN_NAME}.rank-{rank}.optimizers"
 
 
 def has_state_dict(value: Any) -> bool:
-    """Whether `value` is an object that gives its state and takes it back, as modules and optimizers do."""
+    """Return whether `value` has the methods `state_dict` and `load_state_dict`."""
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
 
 
 def check_named(state: Any) -> None:
-    """Check for a dict of named entries.
+    """Check that `state` is a dict with text keys.
 
     Raises:
-        BadUse: it is none, or uses the name `holdfast`.
+        BadUse: `state` is not such a dict, or uses the reserved name `holdfast`.
     """
     if not isinstance(state, Mapping):
         raise BadUse(
-            f"The state must be a dict of named entries, not a {type(state).__name__}. Give {{'model': model, …}}."
+            f"The state must be a dict of named entries, not a {type(state).__name__}. Give "
+            f"{{'model': model, …}}."
         )
     for name in state:
         if not isinstance(name, str):
             raise BadUse(f"The state has an entry {name!r}. Names of entries are text.")
         if name.split(".")[0] == OWN_NAME:
             raise BadUse(
-                f"The state has an entry {name!r}. Use a name that does not begin with '{OWN_NAME}'."
+                f"The state has an entry {name!r}. Use a name that does not begin with "
+                f"'{OWN_NAME}'."
             )
 
 
 def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state with each such object replaced by its `state_dict()`.
+    """Return the state with each object that has a `state_dict` replaced by its `state_dict()`.
 
     Raises:
         BadUse: see `check_named`.
@@ -81,10 +83,16 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come.
+    """The entries that one rank saves.
 
-    `names`, `own_names`: of the optimizers in them, the names of their parameters. `objects`: the entries of both that
-    gave their state themselves.
+    Attributes:
+        rank: the rank.
+        shared: the user's state.
+        own: the rank's own part, with the keys `user` (`per_rank`) and `rng`.
+        tensors: the live tensors of `shared` and `own`, in order.
+        names: the parameter names of the optimizers in `shared`.
+        own_names: the parameter names of the optimizers in `own`.
+        objects: the entries of both that have a `state_dict`.
     """
 
     rank: int
@@ -101,36 +109,37 @@ class Contents:
 
     @property
     def skeleton(self) -> dict[Any, Any]:
-        """The shape of the user's state on this rank.
+        """The skeleton of the user's state on this rank.
 
         Raises:
-            BadUse: something in it cannot be saved; the message names it.
+            BadUse: a value cannot be saved; the message names it.
         """
         return self._flat[0].skeleton
 
     @property
     def outline(self) -> Outline:
-        """Equal for two states whose containers have the same keys, in the same order, and the same nesting.
+        """A value that is equal for states with the same structure.
 
-        The parameters of their optimizers have the same names, too.
+        Two states have the same structure if their containers have the same keys in the same order
+        and the same nesting, and their optimizers' parameters have the same names.
         """
         shared, own = self._flat
         return shared.order, own.order, shared.skeleton, own.skeleton, (self.names, self.own_names)
 
     def leaves(self, structure: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Flat name to tensor or plain value, of all that this rank has.
+        """Return all entries that this rank has, flat name to tensor or plain value.
 
         Args:
-            structure: what `structures` makes of all ranks' states, on the rank that writes it.
+            structure: the result of `structures`, on the rank that writes it; None on others.
 
         Raises:
-            BadUse: something in it cannot be saved; the message names it.
+            BadUse: a value cannot be saved; the message names it.
         """
         shared, own = self._flat
         return {**shared.leaves, **own.leaves, **self._of_rank(), **(structure or {})}
 
     def for_dcp(self, structure: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The same as the nested dict to hand to DCP."""
+        """Return the entries of `leaves` as the nested dict to pass to DCP."""
         rank = f"{OWN_NAME}.rank-{self.rank}."
         described = {name.removeprefix(rank): value for name, value in self._of_rank().items()}
         ours: dict[str, Any] = {f"rank-{self.rank}": {**self.own, **described}}
@@ -141,7 +150,7 @@ class Contents:
 
     @functools.cached_property
     def described(self) -> frozenset[str]:
-        """The flat names of what describes this rank's own part."""
+        """The flat names of the skeleton and the parameter names of this rank's own part."""
         return frozenset(self._of_rank())
 
     def _of_rank(self) -> dict[str, Any]:
@@ -154,7 +163,7 @@ class Contents:
 
 
 def structures(skeleton: Skeleton, names: dict[str, Names]) -> dict[str, Any]:
-    """What describes the state of all ranks together, by flat name."""
+    """Return the skeleton and the parameter names of the shared state, by flat name."""
     return _described(skeleton, names, STRUCTURE, OPTIMIZERS)
 
 
@@ -171,31 +180,33 @@ def collect(
     per_rank: Mapping[str, Any] | None,
     named: ParameterNames | None = None,
 ) -> Contents:
-    """Take stock of what one rank has to save. Only the tensors' bytes may change from now on.
+    """Collect the entries that one rank saves.
+
+    Afterwards, only the bytes of the tensors may change: containers and plain values are copied.
 
     Args:
-        rank: this one.
+        rank: this rank.
         state: see `Checkpointer.save`.
-        per_rank: likewise.
-        named: what was looked up for the saves before this one.
+        per_rank: see `Checkpointer.save`.
+        named: the cache of parameter names from earlier saves.
 
     Raises:
-        BadUse: `state` or `per_rank` is no dict of named entries.
+        BadUse: `state` or `per_rank` is not a dict with text keys.
     """
     tensors = LiveTensors()
-    if callable(state) and not has_state_dict(
-        state
-    ):  # a module is called to train, not for its state
+    # A module is callable too, but its `state_dict` gives its state.
+    if callable(state) and not has_state_dict(state):
         state = state()
-    shared_states, own_states = state_dicts(state), state_dicts(per_rank or {})  # type: ignore[arg-type] # checked there
+    # `state_dicts` checks the types.
+    shared_states, own_states = state_dicts(state), state_dicts(per_rank or {})  # type: ignore[arg-type]
     names, own_names = (named or ParameterNames()).of(
         (state, shared_states),  # type: ignore[arg-type]
         (per_rank or {}, own_states),
     )
     shared = capture(shared_states, tensors)
     user = capture(own_states, tensors)
-    # The generators last: a user's state_dict() may draw from them.
-    entries = (*state.values(), *(per_rank or {}).values())  # type: ignore[union-attr] # which was checked
+    # Capture the generators last: a user's state_dict() may draw random numbers.
+    entries = (*state.values(), *(per_rank or {}).values())  # type: ignore[union-attr]
     return Contents(
         rank=rank,
         shared=shared,

@@ -1,6 +1,6 @@
-"""Does a state fit a checkpoint, and filling it once it does.
+"""Check whether a live state fits a checkpoint, and fill it with the values that were read.
 
-`fit` only looks, so that a state that does not fit is left as it was; `fill` puts in what was read.
+`Fit` only compares: a state that does not fit stays unchanged. `fill` stores the values.
 """
 
 import copy
@@ -23,31 +23,34 @@ from holdfast.checkpoint.state.tree import (
 
 
 class _Absent:
-    """Stands where the state has nothing yet."""
+    """The type of `ABSENT`, which stands for an entry that the state does not have yet."""
 
 
 ABSENT = _Absent()
 
 
 class Fit:
-    """What to read for a state, and why it cannot take it.
+    """Compare a state with a checkpoint: collect what to read, and what does not fit.
 
-    `wanted`: flat name to the tensor to read into, or None for a plain value. `problems`: one sentence each,
-    naming the entry. `same`: pairs of entries, each by its own name and its flat name, that are one tensor in the
-    state: what is wanted of the second is beside it, to be compared.
-    `missing`, `unexpected`: names that only the state has, and only the checkpoint; of the latter nothing is wanted.
+    Attributes:
+        wanted: flat name to the tensor to read into, or to None for a plain value.
+        problems: one clause for each misfit, with the name of the entry.
+        same: pairs of entries, each as (name, flat name), that are one tensor in the state. The
+            second of a pair is read into a separate tensor, so that both can be compared.
+        missing: names that only the state has.
+        unexpected: names that only the checkpoint has; they are not read.
     """
 
     def __init__(
         self, saved: Mapping[str, Any], *, strict: bool = True, transposed: Collection[str] = ()
     ) -> None:
-        """Look at nothing yet.
+        """Begin without any comparison.
 
         Args:
-            saved: flat name to DCP's description of it.
-            strict: whether the checkpoint must have all that a state has. Else what it lacks is `missing`, what a
-                state that is not empty lacks is `unexpected`, and a tensor of floating point may be of another type.
-            transposed: flat names of the tensors that were stored the other way round.
+            saved: flat name to DCP's metadata of the entry.
+            strict: whether both sides must have the same names and types. If not, differing names
+                are recorded as `missing` and `unexpected`, and floating-point types may differ.
+            transposed: flat names of the tensors that were stored transposed.
         """
         self._saved = saved
         self._transposed = transposed
@@ -61,16 +64,16 @@ class Fit:
         self._converted: list[tuple[str, torch.Tensor | None]] = []
 
     def has_plain(self, flat: str) -> bool:
-        """Whether the checkpoint has a plain value of that flat name."""
+        """Return whether the checkpoint has a plain value with the flat name `flat`."""
         return isinstance(self._saved.get(flat), BytesStorageMetadata)
 
     def saved_shape(self, flat: str) -> tuple[int, ...] | None:
-        """The shape of a tensor that was saved; None where there is none of that flat name."""
+        """Return the shape of the saved tensor `flat`; None if there is no such tensor."""
         saved = self._saved.get(flat)
         return tuple(saved.size) if isinstance(saved, TensorStorageMetadata) else None
 
     def saved_shape_of(self, name: str) -> tuple[int, ...] | None:
-        """The same by a name without what wrappers add."""
+        """Return the shape of the saved tensor with this name, once wrapper parts are removed."""
         flat = self._unwrapped.get(name)
         return None if flat is None else self.saved_shape(flat)
 
@@ -79,13 +82,14 @@ class Fit:
         return {without_wrappers(flat): flat for flat in self._saved}
 
     def fit(self, name: str, target: Any, skeleton: Skeleton, *, adds: bool = False) -> Skeleton:
-        """Compare one entry of the state, `target`, with the checkpoint's `skeleton` of it, recursively.
+        """Compare one entry of the state, `target`, with the checkpoint's `skeleton`, recursively.
 
-        A dict may lack keys of the checkpoint, they are added (where not strict: if it is empty, or `adds`); it may
-        have none that the checkpoint lacks. A plain value takes whatever the checkpoint has.
+        A key that only the checkpoint has is added to the state's dict. If not `strict`, the key is
+        added only to an empty dict, or if `adds` is true. A key that only the state has is a
+        problem. A plain value of the state may have any saved value.
 
         Returns:
-            What of the skeleton is wanted.
+            The part of the skeleton to read.
         """
         if isinstance(skeleton, str):
             self._fit_leaf(name, target, skeleton)
@@ -100,17 +104,17 @@ class Fit:
         return self._fit_list(name, target, skeleton, adds=adds)
 
     def convert(self, loaded: dict[str, Any]) -> None:
-        """Put what was read as another type, or the other way round, into the tensors of the state."""
+        """Copy tensors that were saved with another type, or transposed, into the state."""
         with torch.no_grad():
             for flat, target in self._converted:
                 value = loaded[flat].t() if flat in self._transposed else loaded[flat]
                 loaded[flat] = value.contiguous() if target is None else target.copy_(value)
 
     def adopt(self, name: str, target: Any, skeleton: Skeleton) -> None:
-        """Note what to read for an object whose own code judges it: all of `skeleton`, whatever `target` is.
+        """Record all of `skeleton` as wanted, for an object whose own code validates its state.
 
-        Call it once all that `fit` compares is compared. A tensor is read into that of `target` where it has the
-        same size and type and no other entry is read into it.
+        Call this method after all calls of `fit`. A saved tensor is read into the tensor in
+        `target` if size and type are equal and no other entry is read into that tensor.
         """
         if isinstance(skeleton, dict):
             present = target if isinstance(target, Mapping) else {}
@@ -123,9 +127,7 @@ class Fit:
         elif not isinstance(saved := self._saved[skeleton], TensorStorageMetadata):
             self.wanted[skeleton] = None
         elif (kind := _irregular(saved)) is not None:
-            self.problems.append(
-                f"{name!r} is a {kind} tensor, which nothing is restored into here"
-            )
+            self.problems.append(f"{name!r} is a {kind} tensor, which cannot be restored")
         elif (
             not isinstance(target, torch.Tensor)
             or irregular(target) is not None
@@ -144,7 +146,7 @@ class Fit:
             self.wanted[skeleton] = target
 
     def require(self, name: str, target: Any) -> None:
-        """Note that the checkpoint lacks `target`; an empty container needs nothing of it."""
+        """Record that the checkpoint lacks `target`, unless `target` is an empty dict."""
         if not self.strict:
             self.missing += _leaf_names(name, target)
         elif not (isinstance(target, Mapping) and not target):
@@ -161,9 +163,7 @@ class Fit:
         elif kind is not None or (
             isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None
         ):
-            self.problems.append(
-                f"{name!r} is a {kind} tensor, which nothing is restored into here"
-            )
+            self.problems.append(f"{name!r} is a {kind} tensor, which cannot be restored")
         elif not isinstance(target, torch.Tensor) and is_tensor:
             self._make_room(flat, saved)
         elif not isinstance(target, torch.Tensor):
@@ -174,7 +174,7 @@ class Fit:
             )
         elif flat in self._transposed and isinstance(target, DTensor):
             self.problems.append(
-                f"{name!r} is sharded, and what is transposed is not restored into it"
+                f"{name!r} is sharded, and a transposed tensor cannot be restored into it"
             )
         elif (target.size(), target.dtype) != self._kind_of(target, flat, saved):
             self.problems.append(
@@ -182,7 +182,7 @@ class Fit:
                 f"{_shape(*self._kind_of(None, flat, saved))} in the checkpoint"
             )
         elif target.dtype != saved.properties.dtype or flat in self._transposed:
-            # A DTensor on the host would need a mesh of the host.
+            # A DTensor in CPU memory would need a device mesh of the CPU.
             is_sharded = isinstance(target, DTensor)
             self.wanted[flat] = (
                 torch.empty_like(target, dtype=saved.properties.dtype)
@@ -194,20 +194,19 @@ class Fit:
             self.wanted[flat] = target
         elif _is_expanded(own):
             self.problems.append(
-                f"{name!r} has one value in several places, as expand makes it: clone() it first"
+                f"{name!r} has elements that share memory, as after expand: clone() it first"
             )
         elif own.numel() and (first := self._first_of(target, name, flat)):
             self.same.append((first, (name, flat)))
-            self.wanted[flat] = (
-                _room(saved) if own is target else torch.empty_like(target)
-            )  # sharded alike
+            # A sharded tensor needs a target that is sharded in the same way.
+            self.wanted[flat] = _room(saved) if own is target else torch.empty_like(target)
         else:
             self.wanted[flat] = target
 
     def _kind_of(
         self, target: torch.Tensor | None, flat: str, saved: TensorStorageMetadata
     ) -> tuple[torch.Size, torch.dtype]:
-        """The size and the type that a saved tensor has once it is converted for `target`."""
+        """Return the size and dtype of a saved tensor after its conversion for `target`."""
         size = torch.Size(saved.size[::-1]) if flat in self._transposed else saved.size
         dtype = saved.properties.dtype
         if (
@@ -225,7 +224,7 @@ class Fit:
             self._converted.append((flat, None))
 
     def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
-        """The entry before it that is the same tensor, as tied weights are."""
+        """Return an earlier entry that is the same tensor (tied weights); None if there is none."""
         own = local(target)
         place: tuple[Any, ...] = (own.device, own.data_ptr(), own.dtype, own.size(), own.stride())
         if isinstance(target, DTensor):
@@ -253,7 +252,8 @@ class Fit:
                 else ("checkpoint", "state", "pass the model in the wrapper that it was saved in")
             )
             self.problems.append(
-                f"{name!r} has the names of a wrapped model in the {one} and not in the {other}: {advice}"
+                f"{name!r} has the names of a wrapped model in the {one} and not in the {other}: "
+                f"{advice}"
             )
             return skeleton
         for key in unknown:
@@ -290,10 +290,17 @@ class Fit:
 def fill(
     target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set[int] | None = None
 ) -> Any:
-    """Put what was read into `target`, in place where it can be, and return what to keep in its stead.
+    """Store the values that were read in `target`, in place if possible.
 
-    Tensors of `target` that were read into are in `loaded` themselves. `filled`: the `id`s of the containers of the
-    state that something was put into already; where one comes again, it is another one from then on.
+    Args:
+        target: an entry of the state. Its tensors that were read into are in `loaded` themselves.
+        skeleton: the checkpoint's skeleton of the entry.
+        loaded: the values that were read, by flat name.
+        filled: the `id`s of the state's containers that were filled already; a container that
+            occurs again is replaced by a new one.
+
+    Returns:
+        The value to store in the place of `target`.
     """
     filled = set() if filled is None else filled
     if id(target) in filled:
@@ -322,18 +329,18 @@ def fill(
 def rebuilt(
     target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], *, lost_empty: bool = False
 ) -> Any:
-    """Return what was read in new containers, which are of the kinds that `target` has in their places.
+    """Return the values that were read, in new containers of the same types as in `target`.
 
-    A checkpoint does not record the kinds of dicts: those come from `target`, as a Counter or the `_metadata` of a
-    module's state. With `lost_empty` it does not record empty dicts either, as where DCP wrote it alone, and those of
-    `target` stay.
+    A checkpoint does not record the types of dicts, such as a Counter or the `_metadata` of a
+    module's state. If `lost_empty` is true, the checkpoint does not record empty dicts either,
+    since DCP wrote it alone: the empty dicts of `target` are kept.
     """
     into = functools.partial(rebuilt, loaded=loaded, lost_empty=lost_empty)
     if isinstance(skeleton, dict):
         present: Any = target if isinstance(target, Mapping) else {}
         entries: Any = copy.copy(present) if isinstance(present, dict) else {}
         entries.clear()
-        for key, part in skeleton.items():  # not by update(), which counts in a Counter
+        for key, part in skeleton.items():  # not update(), which adds up counts in a Counter
             entries[key] = into(present.get(key, ABSENT), part)
         if lost_empty:
             entries.update(
@@ -354,19 +361,19 @@ def rebuilt(
 
 
 def _room(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Memory to read it into, wherever new tensors are made by default."""
+    """Return an uninitialized tensor with the shape and dtype of a saved tensor."""
     return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
 
 
 def _is_expanded(own: torch.Tensor) -> bool:
-    """Whether one value is in several places."""
+    """Return whether several elements share one memory location, as `expand` makes them."""
     return any(
         stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True)
     )
 
 
 def _irregular(saved: TensorStorageMetadata) -> str | None:
-    """What `irregular` says of a tensor, by what PyTorch's metadata says of it."""
+    """Return what `irregular` would return for the saved tensor, from its metadata."""
     if saved.properties.layout is not torch.strided:
         return "sparse"
     return irregular(torch.empty(0, dtype=saved.properties.dtype, device="cpu"))

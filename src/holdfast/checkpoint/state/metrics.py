@@ -1,4 +1,4 @@
-"""Check and read the metrics of a checkpoint: given to `save`, or given to `run.step` for the same step."""
+"""Check and read a checkpoint's metrics, from `save` or from `run.step` of the same step."""
 
 import contextlib
 import logging
@@ -12,27 +12,29 @@ from holdfast.core.errors import BadUse
 
 _MOST: Final = 100
 _LONGEST: Final = 100
-"""Limit for the characters of a name. All metrics travel in one message to the writing process."""
+"""The most characters of a name: all metrics are sent in one message to the writing process."""
 _logger = logging.getLogger("holdfast")
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the metrics that a user gives.
+    """Check the metrics that the user passed to `save`.
 
-    Tensors are only inspected, since reading a tensor on a GPU would wait for the GPU.
+    The values of tensors are not read: reading a tensor on a GPU would wait for the GPU.
 
     Raises:
         BadUse: a name or a value is not allowed; the message names it.
     """
     if not isinstance(metrics, Mapping) or len(metrics) > _MOST:
         raise BadUse(
-            f"metrics is {type(metrics).__name__}; allowed is a dict of at most {_MOST} names and numbers."
+            f"metrics is {type(metrics).__name__}; allowed is a dict of at most {_MOST} names and "
+            "numbers."
         )
     checked: dict[str, Any] = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
             raise BadUse(
-                f"metrics has a name {name!r}. Give text of up to {_LONGEST} characters, such as 'val_loss'."
+                f"metrics has a name {name!r}. Give text of up to {_LONGEST} characters, such as "
+                "'val_loss'."
             )
         if isinstance(value, torch.Tensor):
             if value.numel() != 1 or value.is_complex():
@@ -47,7 +49,8 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
                 number = float(value)
         if not math.isfinite(number):
             raise BadUse(
-                f"metrics has {value!r} as {name!r}; allowed is a number that is not infinite and no NaN."
+                f"metrics has {value!r} as {name!r}; allowed is a number that is not infinite and "
+                "no NaN."
             )
         checked[name] = number
     return checked
@@ -56,17 +59,20 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def read_metrics(
     metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Event]
 ) -> dict[str, float]:
-    """Read the numbers, in a thread beside the training; leave out values that are not numbers or not finite.
+    """Read the metrics as numbers; leave out values that are not finite numbers.
+
+    Call this function in a background thread, since it waits for GPUs.
 
     Args:
-        metrics: from a name to a number, or to a value that converts to a number, such as a tensor of one element.
-        boundaries: events of GPUs after which the tensors hold their final values.
+        metrics: name to a number, or to a value that converts to a number, such as a tensor with
+            one element.
+        boundaries: CUDA events after which the tensors hold their final values.
     """
     found = {}
     for name, value in list(metrics.items())[:_MOST]:
         try:
             number = _number(value, boundaries)
-        except Exception as error:  # the user's values may be anything, and the save matters more
+        except Exception as error:  # a user's value may raise any error; the save must go on
             _logger.debug("metric %r is left out: %s", name, error)
             continue
         if math.isfinite(number) and 0 < len(name) <= _LONGEST:
@@ -79,7 +85,7 @@ def read_metrics(
 def _number(value: Any, boundaries: Iterable[torch.cuda.Event]) -> float:
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return float(value)
-    # Use a separate stream: on the training's stream, the read would wait for all work that was queued since.
+    # Use a separate stream: on the training's stream, the read would wait for all later work.
     stream: torch.cuda.Stream = torch.cuda.Stream(value.device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for boundary in boundaries:

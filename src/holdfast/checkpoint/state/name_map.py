@@ -1,22 +1,24 @@
-r"""Which tensor of a checkpoint becomes which of a model: by name, settled before a byte is read.
+r"""Map the names of a checkpoint's tensors to the names of a model's tensors, before any read.
 
-Where a checkpoint has the model's own names after some prefix (`model.`, `module.`), the prefix is found and nothing
-needs to be said. What torch.compile, FSDP and activation checkpointing put between (`_orig_mod` and the like) is
-passed over. Else a name map says it, a TOML file; names in it come after the prefix:
+If the checkpoint has the model's own names after some prefix (`model.`, `module.`), the prefix is
+found without a name map. The parts that torch.compile, FSDP and activation checkpointing insert
+(such as `_orig_mod`) are ignored. Otherwise, a name map, a TOML file, lists the names. Names in the
+map follow the prefix:
 
-    prefix = "model."                      # which of the checkpoint's tensors are the model's; found where left out
-    drop = ["rope.frequencies"]            # not needed
-    transposed = ["layers.{n}.up.weight"]  # of two dimensions, stored the other way round
+    prefix = "model."                      # the prefix of the model's tensors; found if left out
+    drop = ["rope.frequencies"]            # tensors that are not needed
+    transposed = ["layers.{n}.up.weight"]  # two-dimensional tensors that were stored transposed
 
-    [names]                                # in the checkpoint = in the model; {anything} stands for one part of a name
+    [names]                                # saved name = model name; {anything} matches one part
     "tokens.weight" = "model.embed_tokens.weight"
     "layers.{n}.up.weight" = "model.layers.{n}.mlp.up_proj.weight"
 
-    [patterns]                             # RE2 regular expressions, of whole names
+    [patterns]                             # RE2 regular expressions that match whole names
     'blocks\.(\d+)\.(.*)' = 'model.layers.\1.\2'
 
-An exact name goes before one with placeholders, that before a pattern, and that before a name that stays as it is.
-Tensors that the model ties (an output layer that is the embedding) are written once, and must be equal.
+The first rule that matches applies, in this order: exact names, names with placeholders, patterns.
+A name without a rule is unchanged. Tensors that the model ties (such as an output layer that is the
+embedding) are written once, and their saved values must be equal.
 """
 
 import difflib
@@ -34,10 +36,10 @@ from holdfast.core.errors import BadUse
 
 Shape = tuple[int, ...]
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Parts that torch.compile, FSDP and activation checkpointing add to names."""
+"""The name parts that torch.compile, FSDP and activation checkpointing insert."""
 _USUAL_PREFIX_PARTS = {"model", "module", "state_dict", "app", *WRAPPERS}
 _OTHER_STATE = ("optim", "holdfast.", "scheduler", "lr_scheduler")
-"""Beginnings of what lies beside a model whose tensors have no prefix."""
+"""Prefixes of entries that are saved beside a model whose tensors have no prefix."""
 _DEEPEST_PREFIX = 4
 _ENTRIES: dict[str, tuple[type, str]] = {
     "prefix": (str, "a text"),
@@ -53,7 +55,15 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTensor:
-    """`saved` in the checkpoint becomes `name` in the model. `tied`: not written, but it must equal what is."""
+    """One tensor of the model, and the saved tensor to read for it.
+
+    Attributes:
+        saved: the name in the checkpoint.
+        name: the name in the model.
+        transposed: whether the tensor was stored transposed.
+        tied: whether an equal tensor is written under another name, so that this one is only
+            compared.
+    """
 
     saved: str
     name: str
@@ -62,10 +72,10 @@ class PlannedTensor:
 
 
 class NameMap:
-    """A name map, read and checked by itself.
+    """A validated name map.
 
     Raises:
-        BadUse: it is not one; the message says where.
+        BadUse: the map is not valid; the message names the entry.
     """
 
     def __init__(self, text: str | Mapping[str, Any] = "", *, where: str = "the name map") -> None:
@@ -89,7 +99,8 @@ class NameMap:
         for old, new in content.get("names", {}).items():
             if names.setdefault(without_wrapper_parts(old), new) != new:
                 raise BadUse(
-                    f"Two entries of {where} are one without what wrappers add: {old!r}. Leave one of them out."
+                    f"Two entries of {where} are equal without wrapper parts: {old!r}. Leave "
+                    "one of them out."
                 )
         self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
         self._rules = [
@@ -108,10 +119,10 @@ class NameMap:
         self.used: Counter[str] = Counter()
 
     def new_name(self, old: str) -> str | None:
-        """The model's name of a tensor; None where it is dropped.
+        """Return the model's name of a saved tensor; None if the map drops the tensor.
 
         Raises:
-            BadUse: two rules of one kind say different things of it.
+            BadUse: two rules of one kind give the tensor different names.
         """
         for rule, pattern in self._drop:
             if pattern.fullmatch(old):
@@ -137,19 +148,19 @@ class NameMap:
         return old
 
     def is_transposed(self, old: str) -> bool:
-        """Whether the map says that a tensor is stored the other way round."""
+        """Return whether the map lists a tensor as stored transposed."""
         found = [rule for rule, pattern in self._transposed if pattern.fullmatch(old)]
         self.used.update(found)
         return bool(found)
 
     def unused(self) -> list[str]:
-        """Entries that fitted no name."""
+        """Return the rules that have matched no name."""
         found = [rule for rule, _, _ in (*self._rules, *self._patterns)]
         rules = [*self._exact, *found, *(rule for rule, _ in (*self._drop, *self._transposed))]
         return [rule for rule in rules if not self.used[rule]]
 
     def _placeholders(self, old: str, new: str) -> tuple[Any, list[str | int]]:
-        """A name with placeholders as a pattern, and what it becomes: texts, and the numbers of groups."""
+        """Compile a name with placeholders, and split the new name into texts and group numbers."""
         numbers: dict[str, int] = {}
         pattern = ""
         for index, piece in enumerate(_PLACEHOLDER.split(old)):
@@ -180,7 +191,8 @@ class NameMap:
         for group in pieces[1::2]:
             if isinstance(group, int) and group > pattern.groups:
                 raise BadUse(
-                    f"{new!r} of {self.where} refers to a group {group}, and {old!r} has {pattern.groups}. Correct it."
+                    f"{new!r} of {self.where} refers to a group {group}, and {old!r} has "
+                    f"{pattern.groups}. Correct it."
                 )
         return pattern, pieces
 
@@ -202,17 +214,21 @@ def settle(
     *,
     checkpoint: str = "the checkpoint",
 ) -> list[PlannedTensor]:
-    """Find each of a model's tensors in a checkpoint; in the model's order.
+    """Find each of a model's tensors in a checkpoint.
 
     Args:
-        saved: the checkpoint's tensors, all of them.
-        expected: the model's, tied ones under every name.
-        ties: groups of the model's names that are one tensor, the one to write first.
-        name_map: what to do where names differ.
-        checkpoint: how to call it in messages.
+        saved: name to shape of all tensors of the checkpoint.
+        expected: name to shape of the model's tensors; tied tensors appear under every name.
+        ties: groups of the model's names that are one tensor, the name to write first.
+        name_map: the rules for names that differ.
+        checkpoint: the name of the checkpoint in messages.
+
+    Returns:
+        The tensors in the model's order.
 
     Raises:
-        BadUse: something is missing, left over, of another shape, or not clear; the message names it.
+        BadUse: a tensor is missing, unexpected, ambiguous, or has another shape; the message names
+            the tensor.
     """
     name_map = name_map or NameMap()
     kept = {name: group[0] for group in ties for name in group}
@@ -231,7 +247,8 @@ def settle(
             continue
         if new in found:
             raise BadUse(
-                f"Both {found[new]!r} and {full!r} of {checkpoint} become {new!r}. Name one under `drop`."
+                f"Both {found[new]!r} and {full!r} of {checkpoint} become {new!r}. Name one under "
+                "`drop`."
             )
         found[new] = full
         if name_map.is_transposed(old):
@@ -245,7 +262,8 @@ def settle(
             if name.startswith(prefix)
         ]
         raise BadUse(
-            f"{name_map.where} names what is not in {checkpoint}: {_listed(unused, names)}."
+            f"{name_map.where} names tensors that are not in {checkpoint}: "
+            f"{_listed(unused, names)}."
         )
     plan = []
     written: set[str] = set()
@@ -269,7 +287,7 @@ def _find_prefix(
     name_map: NameMap,
     checkpoint: str,
 ) -> str:
-    """The prefix after which most of the model's tensors are found, by whichever of their names."""
+    """Return the prefix after which most of the model's tensors are found."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name in {without_wrapper_parts(name) for name in saved}:
         parts = name.split(".")
@@ -282,15 +300,17 @@ def _find_prefix(
         names = [name for name in saved if not name.startswith(_OTHER_STATE)]
         raise BadUse(
             f"None of the {len(saved)} tensors of {checkpoint} has a name of the model's "
-            f"({_few(names)} against {_few(expected)}). Give a name map, or the configuration that fits."
+            f"({_few(names)} against {_few(expected)}). Give a name map, or the configuration "
+            "that fits."
         )
     best = max(map(len, found.values()))
     candidates = [prefix for prefix, tensors in found.items() if len(tensors) == best]
     usual = [prefix for prefix in candidates if set(prefix.split(".")[:-1]) <= _USUAL_PREFIX_PARTS]
     if len(candidates) > 1 and len(usual) != 1:
         raise BadUse(
-            f"{checkpoint} holds several models: after {' and after '.join(map(repr, sorted(candidates)))}. "
-            "Give a name map that says which, with `prefix`."
+            f"{checkpoint} holds several models: after "
+            f"{' and after '.join(map(repr, sorted(candidates)))}. Give a name map that says "
+            "which, with `prefix`."
         )
     return (usual or candidates)[0] if len(candidates) > 1 else candidates[0]
 
@@ -308,13 +328,15 @@ def _check_complete(
     if missing:
         others = unexpected or [name for name in found if name in expected]
         raise BadUse(
-            f"{checkpoint} lacks {len(missing)} of the model's {len(expected)} tensors (looked for after "
-            f"{prefix!r}): {_listed(missing, others)}. Give a name map, or the configuration that fits."
+            f"{checkpoint} lacks {len(missing)} of the model's {len(expected)} tensors (looked "
+            f"for after {prefix!r}): {_listed(missing, others)}. Give a name map, or the "
+            "configuration that fits."
         )
     if unexpected:
         raise BadUse(
-            f"{checkpoint} has {len(unexpected)} tensors that the model has not: {_listed(unexpected, expected)}. "
-            "Name them in a name map: under [names] what they are, under `drop` what is not needed."
+            f"{checkpoint} has {len(unexpected)} tensors that the model has not: "
+            f"{_listed(unexpected, expected)}. Name them in a name map: under [names] what they "
+            "are, under `drop` what is not needed."
         )
 
 
@@ -329,34 +351,36 @@ def _check_shapes(
         if full in transposed:
             if len(shape) != 2:
                 raise BadUse(
-                    f"{full!r} has {len(shape)} dimensions and cannot be transposed. Correct the name map."
+                    f"{full!r} has {len(shape)} dimensions and cannot be transposed. Correct the "
+                    "name map."
                 )
             shape = shape[::-1]
         if shape != wanted:
             hint = (
-                "It fits the other way round: name it under `transposed` in a name map"
+                "It fits when transposed: name it under `transposed` in a name map"
                 if len(shape) == 2 and shape[::-1] == wanted
                 else "Give the configuration that the model was trained with"
             )
             raise BadUse(
-                f"{full!r} has the shape {_shape(saved[full])}, the model's {name!r} {_shape(wanted)}. {hint}."
+                f"{full!r} has the shape {_shape(saved[full])}, the model's {name!r} "
+                f"{_shape(wanted)}. {hint}."
             )
 
 
 def _filled(pieces: Iterable[str | int], match: Any) -> str:
-    """Texts, and what the groups of these numbers have matched."""
+    """Join the pieces, with each group number replaced by the text that the group matched."""
     return "".join(
         piece if isinstance(piece, str) else match.group(piece) or "" for piece in pieces
     )
 
 
 def without_wrapper_parts(name: str) -> str:
-    """A name without the parts that are `WRAPPERS`."""
+    """Return a name without the parts that are in `WRAPPERS`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _listed(names: Sequence[str], others: Collection[str]) -> str:
-    """Some names, each with the nearest of `others`."""
+    """List some names, each with the most similar name of `others`."""
     said = []
     for name in names[:_SHOWN]:
         near = difflib.get_close_matches(name, others, n=1, cutoff=0.6)
@@ -385,10 +409,10 @@ def _quiet() -> Any:
 
 
 def read_name_map(path: Path | None) -> NameMap:
-    """The name map in a file; an empty one where `path` is None.
+    """Read the name map in a file; return an empty map if `path` is None.
 
     Raises:
-        BadUse: it is not there, or is none.
+        BadUse: the file cannot be read, or is not a valid name map.
     """
     if path is None:
         return NameMap()

@@ -1,8 +1,8 @@
-"""Match the numbers in an optimizer's saved state with the parameters here, and check that the state fits them.
+"""Match the numbers in an optimizer's saved state with the live parameters, and check the fit.
 
-Parameters are matched by name if both sides have names: the names from the models beside the optimizer
-(`parameter_names`), or the names that `named_parameters()` gave to the optimizer (`param_names`). Otherwise, parameters
-are matched by position, as PyTorch does.
+Parameters are matched by name if both sides have names. The names come from the models that were
+saved with the optimizer (`parameter_names`), or from `named_parameters()` passed to the optimizer
+(`param_names`). Without names, parameters are matched by position, as in PyTorch.
 """
 
 from collections import Counter
@@ -27,17 +27,19 @@ _SHAPED_LIKE_PARAMETERS: Final = {
     ),
     *("exp_inf", "prev", "step_size", "sum", "ax"),
 }
-"""The state that the optimizers of `torch.optim` keep in the shape of the parameter."""
+"""The keys whose values `torch.optim` stores in the shape of the parameter."""
 _ANY_ENTRY: Final = "*"
 _SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """The parameters of one side, saved or here.
+    """The parameters of one side: the checkpoint or the live optimizer.
 
-    `groups`: the numbers of the parameters. `names`: the names from the models. `own_names`: the names from the
-    optimizer.
+    Attributes:
+        groups: the numbers of the parameters, by group.
+        names: the names from the models, by group; None if unknown.
+        own_names: the names from the optimizer, by group; None if unknown.
     """
 
     groups: list[list[Any]]
@@ -47,7 +49,8 @@ class Numbered:
     def renamed(self, name: Callable[[str], str | None]) -> Self:
         """Return the same parameters with other names.
 
-        `name` takes a name with an entry. The names from the optimizer have no entry, so `*` stands for the entry.
+        `name` maps a name that includes the entry. The optimizer's own names include no entry, so
+        `*` stands for the entry.
         """
 
         def own(given: str) -> str | None:
@@ -61,9 +64,12 @@ class Numbered:
 class ParameterOrder:
     """The order in which saved state is put into an optimizer.
 
-    `numbers`: for each number here the saved number, or None if there is none. `groups`: for each group here the saved
-    group, or None if there is none. `problem`: why there is no order, else empty. `missing`, `unexpected`: names that
-    only one side has.
+    Attributes:
+        numbers: the saved number for each live number; None if there is none.
+        groups: the saved group for each live group; None if there is none.
+        problem: why no order was found; empty if one was found.
+        missing: names that only the live optimizer has.
+        unexpected: names that only the checkpoint has.
     """
 
     numbers: dict[Any, Any] = field(default_factory=dict)
@@ -74,7 +80,7 @@ class ParameterOrder:
 
 
 def has_groups(state: Any) -> bool:
-    """Return whether `state` is an optimizer's state, or a skeleton of one, that numbers parameters in groups."""
+    """Return whether `state` is an optimizer's state, or its skeleton, with parameter groups."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     return isinstance(groups, list) and all(
         isinstance(group, Mapping) and "params" in group for group in groups
@@ -82,7 +88,7 @@ def has_groups(state: Any) -> bool:
 
 
 def plain_leaves(skeleton: Mapping[Any, Any]) -> list[str]:
-    """Return the flat names of the leaves that have to be read before an order is found."""
+    """Return the flat names of the leaves to read before an order can be found."""
     leaves = [
         group.get(key) for group in skeleton["param_groups"] for key in ("params", "param_names")
     ]
@@ -92,11 +98,13 @@ def plain_leaves(skeleton: Mapping[Any, Any]) -> list[str]:
 def numbered(
     state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names | None
 ) -> Numbered | None:
-    """Return the parameters of an optimizer's state, or of a skeleton of one; None if the state is of another kind.
+    """Return the parameters of an optimizer's state or skeleton.
+
+    None if the groups do not number parameters.
 
     Args:
         state: a state for which `has_groups` is true.
-        read: from a value in a group to the content that the value stands for.
+        read: maps a value in a group to its content.
         names: the names from the models.
     """
     groups = [read(group["params"]) for group in state["param_groups"]]
@@ -106,7 +114,7 @@ def numbered(
     ):
         return None
     flat = list(chain(*groups))
-    if len(set(flat)) < len(flat):  # a placeholder, whose numbers stand for no parameters
+    if len(set(flat)) < len(flat):  # a placeholder state: its numbers are not unique
         return None
     sizes = [len(group) for group in groups]
     if names is not None and [len(each) for each in names] != sizes:
@@ -136,9 +144,9 @@ def find_order(
     Args:
         name: the name of the optimizer's entry.
         saved: the parameters in the checkpoint.
-        here: the parameters of the optimizer.
-        are_same_models: whether the models whose names are compared are there on both sides, and judge no names by
-            code of their own.
+        here: the parameters of the live optimizer.
+        are_same_models: whether both sides have the models whose names are compared, and the
+            models have no own code that validates names.
         strict: whether both sides must have the same parameters in the same groups.
     """
     one, other, is_certain = _names(saved, here, are_same_models=are_same_models)
@@ -179,7 +187,7 @@ def find_order(
         lacks = f"the checkpoint has no {_some(missing)}" if missing else ""
         beyond = f"it has no {_some(unexpected)}, which the checkpoint has" if unexpected else ""
         return ParameterOrder(
-            problem=f"{name!r} is of other parameters: {'; '.join(filter(None, (lacks, beyond)))}"
+            problem=f"{name!r} has other parameters: {'; '.join(filter(None, (lacks, beyond)))}"
         )
     if sizes != sizes_here:
         return ParameterOrder(
@@ -191,9 +199,10 @@ def find_order(
 def arranged(
     skeleton: Mapping[Any, Any], order: ParameterOrder, numbers: Collection[Any]
 ) -> Skeleton:
-    """Return the skeleton of a saved state in the order here; `numbers` are the numbers in the saved groups.
+    """Return the skeleton of a saved optimizer state in the order of the live optimizer.
 
-    The keys that name and number the parameters are left out of the groups: the optimizer has its own.
+    The keys that name and number the parameters are left out of the groups, since the optimizer
+    keeps its own. `numbers` are the numbers in the saved groups.
     """
     states = skeleton.get("state", {})
     state = {
@@ -201,7 +210,7 @@ def arranged(
         for here, saved in order.numbers.items()
         if saved is not None and saved in states
     }
-    # State under a key that is no parameter's number belongs to the optimizer as a whole.
+    # State under other keys belongs to the optimizer as a whole.
     state |= {key: value for key, value in states.items() if key not in numbers}
     saved_groups = skeleton["param_groups"]
     groups = [
@@ -223,20 +232,22 @@ def misfit(
     *,
     is_of_torch: bool,
 ) -> str:
-    """Return why a tensor of the saved state cannot belong to its parameter; empty if all tensors fit.
+    """Return why a tensor of the saved state cannot belong to its parameter; empty if all fit.
 
-    Optimizers keep tensors of any shape. A tensor must have its parameter's shape now only if the tensor had its
-    parameter's shape when it was saved. If the saved shape of the parameter is unknown, a tensor counts as one that had
-    this shape if the shapes under its key are a permutation of the shapes here, or if `torch.optim` keeps the key in
-    this shape.
+    Optimizers store tensors of any shape. A tensor must have the live shape of its parameter only
+    if it had the saved shape of its parameter. If the saved shape of the parameter is unknown, it
+    is assumed that the tensor had this shape in two cases:
+
+    * the shapes under the tensor's key are a permutation of the live shapes;
+    * the optimizer is one of `torch.optim`, which stores the key in this shape.
 
     Args:
         name: the name of the entry.
         states: the skeleton of the saved state, by saved number.
         order: the order in which saved state is put into the optimizer.
-        shapes: the shapes of the parameters here, by number.
-        shape_of: from a flat name to the saved shape; None: the leaf is no tensor.
-        saved_shapes: the shapes of the parameters when they were saved, by saved number, as far as they are known.
+        shapes: the shapes of the live parameters, by number.
+        shape_of: maps a flat name to the saved shape; None if the leaf is not a tensor.
+        saved_shapes: the known shapes of the parameters when they were saved, by saved number.
         is_of_torch: whether the optimizer is one of `torch.optim`.
     """
     found: dict[Any, list[tuple[Any, Any, Shape]]] = {}
@@ -256,8 +267,8 @@ def misfit(
                 is_like = are_permuted or (is_of_torch and key in _SHAPED_LIKE_PARAMETERS)
             if is_like and shape != shapes[here]:
                 return (
-                    f"{key!r} of parameter {here} of {name!r} is {list(shape)} in the checkpoint, and the parameter is "
-                    f"{list(shapes[here])}"
+                    f"{key!r} of parameter {here} of {name!r} is {list(shape)} in the checkpoint, "
+                    f"and the parameter is {list(shapes[here])}"
                 )
     return ""
 
@@ -265,7 +276,10 @@ def misfit(
 def _names(
     saved: Numbered, here: Numbered, *, are_same_models: bool
 ) -> tuple[list[str | None], list[str | None], bool]:
-    """Return the names to compare, by position, None where unknown, and whether the names are of one kind."""
+    """Return the names to compare, by position, and whether both sides' names are of one kind.
+
+    An unknown name is None.
+    """
     ways = [
         (saved.names, here.names, are_same_models),
         (saved.own_names, here.own_names, True),
@@ -292,12 +306,12 @@ def _flat(names: Names) -> list[str | None]:
 
 
 def _within(names: Names | None) -> Names | None:
-    """Return names without the entry that each name is in."""
+    """Return the names without their entries."""
     return names and [[name and name.partition(".")[2] for name in group] for group in names]
 
 
 def _labels(names: Sequence[str | None]) -> list[str]:
-    """Return a label for each name; number the parameters without a name."""
+    """Return a label for each parameter: its name, or a numbered placeholder."""
     count = 0
     labels = []
     for name in names:
@@ -316,9 +330,9 @@ def _by_position(flat: list[Any], flat_here: list[Any], groups: int) -> Paramete
 def _groups(
     numbers: Mapping[Any, Any], saved: Numbered, here: Numbered, *, strict: bool
 ) -> list[int | None] | None:
-    """Return for each group here the saved group that has the same parameters.
+    """Return, for each live group, the saved group that has the same parameters.
 
-    If not `strict`, return the saved group that has the first of these parameters.
+    If not `strict`, return the saved group that has the first of the live group's parameters.
     """
     group_of = {number: place for place, group in enumerate(saved.groups) for number in group}
     empty = [place for place, group in enumerate(saved.groups) if not group]

@@ -1,4 +1,4 @@
-"""Find the names of the parameters that the numbers in an optimizer's state stand for, in the models beside it."""
+"""Find the parameter names that the numbers in an optimizer's state stand for."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,13 @@ from torch.distributed.tensor import DTensor
 from holdfast.checkpoint.state.tree import PLAIN_TENSORS, without_wrappers
 
 Names = list[list[str | None]]
-"""The names by group and place; None if no entry of the state has the parameter."""
+"""The names by group and position; None if no entry of the state has the parameter."""
 Parts = tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
-"""For the state and for `per_rank`: the entries as the user gives them, and the entries with their `state_dict()`s."""
+"""The state and `per_rank`: the entries as the user passed them, and with their `state_dict()`s."""
 
 
 class ParameterNames:
-    """The parameter names of the optimizers of a repeatedly saved state, found again when the optimizers change."""
+    """Cache the parameter names between saves, until the optimizers change."""
 
     def __init__(self) -> None:
         """Begin without names."""
@@ -50,10 +50,10 @@ class ParameterNames:
 def parameter_names(
     *parts: tuple[Mapping[str, Any], Mapping[str, Any]],
 ) -> tuple[dict[str, Names], ...]:
-    """Find the names of the parameters of each optimizer: ENTRY.NAME, without the parts that wrappers add.
+    """Find each optimizer's parameter names, in the form ENTRY.NAME without wrapper parts.
 
-    Of several names, as tied weights have, the first in the order of text is chosen. An optimizer without any names is
-    left out.
+    A parameter with several names, such as tied weights, gets the alphabetically first name. An
+    optimizer without any names is left out.
     """
     optimizers = [
         {name: entry for name, entry in entries.items() if isinstance(entry, torch.optim.Optimizer)}
@@ -92,7 +92,7 @@ def _named(parts: Parts) -> Iterator[tuple[Any, str]]:
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the place and name of each tensor in a state dict, which shares the memory of the parameters."""
+    """Yield each tensor's place and name in a state dict that shares memory with parameters."""
     if isinstance(value, torch.Tensor):
         if (place := _place(value)) is not None:
             yield place, name
@@ -102,7 +102,10 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Return the place of a tensor in memory; None if the place identifies no tensor, as for a wrapper of others."""
+    """Return the memory location of a tensor; None if it does not identify the tensor.
+
+    A tensor that wraps other tensors has no location of its own.
+    """
     own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if (
         type(own) not in PLAIN_TENSORS

@@ -1,4 +1,4 @@
-"""The states of the random generators of one process: Python, NumPy, torch on the CPU and on CUDA."""
+"""Capture and restore one process's random generators: Python, NumPy, torch on CPU and CUDA."""
 
 import json
 import random
@@ -12,11 +12,12 @@ from holdfast.core.errors import BadUse
 
 
 def capture() -> dict[str, Any]:
-    """Take the states, as plain values and CPU tensors.
+    """Return the states of the generators as plain values and CPU tensors.
 
-    NumPy's is that of its global legacy generator, if NumPy is in use; CUDA's that of the current device, if
-    this process has used CUDA (asking would otherwise create a context there).
+    NumPy's global legacy generator is included if NumPy is imported. The current CUDA device's
+    generator is included if this process has used CUDA.
     """
+    # Reading the generator of an unused CUDA device would create a context on the device.
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         import numpy as np
@@ -24,7 +25,7 @@ def capture() -> dict[str, Any]:
         state = np.random.get_state(legacy=False)
         if state["bit_generator"] != "MT19937":
             states["numpy"] = json.dumps(state, default=lambda array: array.tolist())
-        else:  # as it was before there were others
+        else:  # the format from before other generators were supported
             inner = state["state"]
             keys, gauss = inner["key"].tolist(), float(state["gauss"])
             states["numpy"] = ("MT19937", keys, int(inner["pos"]), int(state["has_gauss"]), gauss)
@@ -34,7 +35,7 @@ def capture() -> dict[str, Any]:
 
 
 def put_back(states: dict[str, Any]) -> None:
-    """Set the generators to what `capture` took; those that this process lacks are left out."""
+    """Set the generators to the states from `capture`; skip generators that this process lacks."""
     random.setstate(states["python"])
     torch.set_rng_state(states["torch"])
     if "numpy" in states and "numpy" in sys.modules:
@@ -52,14 +53,14 @@ def put_back(states: dict[str, Any]) -> None:
 
 
 def check(skeleton: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
-    """Whether the generators of this process can be set, before any is.
+    """Check, before any generator is changed, that the saved states can be restored.
 
     Args:
-        skeleton: what of `capture` lies under which name in `loaded`.
-        loaded: the plain values.
+        skeleton: the skeleton of the states from `capture`.
+        loaded: the plain values, by flat name.
 
     Raises:
-        BadUse: NumPy's is another one now, by `numpy.random.set_bit_generator`.
+        BadUse: the type of NumPy's generator was changed with `numpy.random.set_bit_generator`.
     """
     if "numpy" not in skeleton or "numpy" not in sys.modules:
         return
@@ -76,7 +77,7 @@ def check(skeleton: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
 
 
 def _with_arrays(item: dict[str, Any]) -> dict[str, Any]:
-    """NumPy's arrays, which JSON has as lists: all of them but MT19937's are of 64 bits."""
+    """Convert JSON lists to NumPy arrays; all generators but MT19937 use 64-bit arrays."""
     import numpy as np
 
     return {

@@ -1,4 +1,4 @@
-"""Rename the tensors of a checkpoint to the names that the state has: `rename` of `Checkpointer.restore`."""
+"""Rename a checkpoint's tensors to the names in the state: `rename` of `Checkpointer.restore`."""
 
 import copy
 import os
@@ -12,23 +12,23 @@ from holdfast.checkpoint.state.tree import Skeleton
 from holdfast.core.errors import BadUse
 
 Rename = Mapping[str, Any] | str | os.PathLike[str]
-"""Names in the checkpoint to names in the state, a whole name map as `names` describes it, or a file with a map."""
+"""Saved names to names in the state, a whole name map (see `name_map`), or a file with a map."""
 
 
 class Renaming:
-    """A name map in use.
+    """Apply a name map to tensor names and skeletons.
 
-    Names in the map may be whole, with the entry of the state, or come after the entry.
+    A name in the map may include the entry of the state, or may follow the entry.
 
     Attributes:
-        transposed: flat names of the tensors that were stored transposed.
+        transposed: flat names of the tensors that were stored transposed; set by `skeleton`.
     """
 
     def __init__(self, rename: Rename) -> None:
         """Read the name map.
 
         Raises:
-            BadUse: `rename` is no name map.
+            BadUse: `rename` is not a valid name map.
         """
         if isinstance(rename, Mapping):
             are_names = all(isinstance(each, str) for each in rename.values())
@@ -40,7 +40,9 @@ class Renaming:
         self.transposed: set[str] = set()
 
     def name(self, name: str) -> str | None:
-        """Return the name here of the checkpoint's tensor `name`, with its entry; None: the tensor is dropped.
+        """Return the state's name of a saved tensor; both names include the entry.
+
+        None if the name map drops the tensor.
 
         Raises:
             BadUse: two rules contradict each other for the tensor.
@@ -50,10 +52,10 @@ class Renaming:
     def skeleton(
         self, skeleton: Mapping[Any, Any], is_tensor: Callable[[str], bool]
     ) -> dict[Any, Any]:
-        """Return a skeleton with each tensor where the state has it; leave the skeletons of optimizers unchanged.
+        """Return a skeleton with each tensor under the state's name; keep optimizers unchanged.
 
         Raises:
-            BadUse: two tensors get one name, or an entry of the map fits none.
+            BadUse: two tensors get one name, or a rule of the map matches no tensor.
         """
         self._map.used.clear()
         renamed: dict[Any, Any] = copy.deepcopy(dict(skeleton))
@@ -62,14 +64,15 @@ class Renaming:
             _place(nodes, new, leaf, renamed, self._map.where)
         if unused := self._map.unused():
             raise BadUse(
-                f"{self._map.where} names what is not in the checkpoint: {', '.join(map(repr, unused))}. Correct it."
+                f"{self._map.where} names tensors that are not in the checkpoint: "
+                f"{', '.join(map(repr, unused))}. Correct it."
             )
         return renamed
 
     def _take_out(
         self, node: dict[Any, Any], prefix: str, is_tensor: Callable[[str], bool]
     ) -> list[tuple[tuple[dict[Any, Any], str], str, str]]:
-        """Remove the tensors with another name here from `node`; return each one's place, name and leaf."""
+        """Remove the renamed tensors from `node`; return the parent, new name and leaf of each."""
         moved = []
         for key, part in list(node.items()):
             name = f"{prefix}{key}"
@@ -86,7 +89,7 @@ class Renaming:
         return moved
 
     def _name(self, name: str) -> tuple[str | None, bool]:
-        """Return the name here, and whether the tensor was stored transposed."""
+        """Return the state's name of a saved tensor, and whether it was stored transposed."""
         entry, _, rest = name.partition(".")
         prefix = self._map.prefix
         for before, old in (
@@ -106,7 +109,7 @@ class Renaming:
 def _place(
     node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: dict[Any, Any], where: str
 ) -> None:
-    """Put a leaf beside its former neighbors, or into another entry."""
+    """Put a renamed leaf into its old parent if the prefix is equal, else into another entry."""
     place, prefix = node
     key = name.removeprefix(prefix)
     if not prefix or key == name:

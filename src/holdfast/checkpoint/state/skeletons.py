@@ -1,4 +1,4 @@
-"""The skeleton of a saved state: as it was stored, or made of the paths that DCP keeps of one that it wrote alone."""
+"""Read the skeleton of a saved state, or rebuild the skeleton of a state that DCP alone wrote."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -10,11 +10,11 @@ from holdfast.checkpoint.state.tree import Skeleton, skeleton_from_paths
 from holdfast.core.errors import CheckpointError
 
 Read = Callable[[Mapping[str, None]], Mapping[str, Any]]
-"""Plain values by their flat names."""
+"""Reads plain values by their flat names."""
 
 
 def shared_skeleton(metadata: Metadata, read: Read) -> dict[Any, Any]:
-    """That of the state.
+    """Return the skeleton of the shared state.
 
     Raises:
         CheckpointError: see `stored_skeleton`.
@@ -29,10 +29,10 @@ def shared_skeleton(metadata: Metadata, read: Read) -> dict[Any, Any]:
 
 
 def stored_skeleton(name: str, metadata: Metadata, read: Read) -> dict[Any, Any] | None:
-    """The one under `name`, whose every leaf the metadata knows; None if there is none.
+    """Read the skeleton that is stored under the flat name `name`; None if there is none.
 
     Raises:
-        CheckpointError: it is no skeleton of what is there.
+        CheckpointError: the value is not a skeleton, or has leaves that the checkpoint lacks.
     """
     if name not in metadata.state_dict_metadata:
         return None
@@ -40,13 +40,14 @@ def stored_skeleton(name: str, metadata: Metadata, read: Read) -> dict[Any, Any]
     unknown = set(leaves(skeleton)) - metadata.state_dict_metadata.keys()
     if unknown or not isinstance(skeleton, dict):
         raise CheckpointError(
-            f"{name} names what the checkpoint does not hold: {sorted(unknown)[:3]}. Take another checkpoint."
+            f"{name} names entries that the checkpoint does not have: {sorted(unknown)[:3]}. Take "
+            "another checkpoint."
         )
     return skeleton
 
 
 def leaves(skeleton: Skeleton) -> Iterator[str]:
-    """The flat names in it, as they come."""
+    """Yield the flat names of the leaves of a skeleton, in order."""
     if isinstance(skeleton, str):
         yield skeleton
     else:

@@ -1,4 +1,4 @@
-"""Find the part of a tensor that is in this process, and whether its bytes can be copied in a row."""
+"""Find this process's part of a tensor, and test whether its bytes can be copied as one block."""
 
 from typing import Any
 
@@ -24,8 +24,11 @@ def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
 
 
 def is_in_a_row(tensor: torch.Tensor) -> bool:
-    """Return whether the bytes are contiguous, unmodified by conjugation or negation, and 8-byte aligned."""
-    address = tensor.data_ptr()  # none of a tensor that wraps others
+    """Return whether the bytes are contiguous, 8-byte aligned, and not conjugated or negated lazily.
+
+    The stored bytes of a lazily conjugated or negated tensor differ from its values.
+    """
+    address = tensor.data_ptr()  # 0 for a tensor that wraps other tensors
     return (
         address != 0
         and address % 8 == 0

@@ -1,8 +1,9 @@
-"""A nested state as flat leaves and a skeleton of its shape.
+"""Split a nested state into flat leaves and a skeleton of its shape.
 
-Leaves are named as DCP names them, the path joined by dots, so that stock `torch.distributed.checkpoint.load`
-finds them. DCP keeps every dict key as text and forgets empty containers; the skeleton keeps both: it is the
-nested dicts and lists themselves, with each leaf replaced by its flat name.
+Leaves are named as DCP names them, by the path joined with dots, so that PyTorch's
+`torch.distributed.checkpoint.load` finds them. DCP converts dict keys to text and drops empty
+containers. The skeleton preserves both: it consists of the nested dicts and lists themselves, with
+each leaf replaced by its flat name.
 """
 
 import contextlib
@@ -37,25 +38,28 @@ _SCALARS = (
 _UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
 KIND = operator.attrgetter("dtype", "shape", "device")
-"""What of a tensor a snapshot of it depends on."""
+"""The attributes of a tensor that a snapshot plan depends on."""
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
-"""What is all here, and copied as it is."""
+"""The tensor types whose bytes are in this process and can be copied as they are."""
 _KEYS = {str, int, bool, float, type(None)}
 _WRAPPER = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def irregular(tensor: torch.Tensor) -> str | None:
-    """What a tensor is whose bytes, in a row, and whose type and shape are not all of it; None for all others."""
-    if isinstance(
-        tensor, ShardedTensor
-    ):  # it answers nothing of this; PyTorch reads into its parts
+    """Name the kind of a tensor that bytes, dtype and shape do not describe (sparse, lazy, ...).
+
+    Returns:
+        The kind, or None for a tensor that they describe.
+    """
+    # A ShardedTensor lacks the attributes that are read below; PyTorch reads into its parts.
+    if isinstance(tensor, ShardedTensor):
         return None
     if is_lazy(tensor):
         return "uninitialized"
     if isinstance(tensor, DTensor) and any(
         placement.is_partial() for placement in tensor.placements
     ):
-        return "partial"  # still to be added up
+        return "partial"  # the ranks' values must still be summed
     if tensor.is_quantized:
         return "quantized"
     if tensor.is_nested:
@@ -68,14 +72,16 @@ def irregular(tensor: torch.Tensor) -> str | None:
 
 
 def without_wrappers(name: str) -> str:
-    """A name without what torch.compile, DistributedDataParallel, FSDP and activation checkpointing put into it."""
+    """Remove the name parts that compile, DDP, FSDP and activation checkpointing add."""
     return _WRAPPER.sub("", name)
 
 
 class LiveTensors(list[torch.Tensor]):
-    """Tensors as they come; `are_plain`: all that they are is seen by PyTorch itself, see `PLAIN_TENSORS`.
+    """The live tensors of a state, in order.
 
-    `values`: copies of all that is no tensor, as it comes.
+    Attributes:
+        are_plain: whether all types are in `PLAIN_TENSORS`, so that PyTorch records every change.
+        values: copies of all values that are not tensors, in order.
     """
 
     are_plain = True
@@ -86,11 +92,14 @@ class LiveTensors(list[torch.Tensor]):
 
 
 def capture(state: Any, tensors: LiveTensors) -> Any:
-    """A copy of `state` that nobody changes any more but for the bytes of its tensors, which are added to `tensors`.
+    """Copy the structure and the plain values of `state`; append its tensors to `tensors`.
 
-    It is taken while the training waits, so it looks at what has thousands of tensors once, and lets C do it.
+    Returns:
+        The copy, which shares the tensors. Afterwards, only the bytes of the tensors can change.
     """
-    if type(state) is dict or isinstance(state, Mapping):  # an optimizer has one for each parameter
+    # Training waits for this function: visit dicts of thousands of tensors once, with C functions.
+    # An optimizer has one dict for each parameter, so the exact type is tested first.
+    if type(state) is dict or isinstance(state, Mapping):
         if PLAIN_TENSORS.issuperset(map(type, state.values())):
             tensors.extend(state.values())
             return dict(state)
@@ -105,9 +114,8 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
     elif is_nested_list(state):
         return [capture(item, tensors) for item in state]
     elif type(state) in (list, tuple, set):
-        with contextlib.suppress(
-            Exception
-        ):  # it holds what cannot be saved either, which is told by its name later
+        # A copy can fail only for values that cannot be saved; `flatten` reports them by name.
+        with contextlib.suppress(Exception):
             value = copy.deepcopy(state)
     tensors.values.append(value)
     return value
@@ -115,10 +123,14 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatState:
-    """`leaves`: flat name to tensor or plain value. `skeleton`: the shape, see `Skeleton`.
+    """A state split into leaves and a skeleton.
 
-    `order`: the flat names of leaves and empty dicts as they come. Shapes are the same where skeletons and orders are
-    equal: to Python, dicts are equal whatever their order, and 1 is True.
+    Attributes:
+        leaves: flat name to tensor or plain value.
+        skeleton: the nested containers, with each leaf replaced by its flat name.
+        order: the flat names of leaves and empty dicts, in order. Two states have the same shape
+            if both their skeletons and their orders are equal: Python compares dicts without their
+            order, and 1 equals True.
     """
 
     leaves: dict[str, Any]
@@ -127,10 +139,11 @@ class FlatState:
 
 
 def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
-    """Flatten nested dicts and lists; `prefix` comes before every flat name.
+    """Flatten nested dicts and lists; `prefix` is put before every flat name.
 
     Raises:
-        BadUse: a value or key could not be read back without trusting the file, or two leaves share a name.
+        BadUse: a value or key could not be read back without running code from the file, or two
+            leaves have the same name.
     """
     flat = _Flattening()
     skeleton = {key: flat.visit(f"{prefix}{key}", value) for key, value in state.items()}
@@ -138,18 +151,17 @@ def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
 
 
 class _Flattening:
-    """What was found so far.
+    """Collect the leaves of a state, recursively."""
 
-    A function within `flatten` that calls itself would be a cycle: the tensors would live until Python looks for such
-    garbage, which trainers have it do rarely.
-    """
+    # A recursive function inside `flatten` would form a reference cycle, which would keep the
+    # tensors alive until the next garbage collection. Trainers collect garbage rarely.
 
     def __init__(self) -> None:
         self.leaves: dict[str, Any] = {}
         self.order: list[str] = []
 
     def visit(self, name: str, value: Any) -> Skeleton:
-        """Take what is under `name`; its skeleton."""
+        """Add the leaves of the value under `name`; return its skeleton."""
         if isinstance(value, Mapping):
             kinds = set(map(type, value))
             if not kinds <= _KEYS:
@@ -158,7 +170,8 @@ class _Flattening:
                 )
             if not value:
                 self.order.append(name)
-            if set(map(type, value.values())) <= PLAIN_TENSORS:  # there may be thousands of them
+            # There may be thousands of tensors.
+            if set(map(type, value.values())) <= PLAIN_TENSORS:
                 names = [f"{name}.{key}" for key in value]
                 if (
                     kinds <= {str} or len(set(names)) == len(names)
@@ -179,14 +192,17 @@ class _Flattening:
 
 
 def is_nested_list(value: Any) -> bool:
-    """Whether DCP stores a list item by item: it holds a tensor, a dict or such a list. Else: one leaf."""
+    """Return whether DCP stores a list item by item: if it contains a tensor, dict or such a list.
+
+    DCP stores any other list as one leaf.
+    """
     return isinstance(value, list) and any(
         isinstance(item, torch.Tensor | Mapping) or is_nested_list(item) for item in value
     )
 
 
 def merge_skeletons(skeletons: Sequence[Any]) -> Any:
-    """The shape that holds all of `skeletons`, as ranks may have different parts of one state.
+    """Merge the skeletons of ranks, which may have different parts of one state.
 
     Raises:
         BadUse: the same name is a container on one rank and a value on another.
@@ -205,21 +221,22 @@ def merge_skeletons(skeletons: Sequence[Any]) -> Any:
         ]
     if any(skeleton != first for skeleton in skeletons):
         raise BadUse(
-            f"Ranks disagree about the shape of the state: {skeletons}. Put what differs under per_rank."
+            f"Ranks disagree about the shape of the state: {skeletons}. Put what differs under "
+            "per_rank."
         )
     return first
 
 
 def skeleton_from_paths(paths: Mapping[str, Sequence[str | int]]) -> dict[Any, Any]:
-    """The skeleton of a checkpoint that DCP wrote alone, from the paths of its leaves.
+    """Rebuild the skeleton of a checkpoint that DCP wrote alone, from the paths of its leaves.
 
-    DCP has turned integer keys into text. A dict whose keys are all digits was one with integer keys (that of
-    an optimizer's state) far more often than not, so it becomes one again.
+    DCP converts integer keys to text. A dict whose keys are all digits is rebuilt with integer
+    keys: in nearly all cases the dict is an optimizer's state.
     """
     root: dict[Any, Any] = {}
     for name, path in paths.items():
         node: Any = root
-        # Lists are dicts of integers at first: their items come in any order.
+        # Build lists as dicts of integers first: their items come in any order.
         for part in path[:-1]:
             node = node.setdefault(part, {})
         node[path[-1]] = name
@@ -238,7 +255,7 @@ def skeleton_from_paths(paths: Mapping[str, Sequence[str | int]]) -> dict[Any, A
 
 
 def _check_plain(name: str, value: Any) -> None:
-    """What is let in here is what `torch.load(weights_only=True)` reads back as it was."""
+    """Check that `torch.load(weights_only=True)` restores a value unchanged."""
     if type(value) is int and value.bit_length() > _INT_BITS:
         raise BadUse(
             f"Cannot save {name!r}: an integer of {value.bit_length()} bits. Save it as text."
@@ -260,7 +277,7 @@ def _not_plain(where: str, value: Any) -> BadUse:
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     hint = "NumPy values by .item() or torch.from_numpy()" if kind.startswith("numpy.") else "it"
     return BadUse(
-        f"Cannot save {where}: a {kind} cannot be read back without running code from the file. Convert "
-        f"{hint} to tensors or plain values (numbers, text, lists, tuples, dicts), or pass its object, with "
-        "state_dict and load_state_dict, at the top level of the state."
+        f"Cannot save {where}: a {kind} cannot be read back without running code from the file. "
+        f"Convert {hint} to tensors or plain values (numbers, text, lists, tuples, dicts), or "
+        "pass its object, with state_dict and load_state_dict, at the top level of the state."
     )
