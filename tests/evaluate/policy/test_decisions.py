@@ -159,6 +159,19 @@ def test_the_newest_model_first_if_told_so():
     assert decide(state, Recalled(now_s=0.6, engine=0, requests=tuple(held))) == [Swap(0, 1)]
 
 
+def test_a_request_is_asked_before_the_same_decision_recalls_it():
+    state = State(Priors(), PolicyConfig(swap_pays_s=0.5))
+    decide(state, added(sample(1, tokens=(50, 50), model=2)))
+    decide(state, ready(0, model=0, max_batch=1))
+    decide(state, ready(1, model=2, max_batch=1))
+    decide(state, EngineLeft(now_s=0.5, engine=0))
+    assert decide(state, added(sample(2, model=0), now_s=0.6)) == [Recall(1, (10,))]
+    assert decide(state, ready(2, now_s=0.7, model=2)) == [Ask(2, (11,))]
+    # Engine 2 receives what the other engine held, and is to change to the other model.
+    actions = decide(state, EngineLeft(now_s=0.8, engine=1))
+    assert actions == [Ask(2, (10,)), Recall(2, (11, 10))]
+
+
 def test_a_straggler_is_helped_and_called_off_and_nothing_is_lost_when_both_leave():
     for last in ("answer", "leave"):
         state = State(Priors(), PolicyConfig(straggler=2.0))

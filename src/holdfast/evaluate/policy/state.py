@@ -391,12 +391,11 @@ class State:
         self.actions.append(Swap(engine.engine, model))
 
     def take_actions(self) -> list[Action]:
-        """What was decided since the last call."""
-        actions = self.actions
-        if self.asks:
-            actions.extend(Ask(engine, tuple(requests)) for engine, requests in self.asks.items())
-            self.asks = {}
-        self.actions = []
+        """Return the actions that were decided since the last call."""
+        # Asks come first: a recall of the same decision may name a request that was asked in it.
+        asks = [Ask(engine, tuple(requests)) for engine, requests in self.asks.items()]
+        actions = asks + self.actions
+        self.asks, self.actions = {}, []
         return actions
 
     # Metric slots
