@@ -153,7 +153,8 @@ def characterized(twins, folder):
         reading = SOURCE.read(connection, jobs, f"jobs_{number}")
         reading = join_reasons(connection, reading, reasons)
         assert {note.check: note.rows for note in reading.notes} == {
-            "reason-given": int((twin.reason != "").sum())
+            "reason-given": int((twin.reason != "").sum()),
+            "synthetic": 0,
         }
         readings.append(reading)
     with Trace(connection, scratch, readings, duration="run") as trace:
@@ -166,7 +167,8 @@ def characterized(twins, folder):
 def test_the_findings_on_causes_hold_on_a_twin_that_was_read_again(kalos, tmp_path, table3):
     result, found = characterized([kalos], tmp_path)
     few, most = (
-        found[f"infrastructure-failures-{what}.kalos"] for what in ("are-few", "cost-most")
+        found[f"infrastructure-failures-{what}.kalos_synthetic"]
+        for what in ("are-few", "cost-most")
     )
     known = sum(of_kalos(row) for row in table3)
     infrastructure = sum(of_kalos(row) for row in table3 if row["category"] == "Infrastructure")
@@ -175,7 +177,7 @@ def test_the_findings_on_causes_hold_on_a_twin_that_was_read_again(kalos, tmp_pa
     assert most.holds is True
     failed = (kalos.gpu_num > 0) & np.isin(kalos.state, ["FAILED", "NODE_FAIL"])
     assert f"{1 - known / failed.sum():.1%}" in few.why
-    assert result.numbers["kalos.failures.unknown.number"] == failed.sum() - known
+    assert result.numbers["kalos_synthetic.failures.unknown.number"] == failed.sum() - known
 
 
 @pytest.mark.slow
@@ -196,6 +198,6 @@ def test_table_3_and_its_findings_come_back_from_both_twins(seren, kalos, tmp_pa
     assert most.holds is True
     assert "98.7%" in most.why
     assert not {
-        "infrastructure-failures-are-few.seren",
-        "infrastructure-failures-are-few.kalos",
+        "infrastructure-failures-are-few.seren_synthetic",
+        "infrastructure-failures-are-few.kalos_synthetic",
     } & set(found)

@@ -6,7 +6,7 @@ from datetime import datetime
 import numpy as np
 import pytest
 
-from holdfast.trace.twin import calibration
+from holdfast.trace.twin import calibration, draw
 from holdfast.trace.twin.drawing import dealt_queues
 from holdfast.trace.twin.placing import Demand, placed
 from holdfast.trace.twin.rhythm import KALOS_PRETRAIN
@@ -41,6 +41,31 @@ def test_completed_pretraining_follows_itself_as_the_real_jobs_do(kalos, real):
     own = (kalos.type == "Pretrain") & (kalos.state == "COMPLETED")
     found = order_statistics(kalos.gpu_num[own], kalos.duration_s[own], kalos.submit_s[own])
     assert found == pytest.approx(real, rel=0.15)
+
+
+def test_a_batch_with_a_quota_keeps_its_turn_where_another_moves():
+    hour = 3600
+    crowd = Demand(
+        batches=np.array([0, 1, 2]), gpu_nums=np.array([8, 8, 8]), begins_s=np.array([0, 0, 0]),
+        ends_s=np.array([11, 1, 2]) * hour,
+    )  # fmt: skip
+    wanted_s, turns = np.array([4.0, 12.0, 5.0]) * hour, {}
+    for reserved in (frozenset(), frozenset({1, 2})):
+        turns[reserved] = placed(
+            crowd, wanted_s=wanted_s, latest_s=np.full(3, 72.0 * hour), fixed={0: 4 * hour}, reserved=reserved,
+            capacity_gpus=8, may_exceed_window=True, rng=np.random.default_rng(1),
+        )  # fmt: skip
+    without, in_turn = turns.values()
+    assert without[2] < 4 * hour
+    assert 15 * hour <= in_turn[2] < in_turn[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [3, 7, 8])
+def test_other_seeds_follow_themselves_as_the_real_jobs_do(real, seed):
+    test_completed_pretraining_follows_itself_as_the_real_jobs_do(
+        draw(calibration("kalos"), seed=seed), real
+    )
 
 
 def test_a_service_says_something_of_the_next_and_of_the_twentieth(kalos):

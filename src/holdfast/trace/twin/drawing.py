@@ -4,6 +4,7 @@ import heapq
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from holdfast.core.errors import BadUse
 from holdfast.trace.twin.arrivals import arrival_rate, load_at, moments_s, offsets_s
@@ -112,7 +113,7 @@ class _Draw:
         offsets[running] = 0
         kept, batches = np.unique(batches, return_inverse=True)
         submits = self._submits(
-            gpus, queues, runs, batches, offsets, moments[kept], window_s, running, rng
+            types, gpus, queues, runs, batches, offsets, moments[kept], window_s, running, rng
         )
         order = np.lexsort((np.arange(self.n), submits))
         type_names = np.array(known.types)[types]
@@ -182,6 +183,10 @@ class _Draw:
                 values[members] = with_median(values[members], bins[members], median)
         return values
 
+    def _reserved(self, types: Ints) -> npt.NDArray[np.bool_]:
+        names = self.calibration.types
+        return types == (names.index(RESERVED) if RESERVED in names else -1)
+
     def _queues(
         self, types: Ints, gpus: Ints, durations: Ints, sessions: Sessions, submits: Floats
     ) -> Ints:
@@ -206,7 +211,7 @@ class _Draw:
         values = self._with_medians(values, bins, gpu_of_type[own_types].astype(np.int64), "queue")
         ceiling = durations if known.counts_queue else None
         # Pretraining has its own quota, and waits for itself; the others wait for all.
-        reserved = types == (known.types.index(RESERVED) if RESERVED in known.types else -1)
+        reserved = self._reserved(types)
         load = np.zeros(len(types))
         for waiting, counted in ((reserved, reserved), (~reserved, gpus >= 0)):
             load[waiting] = load_at(
@@ -218,6 +223,7 @@ class _Draw:
 
     def _submits(
         self,
+        types: Ints,
         gpus: Ints,
         queues: Ints,
         runs: Ints,
@@ -239,6 +245,7 @@ class _Draw:
             np.minimum.at(latest, batches, snapshot - offsets - queues - runs - 1.0)
             fixed = {int(batches[job]): int(snapshot - queues[job] - runs[job]) for job in running}
         gpu = np.flatnonzero(gpus > 0)
+        reserved = np.unique(batches[self._reserved(types)])
         starts = np.empty(count, dtype=np.int64)
         for members, capacity in ((gpu, known.capacity_gpus), (np.flatnonzero(gpus == 0), None)):
             own, numbers = np.unique(batches[members], return_inverse=True)
@@ -250,6 +257,7 @@ class _Draw:
                 wanted_s=moments[own],
                 latest_s=np.maximum(latest[own], 0.0),
                 fixed={int(np.searchsorted(own, batch)): start for batch, start in fixed.items() if batch in own},
+                reserved=frozenset(np.flatnonzero(np.isin(own, reserved)).tolist()),
                 capacity_gpus=capacity,
                 may_exceed_window=known.snapshot_s is None,
                 rng=rng,

@@ -1,7 +1,8 @@
 """Stage 7: a start for every batch, such that jobs never hold more GPUs than there are.
 
 A job's run is fixed by its bins, so only its moment can give way. Batches are placed by falling GPU time on a grid of
-five minutes, each at its own moment, or the nearest one at which GPUs suffice. A job counts
+five minutes, each at its own moment, or the nearest one at which GPUs suffice. Before them come those with a quota of
+their own, which keep the order of their arrival: a job that finds no room lets none behind it go first. A job counts
 in every bucket that it touches, so the true use is never above what is counted.
 """
 
@@ -39,6 +40,7 @@ def placed(
     wanted_s: Floats,
     latest_s: Floats,
     fixed: dict[int, int],
+    reserved: frozenset[int] = frozenset(),
     capacity_gpus: int | None,
     may_exceed_window: bool,
     rng: np.random.Generator,
@@ -50,6 +52,7 @@ def placed(
         wanted_s: by batch, when it would come.
         latest_s: by batch, the last moment that it may start.
         fixed: batches whose moment is given.
+        reserved: batches with a quota of their own, where first come is first served; no batch outside it moves them.
         capacity_gpus: the bound; None: no bound.
         may_exceed_window: what finds no room comes after everything else; otherwise where it is least above the bound.
         rng: the draw.
@@ -65,41 +68,56 @@ def placed(
     begins, ends = demand.begins_s[order], demand.ends_s[order]
     edges = np.searchsorted(batches, np.arange(count + 1))
     held = np.add.reduceat(gpus * (ends - begins), edges[:-1]) if count else np.array([])
-    # First what has no choice, then by falling GPU time.
-    rank = np.argsort(-held, kind="stable").tolist()
-    rank.sort(key=lambda batch: batch not in fixed)
+    # First what has no choice, then what has its own quota, in the order of its arrival; the rest by falling GPU time.
+    falling = np.argsort(-held, kind="stable")
+    rank = falling.tolist()
+    rank.sort(
+        key=lambda batch: (
+            (0, 0.0) if batch in fixed else (1, wanted_s[batch]) if batch in reserved else (2, 0.0)
+        )
+    )
     horizon = int((max(latest_s.max(), 0) + int(ends.max())) // BUCKET_S) + 3
     grid = _Grid(horizon, capacity_gpus)
     # What comes first leaves room for what comes last: a cluster filled by its long jobs would have no evaluation for
     # weeks, and people keep their quota free.
-    placed_part = (np.cumsum(held[rank]) - held[rank]) / max(float(held.sum()), 1.0)
+    placed_part = np.empty(count)
+    placed_part[falling] = (np.cumsum(held[falling]) - held[falling]) / max(float(held.sum()), 1.0)
     usual = np.floor(capacity_gpus * (_LONG_JOBS + (1 - _LONG_JOBS) * placed_part))
     # A few moments near the wanted one, then the nearest that there is.
     away_s = rng.normal(size=(_TRIES, count)) * _NEAR_S * 2.0 ** np.arange(_TRIES)[:, None]
     away_s[0] = 0.0
     tries = np.clip(starts + away_s, 0, latest_s).astype(np.int64)
-    for batch, most in zip(rank, usual.tolist(), strict=True):
+    turn = 0
+    for batch in rank:
+        most = float(usual[batch])
         jobs = slice(edges[batch], edges[batch + 1])
         own = gpus[jobs], begins[jobs], ends[jobs]
         if batch in fixed:
             grid.hold(*grid.use(starts[batch], *own))
             continue
-        for start in tries[:, batch].tolist():
+        wanted, near = int(starts[batch]), tries[:, batch].tolist()
+        if batch in reserved:
+            wanted = max(wanted, turn)
+            near = [min(wanted, int(latest_s[batch]))]
+        for start in near:
             first, use = grid.use(start, *own)
             if grid.fits(first, use, most=most):
                 break
         else:
             start = grid.search(
-                int(starts[batch]),
+                wanted,
                 int(latest_s[batch]),
                 *own,
                 most=most,
+                earliest=wanted if batch in reserved else 0,
                 after=may_exceed_window,
                 rng=rng,
             )
             first, use = grid.use(start, *own)
         grid.hold(first, use)
         starts[batch] = start
+        if batch in reserved:
+            turn = max(turn, start)
     return starts
 
 
@@ -140,6 +158,7 @@ class _Grid:
         ends: Ints,
         *,
         most: float,
+        earliest: int,
         after: bool,
         rng: np.random.Generator,
     ) -> int:
@@ -154,6 +173,9 @@ class _Grid:
         for bound in (most, self.capacity):
             blocked = np.concatenate([[0], np.cumsum(self.held + peak > bound)])
             free = np.flatnonzero(blocked[begin + length] == blocked[begin])
+            in_turn = free[free * BUCKET_S >= earliest]
+            if len(in_turn):
+                free = in_turn
             if len(free):
                 away = np.abs(free - wanted // BUCKET_S)
                 off_hour = np.abs((away + _DAY // 2) % _DAY - _DAY // 2)
