@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from started_ranks import run_program
 
-DOCS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+DOCS = Path(__file__).parents[2] / "docs" / "checkpoints" / "how-to.md"
 TRAINING = """
 import contextlib, itertools, json, sys, warnings
 import torch
