@@ -219,7 +219,7 @@ def test_a_damaged_store_is_an_error_that_says_so(tmp_path):
 MERGEABLE = tuple(
     name
     for name in aggregates.names()
-    # What reads telemetry, or pairs of jobs that a cut may part.
+    # Skip aggregates of telemetry, and of pairs of jobs that a cut may separate.
     if name != "failure_restarts" and not name.startswith(("metric_", "joined_", "xid_"))
 )
 
@@ -246,7 +246,7 @@ def cut_jobs(draw):
 
 
 def in_order(trace, name):
-    """An aggregate's columns and rows, whatever their order; all sums here are of numbers that floats hold exactly."""
+    """Sort an aggregate's columns and rows; all sums here are exact in floats."""
     table = trace.aggregate(name)
     rows = [
         [repr(cell + 0.0 if isinstance(cell, float) else cell) for cell in one]

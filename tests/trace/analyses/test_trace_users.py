@@ -1,4 +1,4 @@
-"""People's shares, waits and failures, against pandas."""
+"""Compare users' shares, waits and failures with pandas."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""Shares of types under both weights, against pandas."""
+"""Compare shares of types under both weights with pandas."""
 
 import pytest
 from job_tables import gpu_jobs, kalos, made_up, trace_of

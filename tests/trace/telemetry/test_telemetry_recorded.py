@@ -15,7 +15,7 @@ from holdfast.trace.telemetry.scan import scan_wide
 
 
 def read(path):
-    """By metric: device to the values by time, and the checks of the notes."""
+    """Read by metric: the values of each device by time; also return the checks of the notes."""
     (given,) = telemetry_in(path)
     found, checks = {}, []
     with duckdb.connect() as connection:
