@@ -199,14 +199,14 @@ def test_a_damaged_store_is_an_error_that_says_so(tmp_path):
 
     change(version=99)
     with pytest.raises(
-        BadTrace, match=r"It says holdfast.trace.store 99; expected holdfast.trace.store 1"
+        BadTrace, match=r"Found holdfast.trace.store 99; expected holdfast.trace.store 1"
     ):
         load(tmp_path)
     change(clusters=[{"name": "A"}])
     with pytest.raises(BadTrace, match="no manifest of a store"):
         load(tmp_path)
     change(clusters=[{**manifest["clusters"][0], "rows": 7}])
-    with pytest.raises(BadTrace, match="4 rows, its manifest says 7"):
+    with pytest.raises(BadTrace, match="4 rows, its manifest has 7"):
         load(tmp_path)
     change()
     (tmp_path / "jobs.parquet").write_bytes(b"PAR1")

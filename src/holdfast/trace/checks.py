@@ -121,19 +121,19 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="ended-without-an-end",
-        sentence="have ended, and nobody wrote when",
+        sentence="have ended at an unknown time",
         needs=("state", "end_at", "start_at"),
         when="state NOT IN ('RUNNING', 'PENDING', 'UNKNOWN') AND start_at IS NOT NULL AND end_at IS NULL",
     ),
     Check(
         name="completed-without-a-start",
-        sentence="have completed, and nobody wrote when they started; their GPU time is not known",
+        sentence="have completed without a start time; their GPU time is unknown",
         needs=("state", "end_at", "start_at", "run_s"),
         when="state = 'COMPLETED' AND start_at IS NULL AND end_at IS NOT NULL AND run_s IS NULL",
     ),
     Check(
         name="running-with-an-end",
-        sentence="are said to be running or pending and have an end",
+        sentence="are running or pending by their state, but have an end",
         needs=("state", "end_at"),
         when="state IN ('RUNNING', 'PENDING') AND end_at IS NOT NULL",
     ),
@@ -149,7 +149,7 @@ CHECKS: tuple[Check, ...] = (
 NO_GPUS = "no-gpus"
 _LOOK = "Look whether the field of GPUs is the right one."
 _WHERE_GPUS_ARE = {
-    "slurm": "Slurm must be told to record them: AccountingStorageTRES=gres/gpu in slurm.conf.",
+    "slurm": "Configure Slurm to record them: AccountingStorageTRES=gres/gpu in slurm.conf.",
     "kubernetes": "Look which resource the pods ask for: kubectl get pods -o json.",
     "kueue": "Look which resource the workloads ask for: kubectl get workloads -o json.",
 }
@@ -179,7 +179,7 @@ def tell_no_gpus(
         for cluster, rows in found:
             if cluster not in compared and "gpu_num" in reading.columns_of(cluster):
                 where = _WHERE_GPUS_ARE.get(sources.get(cluster, ""), _LOOK)
-                sentence = f"No job has a GPU, so nothing can be said about GPUs. {where}"
+                sentence = f"No job has a GPU, so all figures about GPUs are missing. {where}"
                 told.append(
                     Note(
                         cluster=cluster, check=NO_GPUS, sentence=sentence, rows=rows, action="kept"

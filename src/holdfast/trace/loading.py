@@ -354,7 +354,7 @@ def attach_metrics(
     ).columns.values()
     if math.isnan(first_s[0]):
         raise BadUse(
-            f"The jobs of {cluster} have no times, so nobody knows what to ask {where} for. Fetch it yourself."
+            f"The jobs of {cluster} have no times, so the span to fetch from {where} is unknown. Fetch it yourself."
         )
     # Round to whole steps, so that a second run requests the same points and finds them in the
     # store.

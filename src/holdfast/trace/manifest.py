@@ -70,7 +70,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         if version != VERSION:
             raise BadTrace(  # noqa: TRY301 - what follows is one reading of the file
                 path,
-                f"It says {content['schema']} {content['version']}; expected holdfast.trace.{kind} {VERSION}.",
+                f"Found {content['schema']} {content['version']}; expected holdfast.trace.{kind} {VERSION}.",
                 next_step="Give another folder, or write it again with this Holdfast.",
             )
         return Manifest(

@@ -92,5 +92,5 @@ def test_without_placement_it_is_left_out_and_says_so():
     with trace_of(made_up()) as trace, pytest.raises(LeftOut, match="the trace has no nodes"):
         fragmentation(trace)
     frame = placed().assign(nodes=[[]] * len(placed()))
-    with trace_of(frame) as trace, pytest.raises(LeftOut, match="says on which nodes"):
+    with trace_of(frame) as trace, pytest.raises(LeftOut, match="names its nodes"):
         fragmentation(trace)

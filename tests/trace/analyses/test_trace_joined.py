@@ -197,7 +197,7 @@ def test_left_out_with_a_sentence(tmp_path):
         add_samples(trace, [("X", "GPU_UTIL", str(START), 0, 1.0)])
         with pytest.raises(LeftOut, match="do not name their nodes"):
             idle_by_user(trace)
-    for node, said in (("172.31.0.1", "knows none"), ("n0", "shares its")):
+    for node, said in (("172.31.0.1", "has none"), ("n0", "shares its")):
         # Two GPUs on two nodes of two: as many as one node has, but not all of both.
         with trace_of(tmp_path / node, [job(1, "ann", 0, 60, 2, nodes=[node, "n1"])]) as trace:
             add_devices(trace, devices(2, 2)[:4] if node == "n0" else devices(1, 2)[:2])

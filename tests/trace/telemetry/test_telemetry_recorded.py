@@ -47,7 +47,7 @@ def test_nvidia_smi(tmp_path):
         "POWER_USAGE": [("n1-0", AT, 300.5)],
     }
     path.write_text("timestamp, utilization.gpu [%]\n2025/03/01 10:00:00.000, 50 %\n")
-    with pytest.raises(BadTrace, match="which GPU a row is of"):
+    with pytest.raises(BadTrace, match="identifies the GPU of a row"):
         read(path)
 
 

@@ -171,7 +171,7 @@ def host_demand(trace: "Trace") -> Result:
                 )
                 groups_of.setdefault(part, []).append(group)
                 numbers[f"{slug(cluster)}.gpu_job.median_{column}"] = amounts.jobs.median
-    some(list(groups_of), "no GPU job says how many CPUs or how much memory it asked for")
+    some(list(groups_of), "no GPU job has a record of its CPUs or its memory")
     panels: list[Lines] = [
         cdf_panel(groups, x=Axis(label=f"{part} a GPU", scale="symlog"), weight=weight)
         for part, groups in groups_of.items()
@@ -188,7 +188,7 @@ def host_demand(trace: "Trace") -> Result:
             [group for groups in groups_of.values() for group in groups], column="per_gpu"
         ),
         chart=Figure(panels=panels),
-        caption=f"Medians of what GPU jobs asked for: {'; '.join(each)}.",
+        caption=f"Medians requested by GPU jobs: {'; '.join(each)}.",
         numbers=numbers,
     )
 

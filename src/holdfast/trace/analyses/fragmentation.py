@@ -168,7 +168,7 @@ def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
             f"{len(share):,} hours a job "
             f"of {np.median(found.largest_fit):,.0f} GPUs would fit."
         )
-    some(panels, "no GPU job that was running at a whole hour says on which nodes")
+    some(panels, "no GPU job that was running at a whole hour names its nodes")
     names = (
         "cluster",
         "at_s",

@@ -142,7 +142,7 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
     return Result(
         table=Table.of_rows(("cluster", "month", "mean_c", "infrastructure_failures"), rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} A few months tell of no cause.",
+        caption=f"{sentences(said)} A few months do not show a cause.",
         numbers=numbers,
     )
 

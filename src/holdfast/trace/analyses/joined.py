@@ -270,7 +270,7 @@ def _prepare(trace: "Trace") -> None:
     places = trace.prepare("joined_places")
     found = trace.query(f"SELECT count(device) AS n, count(*) AS jobs FROM {places}")
     if not found["jobs"][0]:
-        raise LeftOut("Left out: telemetry knows none of the nodes and GPUs that jobs name.")
+        raise LeftOut("Left out: telemetry has none of the nodes and GPUs that jobs name.")
     if not found["n"][0]:
         raise LeftOut(
             "Left out: every GPU job shares its nodes, and telemetry cannot tell such jobs apart."

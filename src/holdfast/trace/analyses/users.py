@@ -20,7 +20,7 @@ Values = npt.NDArray[np.float64]
 
 SHOWN = 20
 """Number of users shown by name; the rest are `others`."""
-NO_USERS = "no GPU job says whose it is"
+NO_USERS = "no GPU job has a user"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +226,7 @@ def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
             f"{words.duration(overall)} "
             f"(n = {users.queued.sum():,.0f})."
         )
-    some(panels, "no GPU job that says whose it is has both a time of submission and one of start")
+    some(panels, "no GPU job with a user has both a submission and a start time")
     return Result(
         table=Table.of_rows(("cluster", "user", "n", "mean_queue_s", "waited_h"), rows),
         chart=Figure(panels=panels),
@@ -276,7 +276,7 @@ def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
             f"{failed[worst]:.1%} of "
             f"{shown.ended[worst]:,.0f} jobs; all {overall:.1%} of {users.ended.sum():,.0f}."
         )
-    some(panels, "no GPU job that says whose it is has a final state")
+    some(panels, "no GPU job with a user has a final state")
     return Result(
         table=Table.of_rows(("cluster", "user", "n", "cancelled_share", "failed_share"), rows),
         chart=Figure(panels=panels),

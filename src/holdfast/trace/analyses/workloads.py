@@ -93,7 +93,7 @@ def workload_shares(trace: "Trace") -> Result:
         if UNKNOWN in own:
             sentence += f"; the type of {of_jobs[-1]:.1%} of jobs is unknown"
         if told := [(rule, n / jobs.sum()) for _, rule, n in rules.where(cluster=cluster).rows()]:
-            sentence += "; types were told by " + ", ".join(
+            sentence += "; types were assigned by " + ", ".join(
                 f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in told
             )
             numbers |= {

@@ -461,6 +461,6 @@ def _methods(report: Report) -> list[tuple[str, str]]:
         ),
         (
             "Time",
-            "UTC; an hour of the day is that of the clock where the cluster stands, where it is known.",
+            "UTC; hours of the day are in the cluster's local time, if known.",
         ),
     ]

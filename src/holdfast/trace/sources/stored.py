@@ -43,7 +43,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
     if not condition and rows != expected:
         raise BadTrace(
             file,
-            f"It holds {rows} rows, its manifest says {expected}.",
+            f"It holds {rows} rows, its manifest has {expected}.",
             next_step="Write the store again.",
         )
     return Reading(

@@ -32,7 +32,7 @@ def notes_of(scan: Scan, cluster: str) -> list[Note]:
 
 def empty_note(name: str, cluster: str) -> Note:
     """Make the note about a telemetry source without samples."""
-    sentence = f"{name}: it holds no sample, so nothing is said from it."
+    sentence = f"{name}: the file has no samples."
     return Note(cluster=cluster, check="telemetry-empty", sentence=sentence, rows=0, action="kept")
 
 

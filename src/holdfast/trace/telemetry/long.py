@@ -320,7 +320,7 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
 def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[LongSource]:
     """List the metrics of a tool's output; without metric names, use the file's own metric."""
     form = form_of(given.path)
-    assert form is not None, "whoever gave it looked"
+    assert form is not None, "telemetry_in has checked the form"
     table = f"recorded_{secrets.token_hex(4)}"
     kinds = {"at": "TIMESTAMP", "name": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE"}
     read_rows(connection, table, kinds, samples_of(given.path, form))

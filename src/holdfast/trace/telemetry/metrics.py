@@ -81,12 +81,17 @@ METRICS: Final[dict[str, Metric]] = {
     for metric in (
         Metric(
             name="GPU_UTIL", title="GPU utilisation", dcgm="DCGM_FI_DEV_GPU_UTIL", **_PERCENT,
-            note="GPU utilisation counts the time in which any kernel was running, on however few of the GPU's "
-            "multiprocessors: 100 % is not a GPU used to the full. SM activity says how many were busy.",
+            note="GPU utilisation counts the time in which any kernel was running, on however few "
+            "of the GPU's "
+            "multiprocessors: 100 % is not a GPU used to the full. SM activity is the share of "
+            "busy multiprocessors.",
         ),
         Metric(
             name="SM_ACTIVE", title="SM activity", dcgm="DCGM_FI_PROF_SM_ACTIVE", **_RATIO,
-            note="The share of multiprocessors with at least one warp assigned, averaged over all of them.",
+            note=(
+                "The share of multiprocessors with at least one warp assigned, averaged over all "
+                "of them."
+            ),
         ),
         Metric(
             name="SM_OCCUPANCY", title="SM occupancy", dcgm="DCGM_FI_PROF_SM_OCCUPANCY", **_RATIO,
@@ -101,9 +106,15 @@ METRICS: Final[dict[str, Metric]] = {
             note="The share of cycles in which the memory interface moved data.",
         ),
         Metric(name="MEM_COPY_UTIL", title="GPU memory utilisation", dcgm="DCGM_FI_DEV_MEM_COPY_UTIL", **_PERCENT,
-               note="The time in which memory was read or written at all, not the share of its bandwidth."),
+               note=(
+                   "The time in which memory was read or written at all, not the share of its "
+                   "bandwidth."
+               )),
         Metric(name="FB_USED", title="GPU memory used", dcgm="DCGM_FI_DEV_FB_USED", **_MEMORY,
-               note="What processes have reserved, caching allocators included, not what they touch."),
+               note=(
+                   "What processes have reserved, caching allocators included, not what they "
+                   "touch."
+               )),
         Metric(name="FB_FREE", title="GPU memory free", dcgm="DCGM_FI_DEV_FB_FREE", **_MEMORY),
         Metric(name="POWER_USAGE", title="GPU power", unit="W", low=0.0, high=5000.0, decimals=1,
                constant_is_normal=False, dcgm="DCGM_FI_DEV_POWER_USAGE"),
@@ -114,7 +125,8 @@ METRICS: Final[dict[str, Metric]] = {
         Metric(
             name="XID_ERRORS", title="Xid error", unit="code", low=0.0, high=1023.0, decimals=0, blank=0.0,
             dcgm="DCGM_FI_DEV_XID_ERRORS",
-            note="The gauge holds the last code until it is cleared: a fault is a transition into a code, not a sample "
+            note="The gauge holds the last code until it is cleared: a fault is a transition into "
+            "a code, not a sample "
             "of one. An empty cell of a wide table is no fault.",
         ),
         Metric(name="SM_CLOCK", title="SM clock", unit="MHz", low=0.0, high=10_000.0, decimals=0,
@@ -128,23 +140,38 @@ METRICS: Final[dict[str, Metric]] = {
         ),
         Metric(
             name="NODE_MEMORY_UTILIZATION", title="Memory utilisation of a node", kind="node", **_RATIO,
-            promql="100 * (1 - node_memory_MemAvailable_bytes{$matchers} / node_memory_MemTotal_bytes{$matchers})",
+            promql=(
+                "100 * (1 - node_memory_MemAvailable_bytes{$matchers} / "
+                "node_memory_MemTotal_bytes{$matchers})"
+            ),
         ),
         Metric(
             name="NODE_IB_SEND", title="InfiniBand sent by a node", **_PORTS,
-            promql="sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{$matchers}[$window]))",
+            promql=(
+                "sum by (instance) "
+                "(rate(node_infiniband_port_data_transmitted_bytes_total{$matchers}[$window]))"
+            ),
         ),
         Metric(
             name="NODE_IB_RECEIVE", title="InfiniBand received by a node", **_PORTS,
-            promql="sum by (instance) (rate(node_infiniband_port_data_received_bytes_total{$matchers}[$window]))",
+            promql=(
+                "sum by (instance) "
+                "(rate(node_infiniband_port_data_received_bytes_total{$matchers}[$window]))"
+            ),
         ),
         Metric(
             name="GPU_SERVER_POWER", title="Power of a GPU server", note=_BOARD, **_SERVER,
-            promql="ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) (ipmi_power_watts{$matchers})",
+            promql=(
+                "ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) "
+                "(ipmi_power_watts{$matchers})"
+            ),
         ),
         Metric(
             name="CPU_SERVER_POWER", title="Power of a CPU server", note=_BOARD, **_SERVER,
-            promql="ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) (ipmi_power_watts{$matchers})",
+            promql=(
+                "ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) "
+                "(ipmi_power_watts{$matchers})"
+            ),
         ),
     )
 }  # fmt: skip

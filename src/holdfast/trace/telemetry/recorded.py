@@ -103,7 +103,7 @@ def _of_nvidia_smi(path: Path) -> Iterator[Sample]:
     )  # fmt: skip
     if who is None:
         raise BadTrace(
-            path, "no column says which GPU a row is of.", line=1,
+            path, "no column identifies the GPU of a row.", line=1,
             next_step="Query with index: nvidia-smi --query-gpu=timestamp,index,utilization.gpu --format=csv -l 15",
         )  # fmt: skip
     measured = [

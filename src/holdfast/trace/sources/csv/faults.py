@@ -151,7 +151,7 @@ def _fault_of(
             problem = f"Expected {_expected(source, column)}, found {_shown(value[1])}."
             return BadTrace(path, problem, line=line, column=column, next_step=CORRECT)
         case "UNQUOTED VALUE":
-            next_step = "Correct the line; what follows cannot be told from the quoted text."
+            next_step = "Correct the line; the text after the quote may belong to the quoted field."
             return BadTrace(
                 path,
                 "A quote opens here and does not close.",
