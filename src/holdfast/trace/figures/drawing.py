@@ -66,7 +66,7 @@ def draw_panels(
 ) -> Iterator[tuple[Placed, "mpl.Figure", dict[str, str]]]:
     """Draw each panel as its own figure, as the page shows them.
 
-    Yield also its hover titles by gid.
+    Also yield the hover titles by gid.
     """
     for row in layout(figure, look, width_in=panel_width_in(figure)):
         for placed in row:

@@ -82,7 +82,7 @@ def recognised(
 ) -> Iterator[tuple[Input, Source]]:
     """Yield the files of an input, each with its adapter.
 
-    Files of a folder in order of their names.
+    Files of a folder are in order of their names.
 
     A folder's files without an adapter are added to `passed_over`.
 

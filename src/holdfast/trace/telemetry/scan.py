@@ -222,9 +222,7 @@ def found_factor(wide: WideFile, metric: Metric) -> float:
 def _ratio_factor(wide: WideFile, metric: Metric) -> float:
     """Return the factor from ratios to per cent, or 1.
 
-    Ratios have fractions and no value above 1.
-
-    An idle cluster has only 0 and 1, so its factor is 1.
+    Ratios have fractions and no value above 1. An idle cluster has only 0 and 1, so its factor is 1.
     """
     has_fractions = False
     for block in blocks(wide, FieldValues(metric, 1.0), wide.body, wide.size_bytes):

@@ -201,7 +201,7 @@ def _steps_of_regular(
         OSError,
         EOFError,
         zlib.error,
-    ):  # no UTF-8, more fields than expected: told by who splits it
+    ):  # not UTF-8, or too many fields: the split by hand reports it
         return None
     return (steps, examples or []) if ended and not irregular and count == lines - 1 else None
 
