@@ -1,1 +1,1 @@
-"""Puts this folder on the path of the tests below it, for what they share."""
+"""Put this folder on the import path of the tests below it."""

@@ -1,4 +1,4 @@
-"""A server that answers as Prometheus' HTTP API does, and misbehaves when told."""
+"""Serve Prometheus' HTTP API, with faults on request."""
 
 import json
 import re
@@ -12,7 +12,9 @@ START = 1_688_169_600.0
 
 
 class Server:
-    """Serves `gpus` series of DCGM_FI_DEV_GPU_UTIL, value = (second / 15 + gpu) mod 101, and misbehaves when told."""
+    """Serves `gpus` series of DCGM_FI_DEV_GPU_UTIL, value = (second / 15 + gpu) mod 101, with
+    faults on request.
+    """
 
     def __init__(self, gpus: int = 3) -> None:
         self.gpus = gpus
@@ -20,7 +22,7 @@ class Server:
         self.headers: list[str] = []
         self.faults: list[str] = []
         self.only = ""
-        """Where it is not empty: the one metric that there is, of DCGM's name."""
+        """If not empty: the name of the only metric, DCGM's."""
         self.labels: dict[str, str] = {}
         self.value = lambda at_s, gpu: str((int(at_s) // 15 + gpu) % 101)
 

@@ -1,4 +1,4 @@
-"""Code that writes telemetry, in a process that kills itself in the middle."""
+"""Run code that writes telemetry, in a process that kills itself in the middle."""
 
 import signal
 import subprocess
@@ -21,8 +21,10 @@ def write_and_die(*arguments):
 
 
 def killed_after_writing(step: int, module: str, code: str, *arguments: Path | str) -> bool:
-    """Run code that may use `module` of `holdfast.trace.telemetry`; kill it (SIGKILL) as soon as that has written so
-    many Parquet files. Whether it came to that.
+    """Run code that may use `module` of `holdfast.trace.telemetry`, and kill it after some writes.
+
+    The process receives SIGKILL as soon as the module has written that many Parquet files. Returns
+    True if the process was killed.
     """
     command = [
         sys.executable,

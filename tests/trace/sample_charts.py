@@ -1,4 +1,4 @@
-"""Charts of every kind, made by hand: as analyses make them, and as no analysis should."""
+"""Make charts of every kind by hand: as analyses make them, and as no analysis should."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What a record says of why its job failed."""
+"""Check the failure cause derived from a record."""
 
 import pytest
 
@@ -10,7 +10,8 @@ from holdfast.trace.causes import CATEGORIES, Cause, cause_of
     [
         ("FAILED", "NVLinkError", None, Cause("Infrastructure", "NVLinkError")),
         ("NODE_FAIL", None, None, Cause("Infrastructure", "NodeFailure")),
-        ("NODE_FAIL", "KeyError", 1.0, Cause("Script", "KeyError")),  # a recorded reason goes first
+        # a recorded reason takes precedence
+        ("NODE_FAIL", "KeyError", 1.0, Cause("Script", "KeyError")),
         ("OUT_OF_MEMORY", None, 137.0, Cause("Limit", "OUT_OF_MEMORY")),
         ("TIMEOUT", "", float("nan"), Cause("Limit", "TIMEOUT")),
         ("FAILED", None, 137.0, Cause("Signal", "SIGKILL")),

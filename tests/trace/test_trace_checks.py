@@ -1,4 +1,4 @@
-"""Contradictions in job records: each one found, counted, and mended, dropped or kept as said."""
+"""Check that each contradiction in job records is found, counted, and mended, dropped or kept."""
 
 from datetime import datetime, timedelta
 
@@ -34,7 +34,7 @@ def job(**changes):
 
 
 def checked(jobs, *, counts_queue=False, resolution_s=1.0, columns=tuple(SOUND)):
-    """(notes, rows after) of a table of jobs."""
+    """Return (notes, rows after) for a table of jobs."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(
@@ -108,7 +108,7 @@ def test_what_is_mended_contradicts_no_longer():
     for name in mended:
         _, rows = checked([WRONG[name]])
         again, _ = checked(rows)
-        # An impossible end is unknown now, and that is told.
+        # An impossible end is now unknown, which is reported.
         assert {note.check for note in again} <= {"ended-without-an-end"} | (
             {name} if "start" in name else set()
         )

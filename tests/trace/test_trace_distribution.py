@@ -1,4 +1,4 @@
-"""Distributions from value counts equal what NumPy says of the data themselves, whatever the cut they came in."""
+"""Compare distributions from value counts with NumPy on the data, for any division of the data."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_a_weight_is_that_many_data(data, draw):
 def test_what_a_share_reaches_is_the_inverted_cdf(data, share):
     assert of_data(data).reached(share) in data
     expected = np.quantile(np.array(data, dtype=float), share, method="inverted_cdf")
-    # Where n times the share is a whole number but for rounding, either neighbour is right.
+    # If n times the share is a whole number up to rounding, either neighbour is right.
     if abs(share * len(data) - round(share * len(data))) > 1e-9:
         assert of_data(data).reached(share) == expected
 

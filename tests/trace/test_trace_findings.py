@@ -1,4 +1,6 @@
-"""The findings hold for the study's own numbers, fail for their opposites, and say what a trace lacks."""
+"""Check that the findings hold for the study's numbers, fail for their opposites, and name missing
+input.
+"""
 
 import math
 
@@ -132,7 +134,7 @@ def test_what_a_trace_lacks_cannot_be_told_and_is_named():
     assert found["evaluation-is-most-jobs.seren"].why == "The trace has no types of workload."
     nan = asked({**SEREN, "sm_active.median_pct": math.nan})
     assert nan["multiprocessors-half-idle.seren"].holds is None
-    alone = asked({"evaluation.share_of_jobs": 1.0})  # with nothing to compare it with
+    alone = asked({"evaluation.share_of_jobs": 1.0})  # without another type to compare with
     assert alone["evaluation-is-most-jobs.seren"].holds is None
 
 
@@ -158,7 +160,7 @@ def test_causes_are_judged_where_enough_are_recorded_and_what_is_not_is_said():
         assert "Only 99 failures" in few[f"{claim}.seren"].why
         assert enough[f"{claim}.seren"].holds is True
         assert "98.7%" in enough[f"{claim}.seren"].why
-        # A scheduler that tells node failures alone says nothing of their share.
+        # A scheduler that records only node failures gives no share of them.
         assert nodes[f"{claim}.seren"].holds is None
 
 
@@ -195,7 +197,7 @@ def test_another_cluster_sees_the_studys_numbers_in_words():
     compared = asked({**SEREN, "gpu_job.times_shorter_least": 0.5}, cluster="Mine")
     assert (
         compared["shorter-than-before.mine"].holds is False
-    )  # as compared in the trace, not as published
+    )  # compared with the trace's own values, not the published ones
 
 
 def test_the_claims_are_well_formed():

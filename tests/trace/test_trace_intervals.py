@@ -1,4 +1,4 @@
-"""Intervals and tests of counts against published tables and brute force."""
+"""Compare intervals and tests of counts with published tables and brute force."""
 
 import math
 

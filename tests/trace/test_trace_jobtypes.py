@@ -1,4 +1,4 @@
-"""Types told from names, sizes, durations and users; the rules are data and their mistakes are named."""
+"""Check types assigned by names, sizes, durations and users, and the errors in files of rules."""
 
 import duckdb
 import pytest
@@ -12,7 +12,7 @@ COLUMNS = ("cluster", "name", "username", "gpu_num", "run_s")
 
 
 def told(rows, rules=None):
-    """(type, type_rule) of jobs given as (name, user, GPUs, run seconds)."""
+    """Return (type, type_rule) of jobs given as (name, user, GPUs, run seconds)."""
     connection = duckdb.connect()
     connection.execute(
         "CREATE TABLE jobs_0 (cluster VARCHAR, name VARCHAR, username VARCHAR, gpu_num DOUBLE, run_s DOUBLE)"
@@ -60,7 +60,7 @@ def test_a_users_habit_tells_the_rest_of_his_jobs_within_their_sizes():
     jobs = [("eval", "ann", size, 60) for size in (1, 2, 4, 8)] + [("sft", "ann", 8, 60)]
     rest = [("x", "ann", 8, 60), ("x", "ann", 16, 60), ("x", "bob", 8, 60)]
     assert told(jobs + rest, rules)[-3:] == [("Evaluation", "habit"), (None, None), (None, None)]
-    # One job of another type more, and no type is four fifths of his jobs.
+    # With one more job of another type, no type is four fifths of the user's jobs.
     assert told([*jobs, ("sft", "ann", 8, 60), *rest], rules)[-3] == (None, None)
 
 

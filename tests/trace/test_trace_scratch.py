@@ -1,4 +1,6 @@
-"""What a killed process leaves behind is removed by the next one, and nothing that anybody uses."""
+"""Check that a killed process's remains are removed by the next process, and folders in use are
+not.
+"""
 
 import os
 import signal

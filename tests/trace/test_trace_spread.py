@@ -1,4 +1,6 @@
-"""A trace read by many workers is the trace read by one: on processes, on a real Slurm, on a real Ray."""
+"""Compare a trace read by many workers with one read by a single process: processes, real Slurm,
+real Ray.
+"""
 
 import json
 import os
@@ -23,7 +25,9 @@ from holdfast.trace.twin import calibration, draw, write_jobs, write_telemetry
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """Two files of a twin of Kalos, a store of the same jobs, and telemetry, below a path with an equals sign."""
+    """Make two files of a twin of Kalos, a store of the same jobs, and telemetry, in a path with
+    `=`.
+    """
     folder = tmp_path_factory.mktemp("sources") / "cluster=kalos"
     folder.mkdir()
     write_jobs(draw(calibration("kalos"), 500, seed=3), folder / "whole.csv")
@@ -44,7 +48,7 @@ def sources(tmp_path_factory):
 
 
 def same(spread, alone):
-    """Whether two traces have equal aggregates, and notes."""
+    """Return True if two traces have equal aggregates and notes."""
     for name in (
         "job_counts",
         "job_durations",
@@ -79,7 +83,7 @@ def alone(sources):
 
 @pytest.fixture(scope="module")
 def read_parts(sources, alone, tmp_path_factory):
-    """The results of workers that read the two files and their telemetry."""
+    """Run workers that read the two files and their telemetry; return their results."""
     folder = tmp_path_factory.mktemp("read")
     given = {"metrics": [str(sources / "telemetry")], "folder": folder}
     with load_spread(str(sources / "parts"), workers=workers("local"), **given) as spread:
@@ -89,7 +93,7 @@ def read_parts(sources, alone, tmp_path_factory):
 
 @pytest.fixture
 def own_parts(read_parts, tmp_path):
-    """The same, in a folder to change."""
+    """Copy these results to a folder that the test may change."""
     return shutil.copytree(read_parts, tmp_path / "parts")
 
 
@@ -112,7 +116,8 @@ def test_local_workers_read_files_and_months_of_a_store(sources, alone, read_par
         assert "job_utilisation" in left_out
     parts = {path.name for path in folder.glob("p-*") if path.is_dir()}
     assert len(parts) == {"parts": 2, "store": 4}[jobs] + 2
-    # What is done is not read again: its results are as old as before, and the answer is the same.
+    # Finished parts are not read again: their results keep their times, and the merged trace is
+    # equal.
     before = {path: path.stat().st_mtime_ns for path in folder.glob("p-*/manifest.json")}
     with load_spread(str(sources / jobs), workers=workers("local"), **given) as again:
         same(again, alone)
@@ -132,7 +137,7 @@ def test_a_store_of_telemetry_is_attached_as_it_is(sources, alone, read_parts, t
 
 @pytest.fixture(scope="module")
 def parts_since(tmp_path_factory):
-    """For the results of workers that read a part of the time."""
+    """Run workers that read a part of the time; return their results."""
     return tmp_path_factory.mktemp("since")
 
 
@@ -140,7 +145,7 @@ def parts_since(tmp_path_factory):
 def test_a_prometheus_is_asked_over_the_time_of_all_jobs(
     sources, alone, parts_since, tmp_path, monkeypatch, prefix
 ):
-    monkeypatch.chdir(tmp_path)  # which holds telemetry that nobody asked for
+    monkeypatch.chdir(tmp_path)  # a folder with telemetry that is not part of the input
     shutil.copy(sources / "telemetry" / "POWER_USAGE.csv", tmp_path)
     given = {"metrics_step_s": 60.0, "metrics_folder": tmp_path / "fetched", "since": "2023-08-10"}
     server = Server()
@@ -207,7 +212,7 @@ def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, own
     for path in sorted(victim.rglob("*"), reverse=True):
         path.unlink()
     victim.rmdir()
-    # Killed once it has begun to write, with whatever it renames first.
+    # Killed while writing: renames wait, so the process cannot finish before.
     building = victim.with_name(f".{victim.name}.tmp")
     script = (
         "import sys, time\nfrom pathlib import Path\nfrom holdfast.trace import spread\n"

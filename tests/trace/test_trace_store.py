@@ -199,14 +199,14 @@ def test_a_damaged_store_is_an_error_that_says_so(tmp_path):
 
     change(version=99)
     with pytest.raises(
-        BadTrace, match=r"It says holdfast.trace.store 99; expected holdfast.trace.store 1"
+        BadTrace, match=r"Found holdfast.trace.store 99; expected holdfast.trace.store 1"
     ):
         load(tmp_path)
     change(clusters=[{"name": "A"}])
     with pytest.raises(BadTrace, match="no manifest of a store"):
         load(tmp_path)
     change(clusters=[{**manifest["clusters"][0], "rows": 7}])
-    with pytest.raises(BadTrace, match="4 rows, its manifest says 7"):
+    with pytest.raises(BadTrace, match="4 rows, its manifest has 7"):
         load(tmp_path)
     change()
     (tmp_path / "jobs.parquet").write_bytes(b"PAR1")
@@ -219,7 +219,7 @@ def test_a_damaged_store_is_an_error_that_says_so(tmp_path):
 MERGEABLE = tuple(
     name
     for name in aggregates.names()
-    # What reads telemetry, or pairs of jobs that a cut may part.
+    # Skip aggregates of telemetry, and of pairs of jobs that a cut may separate.
     if name != "failure_restarts" and not name.startswith(("metric_", "joined_", "xid_"))
 )
 
@@ -246,7 +246,7 @@ def cut_jobs(draw):
 
 
 def in_order(trace, name):
-    """An aggregate's columns and rows, whatever their order; all sums here are of numbers that floats hold exactly."""
+    """Sort an aggregate's columns and rows; all sums here are exact in floats."""
     table = trace.aggregate(name)
     rows = [
         [repr(cell + 0.0 if isinstance(cell, float) else cell) for cell in one]

@@ -1,4 +1,4 @@
-"""The trace as a database, and the small tables that it answers with."""
+"""Check the trace's database, and the small tables of query results."""
 
 import csv
 import io

@@ -1,23 +1,24 @@
-"""WHERE TIME GOES: from job records and telemetry of any cluster to one report.
+"""Characterize a cluster's workload: read job records and telemetry, write one report.
 
-Enter files of job records (`sources`, an adapter a form) and telemetry (`telemetry`); leaves a page with every figure
-and its data (`report`). The stages, in order:
+The input is files of job records (`sources` has one adapter per format) and telemetry
+(`telemetry`). The output is a page with every figure and its data (`report`). The stages, in order:
 
 | module | one idea |
 |---|---|
-| `sources` | each form of job records into one normalised table (`schema`) |
-| `loading`, `store` | recognise, read, join, tell types; convert to Parquet once |
-| `jobtypes`, `checks` | types told by rules that are data; contradictions found, dropped, mended |
-| `telemetry` | what GPUs and servers measured, as exact value counts, hours and devices |
-| `trace` | the tables of one or more clusters in a scratch database |
-| `aggregates` | the only queries that read whole tables; partial results merge |
-| `spread` | the same reading by many workers |
-| `analyses` | pure functions from a trace to a table, a chart as data (`charts`) and its numbers |
-| `findings` | the study's headlines, asked of this trace |
-| `run`, `figures`, `report` | all of it drawn and written |
-| `twin` | a synthetic trace that has a trace's counts and none of its rows |
+| `sources` | convert each format of job records to one normalised table (`schema`) |
+| `loading`, `store` | recognise, read and join files, assign job types; convert to Parquet once |
+| `jobtypes`, `checks` | assign types by rules in a file; find, drop or mend contradictions |
+| `telemetry` | reduce samples of GPUs and servers to exact value counts, hours and devices |
+| `trace` | hold the tables of one or more clusters in a scratch database |
+| `aggregates` | run the only queries that read whole tables; partial results merge |
+| `spread` | divide the reading among many workers |
+| `analyses` | compute a table, a chart (`charts`) and named numbers from a trace |
+| `findings` | compare the study's headline findings with this trace |
+| `run`, `figures`, `report` | run all analyses, draw and write them |
+| `twin` | make a synthetic trace with the counts of a trace and none of its rows |
 
-The study is Hu et al., *Characterization of Large Language Model Development in the Datacenter*, NSDI 2024.
+The study is Hu et al., *Characterization of Large Language Model Development in the Datacenter*,
+NSDI 2024.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,10 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used: reading a trace needs no drawing, and the twin neither."""
+    """Import a name when it is first used.
+
+    Reading a trace then loads neither the drawing nor the twin.
+    """
     import importlib
 
     if name not in _HOME:

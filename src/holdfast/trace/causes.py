@@ -1,4 +1,4 @@
-"""Why a job failed, as far as its record says: a reason of the study's Table 3, or what a scheduler's state gives."""
+"""Derive why a job failed from its record: a reason of the study's Table 3, or a scheduler state."""
 
 import signal
 from collections.abc import Mapping
@@ -9,12 +9,14 @@ from holdfast.diagnose import CATEGORIES as REASONS
 from holdfast.trace.table import Table
 
 CATEGORIES: Final = ("Infrastructure", "Framework", "Script", "Limit", "Signal", "Own", "Unknown")
-"""The study's three; a limit that the job met; a signal that ended it; the source's own words; and no word at all."""
+"""The study's three; a limit that the job met; a signal that ended it; the source's own words; and
+no recorded cause.
+"""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """A category and a reason in it."""
+    """A category and a reason within the category."""
 
     category: str
     reason: str
@@ -24,21 +26,22 @@ _BY_STATE: Final[Mapping[str, Cause]] = {
     "NODE_FAIL": Cause("Infrastructure", "NodeFailure"),
     "OUT_OF_MEMORY": Cause(
         "Limit", "OUT_OF_MEMORY"
-    ),  # of host memory; the study's OutOfMemoryError is a GPU's
+    ),  # The limit is host memory; the study's OutOfMemoryError concerns a GPU.
     "TIMEOUT": Cause("Limit", "TIMEOUT"),
 }
 UNKNOWN: Final = Cause("Unknown", "unknown")
 
 
 def cause_of(state: str | None, reason: str | None, exit_code: float | None) -> Cause:
-    """The cause that a record supports.
+    """Derive the cause that a record supports.
 
-    A reason goes first, then the state, then a signal in the exit code (128 + N as shells have it, -N as Python does).
+    The reason takes precedence, then the state, then a signal in the exit code (128 + N as in
+    shells, -N as in Python).
 
     Args:
         state: one of `schema.STATES`.
         reason: a reason of Table 3 or the source's own word.
-        exit_code: NaN or None where unknown.
+        exit_code: NaN or None if unknown.
     """
     if reason:
         category = REASONS.get(reason)
@@ -60,12 +63,16 @@ def cause_of(state: str | None, reason: str | None, exit_code: float | None) -> 
 
 
 def causes_of(table: Table) -> list[Cause]:
-    """The cause of each row of an aggregate with the columns `state`, `reason` and `exit_code`."""
+    """Return the cause of each row of `table`.
+
+    The table has the columns `state`, `reason` and `exit_code`.
+    """
     columns = (table[name].tolist() for name in ("state", "reason", "exit_code"))
     known: dict[tuple[Any, ...], Cause] = {}
     causes = []
     for state, reason, code in zip(*columns, strict=True):
-        key = (state, reason, None if code != code else code)  # noqa: PLR0124 - NaN is no key: it differs from itself
+        # NaN is no key: NaN differs from itself.
+        key = (state, reason, None if code != code else code)  # noqa: PLR0124
         if key not in known:
             known[key] = cause_of(*key)
         causes.append(known[key])

@@ -1,7 +1,7 @@
-"""Charts as data: what an analysis wants drawn, for every way of drawing it.
+"""Charts as data, independent of the way of drawing.
 
-`holdfast.trace.figures` draws them with matplotlib (SVG, PDF, PNG) and the page reads the same values for hover and
-zoom, so an analysis says only what is to be seen.
+`holdfast.trace.figures` draws them with matplotlib (SVG, PDF, PNG), and the page reads the same
+values for hover and zoom.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,12 @@ class Axis:
     """An axis with its unit."""
 
     label: str
-    """`GPU job duration (s)`: what and unit."""
+    """Quantity and unit, such as `GPU job duration (s)`."""
     scale: Literal["linear", "log", "log2", "symlog", "time", "category"] = "linear"
-    """`time`: values are seconds since the Unix epoch, UTC. `category`: positions 0, 1 … of `ticks`."""
+    """`time`: values are seconds since the Unix epoch, UTC.
+
+    `category`: positions 0, 1 … of `ticks`.
+    """
     low: float | None = None
     high: float | None = None
     ticks: Sequence[str] = ()
@@ -44,9 +47,9 @@ class Series:
 
     @property
     def cumulative(self) -> bool:
-        """Whether it is a whole empirical CDF: a step that rises to 1, or to 100 %.
+        """True for a whole empirical CDF: a step that rises to 1, or to 100 %.
 
-        Only then is it known what holds outside its x: 0 before the first, all from the last on.
+        Outside the x of a whole CDF the share is known: 0 before the first x, all after the last.
         """
         if self.style != "step" or not len(self.y) or not np.isfinite(self.y).all():
             return False
@@ -66,18 +69,18 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars, grouped or stacked; a part is a colour."""
+    """Horizontal bars, grouped or stacked; each part has a colour."""
 
     title: str = ""
     value: Axis
     groups: Sequence[str]
     """Label of each bar (or group of bars), top to bottom."""
     parts: dict[str, Values]
-    """Part and its value in each group."""
+    """Values of each part, one for each group."""
     stacked: bool = False
     low: dict[str, Values] = field(default_factory=dict)
     high: dict[str, Values] = field(default_factory=dict)
-    """Intervals about the values, where there are any."""
+    """Optional intervals about the values."""
 
 
 @dataclass(frozen=True, kw_only=True)

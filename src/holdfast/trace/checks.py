@@ -1,8 +1,12 @@
-"""Checks of job records: what contradicts itself, how often, and what was done about it.
+"""Check job records: find contradictions, count them, and mend, drop or keep the rows.
 
-They run before any analysis, on each adapter's table. A row whose times are impossible keeps its place among the
-counts and loses the impossible time; a row that is there twice is dropped; a contradiction that cannot be settled is
-kept and told. Telemetry has checks of its own (`holdfast.trace.telemetry`).
+The checks run before any analysis, on each adapter's table:
+
+- A row with an impossible time still counts as a job, without the impossible time.
+- A repeated row is dropped.
+- A row with a contradiction that cannot be resolved is kept and reported.
+
+Telemetry has its own checks (`holdfast.trace.telemetry`).
 """
 
 from collections.abc import Sequence
@@ -20,16 +24,16 @@ if TYPE_CHECKING:
 EXAMPLES = 3
 LONGEST_RUN_S = 366 * 86400
 FUTURE_S = 86400
-"""How far past the present a time may lie: clocks differ, and zones are mistaken."""
+"""Seconds in the future that a time may lie: clocks differ, and zones are mistaken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A contradiction that one row can hold.
+    """A contradiction within one row.
 
-    `when` and `mend` are SQL over the adapter's table. `when` may use what is known of the row's cluster:
-    `known_gpu_num`, `known_gpus_per_node`, `counts_queue`, `resolution_s` (NULL where unknown), and `now`; a check
-    with a `mend` uses the row alone.
+    `when` and `mend` are SQL over the adapter's table. `when` may also use `now` and the attributes
+    of the row's cluster, NULL if unknown: `known_gpu_num`, `known_gpus_per_node`, `counts_queue`,
+    `resolution_s`. A check with a `mend` may use only the columns of the row.
     """
 
     name: str
@@ -37,7 +41,7 @@ class Check:
     needs: tuple[str, ...]
     when: str
     mend: str = ""
-    """Assignments that make the row consistent; empty: the row is kept as it is."""
+    """Assignments that make the row consistent; empty: the row is kept unchanged."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -99,7 +103,7 @@ CHECKS: tuple[Check, ...] = (
         name="gpu-time-contradicts-duration",
         sentence="have a GPU time that is not their GPUs times their duration; it is computed anew",
         needs=("reported_gpu_time_s", "reported_duration_s", "gpu_num"),
-        # A second for rounding, a thousandth for single-precision figures.
+        # Allow a second for rounding, a thousandth for single-precision figures.
         when="abs(reported_gpu_time_s - reported_duration_s * gpu_num)"
         " > greatest(1, gpu_num, 0.001 * abs(reported_gpu_time_s))",
     ),
@@ -117,19 +121,19 @@ CHECKS: tuple[Check, ...] = (
     ),
     Check(
         name="ended-without-an-end",
-        sentence="have ended, and nobody wrote when",
+        sentence="have ended at an unknown time",
         needs=("state", "end_at", "start_at"),
         when="state NOT IN ('RUNNING', 'PENDING', 'UNKNOWN') AND start_at IS NOT NULL AND end_at IS NULL",
     ),
     Check(
         name="completed-without-a-start",
-        sentence="have completed, and nobody wrote when they started; their GPU time is not known",
+        sentence="have completed without a start time; their GPU time is unknown",
         needs=("state", "end_at", "start_at", "run_s"),
         when="state = 'COMPLETED' AND start_at IS NULL AND end_at IS NOT NULL AND run_s IS NULL",
     ),
     Check(
         name="running-with-an-end",
-        sentence="are said to be running or pending and have an end",
+        sentence="are running or pending by their state, but have an end",
         needs=("state", "end_at"),
         when="state IN ('RUNNING', 'PENDING') AND end_at IS NOT NULL",
     ),
@@ -145,7 +149,7 @@ CHECKS: tuple[Check, ...] = (
 NO_GPUS = "no-gpus"
 _LOOK = "Look whether the field of GPUs is the right one."
 _WHERE_GPUS_ARE = {
-    "slurm": "Slurm must be told to record them: AccountingStorageTRES=gres/gpu in slurm.conf.",
+    "slurm": "Configure Slurm to record them: AccountingStorageTRES=gres/gpu in slurm.conf.",
     "kubernetes": "Look which resource the pods ask for: kubectl get pods -o json.",
     "kueue": "Look which resource the workloads ask for: kubectl get workloads -o json.",
 }
@@ -158,10 +162,10 @@ def tell_no_gpus(
     *,
     compared: frozenset[str],
 ) -> list[Note]:
-    """Return the notes behind one of each cluster whose source names a field of GPUs and none of whose jobs has any.
+    """Prepend a note for each cluster without a GPU job although its source has a field for GPUs.
 
-    Every figure about GPUs is then empty, and more likely a field was not recorded or not understood than that nobody
-    used a GPU. Clusters that are only `compared` with are left out.
+    All GPU figures are then empty. A field that was not recorded or not understood is a more likely
+    cause than a cluster without GPU jobs. Clusters in `compared` are skipped.
     """
     told = []
     for reading in readings:
@@ -175,7 +179,7 @@ def tell_no_gpus(
         for cluster, rows in found:
             if cluster not in compared and "gpu_num" in reading.columns_of(cluster):
                 where = _WHERE_GPUS_ARE.get(sources.get(cluster, ""), _LOOK)
-                sentence = f"No job has a GPU, so nothing can be said about GPUs. {where}"
+                sentence = f"No job has a GPU, so all figures about GPUs are missing. {where}"
                 told.append(
                     Note(
                         cluster=cluster, check=NO_GPUS, sentence=sentence, rows=rows, action="kept"
@@ -187,15 +191,15 @@ def tell_no_gpus(
 def check_jobs(
     connection: "duckdb.DuckDBPyConnection", reading: Reading, *, now_s: float
 ) -> tuple[Note, ...]:
-    """Run every check on an adapter's table, mend and drop, and tell.
+    """Run every check on an adapter's table; mend or drop rows where a check requires it.
 
     Args:
-        connection: where the table is.
+        connection: the database that holds the table.
         reading: the table, its columns and its clusters.
         now_s: the present, seconds since the Unix epoch.
 
     Returns:
-        A note for each check that found something and cluster that it found it in.
+        One note for each check and cluster with at least one finding.
     """
     notes = list(_drop_repeated(connection, reading))
     checks = [check for check in CHECKS if reading.columns.issuperset(check.needs)]
@@ -227,7 +231,7 @@ def check_jobs(
 
 
 def _rows_with_what_is_known(table: str, clusters: Sequence["Cluster"], now_s: float) -> str:
-    """The table's rows, each with what is known of its cluster."""
+    """SQL of the table's rows joined with the attributes of their cluster."""
 
     def sql(value: float | bool | None) -> str:
         return "NULL" if value is None else str(value).lower()
@@ -256,13 +260,13 @@ def _examples(
 
 
 def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> list[Note]:
-    """One row an attempt: of several, the one that ended last is kept."""
+    """Keep one row per attempt: the row that ended last."""
     if "job_id" not in reading.columns:
         return []
     key = ["cluster", "job_id", *(["attempt"] if "attempt" in reading.columns else [])]
     order = "end_at DESC NULLS LAST, rowid" if "end_at" in reading.columns else "rowid"
     action: Literal["kept", "dropped"] = "dropped"
-    # Hashes first: they are a third of the memory, and nearly every trace has no repeated id at all.
+    # Compare hashes first: they need a third of the memory, and few traces repeat an id.
     hashed = f"hash({', '.join(key)})"
     repeated = (
         f"SELECT rowid AS place, cluster, job_id, row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {order})"
@@ -295,7 +299,7 @@ def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) ->
 
 
 def _days_without_submissions(connection: "duckdb.DuckDBPyConnection", table: str) -> list[Note]:
-    """Whole days in the middle of a busy trace in which nobody submitted anything: more likely lost than quiet."""
+    """Find whole days without submissions within a busy trace; their records were probably lost."""
     found = connection.execute(
         f"""
         WITH days AS (SELECT cluster, submit_at::DATE AS day, count(*) AS n FROM {table}

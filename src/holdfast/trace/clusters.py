@@ -1,4 +1,4 @@
-"""What is known of a cluster beside its jobs: its size, its GPUs, its place on the clock."""
+"""Describe a cluster beside its jobs: size, GPUs, time zone."""
 
 import re
 from collections.abc import Sequence
@@ -10,30 +10,32 @@ from holdfast.core.errors import BadUse
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A cluster as the analyses need it; None where nobody said."""
+    """The attributes of a cluster that the analyses read; None if unknown."""
 
     name: str
     source: str
-    """The adapter that read it."""
+    """Name of the adapter that read the jobs."""
     node_num: int | None = None
     gpus_per_node: int | None = None
     gpu_num: int | None = None
-    """All its GPUs; the product of the two above where they are alike."""
+    """All GPUs of the cluster; the product of the two fields above if all nodes are alike."""
     gpu_model: str = ""
     gpu_tdp_w: float | None = None
     gpu_memory_mib: float | None = None
     utc_offset_h: float = 0.0
-    """Hours that its people's clocks are ahead of UTC: what `hour of the day` means."""
+    """Hours from UTC to the users' local time, for the hour of the day."""
     duration_counts_queue: bool = False
-    """Whether what the source calls duration begins at submission."""
+    """True if the source's own duration begins at submission."""
     time_resolution_s: float = 1.0
-    """How coarse the source's clock times are; what may differ from a duration without contradicting it."""
+    """Resolution of the source's clock times: smaller differences from a duration are no
+    contradiction.
+    """
     citation: str = ""
-    """Who published the trace, and its licence."""
+    """Publisher of the trace, and the licence."""
 
 
 def known_first(one: Cluster, other: Cluster) -> Cluster:
-    """What is known of a cluster from two sources: the first's word, and the second's where the first has none."""
+    """Merge two descriptions of one cluster; values of `one` take precedence."""
     unknown = {
         field.name: getattr(other, field.name)
         for field in fields(one)
@@ -43,10 +45,10 @@ def known_first(one: Cluster, other: Cluster) -> Cluster:
 
 
 def sized(cluster: Cluster, capacity: str) -> Cluster:
-    """The cluster with its size as `NODESxGPUS`: how many nodes, and GPUs of each.
+    """Return the cluster with the size `capacity`, as `NODESxGPUS`: nodes, and GPUs of each node.
 
     Raises:
-        BadUse: it is not of that form.
+        BadUse: `capacity` is not of that form.
     """
     form = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", capacity)
     if form is None:
@@ -58,7 +60,7 @@ def sized(cluster: Cluster, capacity: str) -> Cluster:
 
 
 def together(clusters: Sequence[Cluster], name: str) -> Cluster:
-    """Several clusters as one: sizes add up where all are known, the rest stays where they are alike."""
+    """Describe several clusters as one: sizes add up if all are known, other fields stay if equal."""
 
     def alike(field: str) -> Any:
         values = {getattr(cluster, field) for cluster in clusters}

@@ -1,7 +1,7 @@
-"""Exact distributions from value counts: CDF, quantiles, means, box numbers.
+"""Compute exact distributions from value counts: CDF, quantiles, means, box numbers.
 
-Value counts merge by addition, so the distribution of a hundred files is exact; no sketch stands between (a t-digest
-interpolates across the gap between idle and busy GPUs and gives a median that no GPU ever had).
+Value counts merge by addition, so the distribution over a hundred files is exact. A t-digest would
+interpolate between idle and busy GPUs and give a median that no GPU had.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,10 @@ class Distribution:
 
     @classmethod
     def of(cls, values: npt.ArrayLike, weights: npt.ArrayLike) -> "Distribution":
-        """From value counts in any order, with repeated values; NaN values and weights of 0 are left out."""
+        """Make a distribution from value counts in any order.
+
+        NaN values and weights of 0 are left out.
+        """
         values, weights = np.asarray(values, dtype=float), np.asarray(weights, dtype=float)
         keep = ~np.isnan(values) & (weights > 0)
         distinct, where = np.unique(values[keep], return_inverse=True)
@@ -32,12 +35,12 @@ class Distribution:
 
     @property
     def total(self) -> float:
-        """The sum of the weights: n where they are counts."""
+        """Sum of the weights: n if the weights are counts."""
         return float(self.weights.sum())
 
     @property
     def mean(self) -> float:
-        """The weighted mean; NaN of nothing."""
+        """Weighted mean; NaN if empty."""
         return (
             float((self.values * self.weights).sum() / self.total)
             if len(self.values)
@@ -45,16 +48,16 @@ class Distribution:
         )
 
     def at_most(self, values: npt.ArrayLike) -> Values:
-        """The share of the weight (0 to 1) that is at most each of `values`."""
+        """Return the share of the weight (0 to 1) that is at most each of `values`."""
         cumulative = np.concatenate([[0.0], np.cumsum(self.weights)])
         return np.asarray(
             cumulative[np.searchsorted(self.values, values, side="right")] / max(self.total, 1e-300)
         )
 
     def quantile(self, share: npt.ArrayLike) -> Values:
-        """Quantiles as NumPy's default has them: linear between the two nearest of the n = `total` data.
+        """Return quantiles by NumPy's default, linear interpolation between data.
 
-        The weights must be counts. NaN of nothing.
+        The weights must be counts. NaN if empty.
         """
         if not len(self.values):
             return np.full(np.shape(share), np.nan)
@@ -68,9 +71,10 @@ class Distribution:
         return np.asarray(left + (right - left) * (position - below))
 
     def reached(self, share: float) -> float:
-        """The least value at which the share of the weight that is at most it reaches `share`; NaN of nothing.
+        """Return the least value with at least `share` of the weight at or below it; NaN if empty.
 
-        A quantile for any weights: half of the GPU time is of jobs of at most `reached(0.5)`.
+        This quantile works for any weights: half of the GPU time is in jobs of at most
+        `reached(0.5)`.
         """
         if not len(self.values):
             return float("nan")
@@ -80,14 +84,15 @@ class Distribution:
 
     @property
     def median(self) -> float:
-        """The median of counted data; NaN of nothing."""
+        """Median of counted data; NaN if empty."""
         return float(self.quantile(0.5))
 
     def curve(self, points: int = 300, *, log: bool = False) -> tuple[Values, Values]:
-        """The empirical CDF as a step curve of at most about `points` vertices: (x, share at most x).
+        """Return the empirical CDF as a step curve (x, share at most x).
 
-        Every vertex lies on the exact CDF. Where there are more distinct values than `points`, those kept are evenly
-        spread in x (in log x) and in share, so no vertical jump and no tail is lost.
+        The curve has about `points` vertices, each on the exact CDF. If there are more distinct
+        values than `points`, the kept ones are evenly spread in x (in log x) and in share, so no
+        vertical jump and no tail is lost.
         """
         shares = np.cumsum(self.weights) / max(self.total, 1e-300)
         if len(self.values) <= points:
@@ -101,10 +106,13 @@ class Distribution:
         return self.values[keep], shares[keep]
 
     def box(self) -> Values:
-        """Whisker, quartiles and whisker, shape (5,): whiskers at the furthest datum within 1.5 IQR (Tukey)."""
+        """Return whisker, quartiles and whisker, shape (5,).
+
+        The whiskers are at the furthest datum within 1.5 IQR (Tukey).
+        """
         q1, median, q3 = self.quantile([0.25, 0.5, 0.75])
         reach = 1.5 * (q3 - q1)
         inside = self.values[(self.values >= q1 - reach) & (self.values <= q3 + reach)]
         low, high = (inside[0], inside[-1]) if len(inside) else (np.nan, np.nan)
-        # With few data a quartile may lie between two of them, beyond the last one inside the reach.
+        # With few data a quartile may lie between two data, beyond the last datum in reach.
         return np.array([min(low, q1), q1, median, q3, max(high, q3)])

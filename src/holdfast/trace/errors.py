@@ -1,4 +1,4 @@
-"""What can be wrong with a trace, and what an analysis cannot do with it."""
+"""Errors of unreadable traces, and of analyses without their input."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from holdfast.core.errors import BadUse
 
 
 class BadTrace(BadUse):
-    """A source cannot be read; says where it is, what was expected there and what to do next."""
+    """Report an unreadable source: the place, the problem and the next step."""
 
     def __init__(
         self,
@@ -27,4 +27,4 @@ class BadTrace(BadUse):
 
 
 class LeftOut(Exception):
-    """An analysis needs what this trace does not have; its message is the sentence that the report shows."""
+    """Raised by an analysis whose input the trace lacks; the report shows the message."""

@@ -1,7 +1,8 @@
-"""The study's headline findings, asked of a trace: its number, the study's, and whether the finding holds here.
+"""Compare the study's headline findings with a trace: both numbers, and whether the finding holds.
 
-The claims are data, `findings.toml`: what is asked of which named number of the analyses, what the study has, and from
-where to where the answer holds. Here is how they are asked, and the comparisons that no single number answers.
+The claims are data in `findings.toml`: the named number of the analyses, the study's number, and
+the bounds within which the finding holds. This module evaluates them and computes the comparisons
+that need several numbers.
 """
 
 import math
@@ -22,37 +23,39 @@ CLAIMS_FILE: Final = Path(__file__).with_suffix(".toml")
 PRIOR_MEDIANS_S: Final = {"Philly": 874.0, "Helios": 206.0, "PAI": 481.0}
 """Median GPU job durations of the traces that the study compares with (Table 2)."""
 LEAST_JOBS: Final = 30
-"""A type of fewer jobs has no median worth comparing."""
+"""Least number of jobs of a type for a comparison of its median."""
 LEAST_CAUSES: Final = 100
-"""Of fewer failures with a cause, shares say little: at 11%, 6 points are two standard errors of 100."""
+"""Least number of failures with a cause for a comparison of shares: 6 points are two standard
+errors of an 11% share of 100.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding of the study, asked of one cluster, or of all together."""
+    """One finding of the study, evaluated for one cluster or for all together."""
 
     id: str
-    """`CLAIM.CLUSTER`, a slug each."""
+    """`CLAIM.CLUSTER`, each a slug."""
     cluster: str
     sentence: str
-    """What was found here, with its number."""
+    """The result for this trace, with its number."""
     value: float | None
-    """None where it cannot be told."""
+    """None if the number cannot be computed."""
     unit: str
-    """Of `value` and of a numeric `study`; `share` is 0 to 1."""
+    """Unit of `value` and of a numeric `study`; `share` is 0 to 1."""
     study: float | str
-    """The study's number for this very cluster, or its words."""
+    """The study's number for this cluster, or the study's words."""
     holds: bool | None
-    """None: it cannot be told."""
+    """None if this trace cannot answer."""
     why: str
-    """The bounds in words, or why it cannot be told."""
+    """The bounds in words, or why this trace cannot answer."""
     source: str
-    """Where the study has it."""
+    """Place of the finding in the study."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A finding of the study, in the form in which it is asked; see the head of `findings.toml`."""
+    """A finding of the study as a question; the head of `findings.toml` describes the fields."""
 
     id: str
     asks: str
@@ -72,16 +75,19 @@ class Claim:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim, in the order of the report."""
+    """Read every claim, in the order of the report."""
     return tuple(Claim(**claim) for claim in tomllib.loads(CLAIMS_FILE.read_text("utf-8"))["claim"])
 
 
 def findings(numbers: Numbers, clusters: Sequence[str]) -> tuple[Finding, ...]:
-    """Every claim of the study asked of every cluster; of several together where the study pools its own.
+    """Evaluate every claim for every cluster.
+
+    Claims that the study makes for its clusters together are evaluated for all clusters together.
 
     Args:
-        numbers: the named numbers of all analyses; what is missing makes a finding that cannot be told.
-        clusters: names of those the trace is about, not of those it is compared with.
+        numbers: the named numbers of all analyses; a missing number gives a finding without an
+            answer.
+        clusters: names of the trace's clusters without the compared ones.
     """
     several = len(clusters) > 1
     by_cluster = [
@@ -102,12 +108,12 @@ class Asked:
     cluster: str
 
     def get(self, key: str) -> float | None:
-        """A number by its key without the cluster; None where it is missing or NaN."""
+        """Return a number by its key without the cluster; None if it is missing or NaN."""
         number = self.numbers.get(f"{slug(self.cluster)}.{key}")
         return None if number is None or math.isnan(number) else float(number)
 
     def by_type(self, key: str, *, least_jobs: int = 0) -> dict[str, float]:
-        """A number of each type that has it and at least so many jobs, or an unknown number of them."""
+        """Return a number by type, for types with at least `least_jobs` jobs or an unknown count."""
         found = {slug(name): self.get(f"{slug(name)}.{key}") for name in TYPES}
         jobs = {name: self.get(f"{name}.n") for name in found}
         return {
@@ -147,7 +153,7 @@ def _asked(claim: Claim, asked: Asked) -> Finding:
 
 
 def _of_causes(asked: Asked) -> tuple[str, str]:
-    """Why causes of failures cannot be judged, empty where they can; and what must be said where they are."""
+    """Return why failure causes cannot be judged, else "", and a caveat for where they can."""
     recorded, infrastructure = (
         asked.get(f"failures.recorded.{key}") or 0.0 for key in ("number", "infrastructure.number")
     )
@@ -158,7 +164,7 @@ def _of_causes(asked: Asked) -> tuple[str, str]:
             "",
         )
     if infrastructure == recorded:
-        # A scheduler tells a node's failure from others, and nothing of those.
+        # The scheduler identifies failures of nodes and gives no cause for other failures.
         return "Causes are recorded of the infrastructure's failures alone.", ""
     if share >= 1:
         return "", ""
@@ -169,7 +175,7 @@ def _of_causes(asked: Asked) -> tuple[str, str]:
 
 
 def _study(claim: Claim, cluster: str) -> float | str:
-    """The study's number where the cluster is one of its own, else all that it says."""
+    """Return the study's number if the cluster is the study's, else all its numbers in words."""
     if isinstance(claim.study, str):
         return claim.study
     if cluster in claim.study:
@@ -186,7 +192,7 @@ def _said(value: float, unit: str) -> str:
 
 
 def _times_shorter(asked: Asked) -> float | None:
-    """How many times shorter the median is than the shortest prior one: of traces compared, else as published."""
+    """Divide the shortest median of the compared (else the published) traces by this median."""
     measured = asked.get("gpu_job.times_shorter_least")
     median_s = asked.get("gpu_job.median_duration_s")
     if measured is not None or not median_s:
@@ -195,19 +201,22 @@ def _times_shorter(asked: Asked) -> float | None:
 
 
 def _against_greatest(found: dict[str, float], kind: str) -> float | None:
-    """The number of one type over the greatest of the others'; None without one of them."""
+    """Divide the number of one type by the greatest of the others; None without one of them."""
     own, others = found.get(kind), [value for name, value in found.items() if name != kind]
     return None if own is None or not others else own / max(*others, 1e-12)
 
 
 def _against_least(found: dict[str, float], kind: str) -> float | None:
-    """The number of one type over the least of the others'."""
+    """Divide the number of one type by the least of the others; None without one of them."""
     own, others = found.get(kind), [value for name, value in found.items() if name != kind]
     return None if own is None or not others else own / max(min(others), 1e-12)
 
 
 def _evaluation_wait(asked: Asked) -> float | None:
-    """Evaluation's median queue time over the longest of the others'; the means where the medians are all 0."""
+    """Divide evaluation's median queue time by the longest of the other types.
+
+    Means replace medians if all medians are 0.
+    """
     medians = asked.by_type("median_queue_s", least_jobs=LEAST_JOBS)
     found = (
         medians if any(medians.values()) else asked.by_type("mean_queue_s", least_jobs=LEAST_JOBS)
@@ -216,7 +225,7 @@ def _evaluation_wait(asked: Asked) -> float | None:
 
 
 def _least_demand(asked: Asked) -> float | None:
-    """The least median GPUs of the other types over evaluation's."""
+    """Divide the least median GPUs of the other types by evaluation's."""
     share = _against_least(asked.by_type("median_gpu_num", least_jobs=LEAST_JOBS), "evaluation")
     return 1 / share if share else None
 
@@ -235,4 +244,4 @@ MEASURES: Final[Mapping[str, Callable[[Asked], float | None]]] = {
     "evaluation_wait": _evaluation_wait,
     "least_demand": _least_demand,
 }
-"""Comparisons between types and traces, by the name that `findings.toml` calls them."""
+"""Comparisons between types and traces, by their name in `findings.toml`."""

@@ -1,6 +1,6 @@
-"""Exact intervals and tests for counts: how much a rate, a share or an excess can be trusted.
+"""Compute exact intervals and tests for counts: the uncertainty of a rate, a share or an excess.
 
-SciPy is imported where it is used: only these analyses need it.
+SciPy is imported on first use, because few analyses need it.
 """
 
 import numpy as np
@@ -10,9 +10,9 @@ Values = npt.NDArray[np.float64]
 
 
 def poisson_interval(events: npt.ArrayLike, *, confidence: float = 0.95) -> tuple[Values, Values]:
-    """The exact interval of a Poisson mean from a count of events (Garwood 1936, the gamma form).
+    """Return the exact interval of a Poisson mean for a count of events (Garwood 1936, gamma form).
 
-    Divide both by the exposure for a rate. The lower end of no events is 0.
+    Divide both ends by the exposure for a rate. The lower end is 0 for no events.
 
     Args:
         events: counts, any shape.
@@ -22,13 +22,13 @@ def poisson_interval(events: npt.ArrayLike, *, confidence: float = 0.95) -> tupl
 
     counts = np.asarray(events, dtype=float)
     tail = (1 - confidence) / 2
-    # The least order that the inverse takes is above 0; at 0 events the lower end is 0 by definition.
+    # The inverse is undefined for an order of 0; at 0 events the lower end is 0 by definition.
     low = np.where(counts > 0, gammaincinv(np.maximum(counts, 1e-9), tail), 0.0)
     return low, np.asarray(gammaincinv(counts + 1, 1 - tail))
 
 
 def poisson_at_least(events: npt.ArrayLike, expected: npt.ArrayLike) -> Values:
-    """P(X >= events) of a Poisson X with the mean `expected`: the upper tail, that of an excess."""
+    """Return P(X >= events) for a Poisson X with the mean `expected`."""
     from scipy.special import gammainc
 
     counts, mean = np.broadcast_arrays(
@@ -40,7 +40,10 @@ def poisson_at_least(events: npt.ArrayLike, expected: npt.ArrayLike) -> Values:
 def wilson_interval(
     successes: npt.ArrayLike, trials: npt.ArrayLike, *, confidence: float = 0.95
 ) -> tuple[Values, Values]:
-    """The interval of a share by Wilson (1927), without correction for continuity; NaN of no trials."""
+    """Return the interval of a share by Wilson (1927).
+
+    There is no continuity correction. The interval is NaN for no trials.
+    """
     from scipy.special import ndtri
 
     hits, n = np.asarray(successes, dtype=float), np.asarray(trials, dtype=float)
@@ -53,7 +56,9 @@ def wilson_interval(
 
 
 def false_discovery_rates(p_values: npt.ArrayLike) -> Values:
-    """Adjusted p-values of Benjamini & Hochberg (1995): reject those at most q for a false discovery rate of q.
+    """Return adjusted p-values of Benjamini & Hochberg (1995).
+
+    Reject the tests with a value of at most q for a false discovery rate of q.
 
     Args:
         p_values: shape (tests,).

@@ -1,4 +1,4 @@
-"""The type of a job, told from its name, size, duration and user where the trace has none; the rules are data."""
+"""Assign job types by name, size, duration and user if the trace has none; rules are data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 DEFAULT_RULES = Path(__file__).parent / "jobtypes.yaml"
 
-# A word of a name ends where a small letter meets a capital one: `LlamaPretrain2` holds `pretrain`.
+# Split the words of a name where a small letter meets a capital one: `LlamaPretrain2` has
+# `pretrain`.
 _NAME = "lower(regexp_replace(name, '([a-z0-9])([A-Z])', '\\1-\\2', 'g'))"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A type and the conditions under which a job is of it; see jobtypes.yaml."""
+    """A type and the conditions for a job of this type; see jobtypes.yaml."""
 
     type: str
     words: tuple[str, ...] = ()
@@ -35,9 +36,10 @@ class Rule:
 
     @property
     def needs(self) -> frozenset[str]:
-        """The columns of `jobs` that its conditions read."""
+        """The columns of `jobs` that the conditions read."""
         reads = {
-            # Guessing is for jobs whose names say nothing, not for a trace without names: the rest would be unknown.
+            # A guess needs names: it is for jobs whose names give no type, not for a trace without
+            # names.
             "name": self.words or self.guess,
             "pool": self.pools,
             "username": self.users,
@@ -47,7 +49,7 @@ class Rule:
         return frozenset(column for column, read in reads.items() if read)
 
     def condition(self) -> str:
-        """SQL over the table of jobs."""
+        """The conditions as SQL over the table of jobs."""
         tests = []
         if self.words:
             tests.append(f"regexp_matches({_NAME}, '(^|[^a-z])({'|'.join(self.words)})([^a-z]|$)')")
@@ -66,13 +68,13 @@ class Rule:
 
     @property
     def told_by(self) -> str:
-        """What the report calls jobs that this rule told."""
+        """The word for this rule's kind in the report."""
         return "guess" if self.guess else "name" if self.words else "pool" if self.pools else "user"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Rules in order, and when a user's habit decides what no rule of names did."""
+    """Rules in order, and when a user's other jobs decide the type."""
 
     rules: tuple[Rule, ...]
     habit_jobs: int | None
@@ -83,7 +85,8 @@ def read_rules(path: Path = DEFAULT_RULES) -> Rules:
     """Read a file of rules.
 
     Raises:
-        BadUse: it is not one; names the rule, the field, and what is allowed.
+        BadUse: the file is not valid; the message names the rule, the field and the allowed
+            values.
     """
     try:
         content = yaml.safe_load(path.read_text())
@@ -111,11 +114,12 @@ def read_rules(path: Path = DEFAULT_RULES) -> Rules:
 def tell_types(connection: "duckdb.DuckDBPyConnection", reading: Reading, rules: Rules) -> Reading:
     """Fill `type` and `type_rule` of a table that has no types.
 
-    `type_rule` says how the type was told: `name`, `pool`, `user` (a rule), `habit` or `guess`; NULL where it is not
-    known.
+    `type_rule` records the origin of the type: `name`, `pool`, `user` (a rule), `habit` or `guess`;
+    NULL if the type is unknown.
 
     Returns:
-        The reading with its two new columns; the same one where no rule can be tried.
+        The reading with its two new columns, or the same reading if no rule applies to its
+        columns.
     """
     usable = [rule for rule in rules.rules if reading.columns.issuperset(rule.needs)]
     if "type" in reading.columns or not usable:

@@ -1,4 +1,4 @@
-"""From files to a trace: recognise, read, join what is one cluster's, tell types, check."""
+"""Load files into a trace: recognise, read, join by cluster, assign job types, check."""
 
 import math
 import re
@@ -33,57 +33,69 @@ if TYPE_CHECKING:
     import duckdb
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(description, done, total)`; total None where nobody knows."""
+"""`progress(description, done, total)`; `total` is None if the amount is unknown."""
 
 BAD_ROWS: Final = ("fail", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How job records are read: the keywords of `load`, checked when the object is made.
+    """Options for reading job records: the keywords of `load`, checked on construction.
 
     Raises:
-        BadUse: an option is wrong; the message says what is allowed.
+        BadUse: an option is wrong; the message lists the allowed values.
     """
 
     compare: Sequence[str | Path] | Mapping[str, str | Path] = ()
-    """Further traces, only there to be compared with; a mapping gives them names."""
+    """Further traces for comparison only; the keys of a mapping name their clusters."""
     metrics: Sequence[str | Path] = ()
-    """Telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's."""
+    """Telemetry: files, folders, stores or Prometheus URLs. `NAME=WHERE` assigns one to a cluster.
+    """
     reasons: Sequence[str | Path] = ()
-    """Why jobs failed, where the records do not say: CSV files of `job_id`, `reason` and perhaps `attempt`; `NAME=FILE`
-    says which cluster's."""
+    """CSV files of failure reasons, for records without reasons.
+
+    The columns are `job_id`, `reason` and optionally `attempt`. `NAME=FILE` assigns a file to a
+    cluster.
+    """
     metrics_step_s: float = 15.0
-    """Seconds between the points that a Prometheus is asked for, over the time of the jobs."""
+    """Seconds between the points requested from Prometheus, over the time of the jobs."""
     metrics_folder: Path | None = None
-    """The store that a Prometheus is fetched into, where what is there is not fetched again; None: one of the server's
-    name below `$HOLDFAST_HOME/telemetry`."""
+    """Folder of the store for Prometheus data; points already in the store are not fetched again.
+
+    None: a folder below `$HOLDFAST_HOME/telemetry`, named after the server.
+    """
     format: str | None = None
-    """Name of the adapter of all paths; None: each is recognised by its header or first lines."""
+    """Name of the adapter for all paths; None: recognise each file by its header or first lines."""
     column_map: Path | None = None
-    """A TOML file that says what the columns of CSV or Parquet paths are; see `sources.csv.mapped`."""
+    """TOML file that maps the columns of CSV or Parquet paths; see `sources.csv.mapped`."""
     types: Path | None = None
-    """A YAML file of rules that tell the type of a job where the source has none; None: Holdfast's own."""
+    """YAML file of rules that assign job types if the source has none; None: Holdfast's rules."""
     capacity: Mapping[str, str] | Sequence[str] = ()
-    """Sizes of clusters as `NODESxGPUS`, such as `286x8` (GPUs of each node); by name, or as `NAME=286x8`, where NAME
-    may be left out if there is one cluster."""
+    """Cluster sizes as `NODESxGPUS` with the GPUs of one node, such as `286x8`.
+
+    Give a mapping by cluster name, or texts `NAME=286x8`; NAME is optional if there is one cluster.
+    """
     zone: str | None = None
-    """Zone of times that are written without one, where the adapter has none; a name of the IANA database."""
+    """IANA time zone of times without a zone, for adapters that have no zone of their own."""
     duration: str = "run"
-    """What a job's duration means, one of `schema.DURATIONS`."""
+    """Definition of a job's duration, one of `schema.DURATIONS`."""
     since: str | None = None
-    """Leave out jobs submitted before, ISO 8601 in UTC. A job of unknown submission is left out then, too."""
+    """Leave out jobs submitted before this time, ISO 8601 in UTC, and jobs without a submission
+    time.
+    """
     until: str | None = None
-    """Leave out jobs submitted then or later."""
+    """Leave out jobs submitted at this time or later, ISO 8601 in UTC."""
     bad_rows: str = "fail"
-    """What to do about a row that cannot be read: `fail`, or `drop` and count it in a note."""
+    """Action on an unreadable row: `fail`, or `drop` and count the row in a note."""
     memory_limit_mb: int = 700
-    """Memory that the database may hold; beyond, it spills to disk."""
+    """Memory limit of the database in MB; the database spills the rest to disk."""
     partial: bool = False
-    """Whether the paths are a part of a trace, of which others read the rest: options for clusters that are not in the
-    part are ignored."""
+    """True if the paths are one part of a trace.
+
+    Options for clusters outside this part are ignored.
+    """
     now_s: float | None = None
-    """The present, seconds since the Unix epoch; None: the clock's."""
+    """The present, seconds since the Unix epoch; None: read the clock."""
 
     def __post_init__(self) -> None:
         _check("bad_rows", self.bad_rows, BAD_ROWS)
@@ -101,14 +113,15 @@ def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -
     """Read job records of one or more clusters.
 
     Args:
-        paths: files, folders of files, stores that `store.convert` wrote, or URLs of ledgers; `NAME=PATH` calls
-            the cluster NAME. Files of one cluster are joined.
-        progress: called as files are read: description, bytes done, bytes in all.
+        paths: files, folders of files, stores that `store.convert` wrote, or URLs of ledgers.
+            `NAME=PATH` names the cluster NAME. Files of one cluster are joined.
+        progress: called while files are read, with a description, bytes done and total bytes.
         options: the fields of `LoadOptions`.
 
     Raises:
         BadUse: the arguments are wrong.
-        BadTrace: a file cannot be read; says where. NotFound: it is not there.
+        BadTrace: a file cannot be read; the message names the place.
+        NotFound: a file does not exist.
     """
     given = LoadOptions(**options)
     rules = read_rules(given.types or DEFAULT_RULES)
@@ -154,7 +167,7 @@ def load(*paths: str | Path, progress: Progress | None = None, **options: Any) -
             for reading in readings
         ]
         trace = Trace(connection, scratch, readings, duration=given.duration, compared=compared)
-        if not given.partial:  # a month without GPUs says nothing of the other months
+        if not given.partial:  # A month without GPUs says nothing about the other months.
             trace.notes = tell_no_gpus(connection, readings, trace.notes, compared=compared)
         for name, where in by_cluster(given.metrics, known, compared, partial=given.partial):
             attach_metrics(
@@ -183,11 +196,16 @@ def _read_all(
     chosen: Source | None,
     progress: Progress | None,
 ) -> tuple[list[Reading], frozenset[str]]:
-    """Readings, one a cluster or a group of clusters, and the names of those that are only compared with."""
+    """Read all inputs.
+
+    Returns:
+        One reading per cluster or group of clusters, and the names of clusters read for
+        comparison only.
+    """
     files: list[tuple[Input, Source]] = []
     passed_over: list[Path] = []
     for given in inputs:
-        # A store's or a compared trace's form is its own, whatever was said of the others.
+        # `format` and `column_map` apply neither to stores nor to compared traces.
         own_form = given.compared or is_store(given.path)
         files += recognised(given, None if own_form else chosen, passed_over)
     total, done = sum(_size_bytes(one.path) for one, _ in files), 0
@@ -231,13 +249,17 @@ def by_cluster(
     *,
     partial: bool = False,
 ) -> list[tuple[str, str]]:
-    """What was given for clusters, with their names; `NAME=WHAT`, or WHAT alone where there is one cluster.
+    """Assign texts `NAME=VALUE` to clusters; NAME is optional if there is one cluster.
 
     Args:
-        given: by name, or texts.
+        given: values by cluster name, or texts.
         known: names of all clusters.
-        compared: those that are only there to be compared with.
-        partial: whether `known` are some of the clusters: what is given for another is left out.
+        compared: names of the clusters read for comparison only.
+        partial: True if `known` is a part of the clusters; values for other clusters are left
+            out.
+
+    Returns:
+        Pairs of cluster name and value.
 
     Raises:
         BadUse: a text names no cluster, and there are several.
@@ -290,7 +312,7 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
 
 
 def is_url(where: str) -> bool:
-    """Whether telemetry is a server's, not a file's."""
+    """Return True if the telemetry is at a server, not in a file."""
     return where.startswith(("http://", "https://"))
 
 
@@ -303,18 +325,21 @@ def attach_metrics(
     folder: Path | None,
     progress: Progress | None,
 ) -> None:
-    """Give a cluster of a trace, whole or merged, its telemetry: from a Prometheus, all over the time of the jobs.
+    """Attach telemetry to one cluster of a trace.
+
+    A Prometheus server is read over the time of the cluster's jobs.
 
     Args:
-        trace: which gets it.
-        cluster: whose telemetry it is.
+        trace: the trace that receives the telemetry.
+        cluster: name of the cluster.
         where: a file, a folder, a store or a URL.
         step_s: as `metrics_step_s` of `load`.
         folder: as `metrics_folder` of `load`.
-        progress: as `load` has it.
+        progress: as `progress` of `load`.
 
     Raises:
-        BadUse: there is none, or the jobs have no times to ask a server for. Further, as `telemetry.attach`.
+        BadUse: there is no telemetry, or the jobs have no times to query the server for.
+            Further errors are listed at `telemetry.attach`.
     """
     from holdfast.trace.telemetry import attach
     from holdfast.trace.telemetry.prometheus import Span
@@ -329,9 +354,10 @@ def attach_metrics(
     ).columns.values()
     if math.isnan(first_s[0]):
         raise BadUse(
-            f"The jobs of {cluster} have no times, so nobody knows what to ask {where} for. Fetch it yourself."
+            f"The jobs of {cluster} have no times, so the span to fetch from {where} is unknown. Fetch it yourself."
         )
-    # Whole steps, so that a second run asks for the same points and finds them fetched.
+    # Round to whole steps, so that a second run requests the same points and finds them in the
+    # store.
     span = Span(
         start_s=first_s[0] // step_s * step_s, end_s=-(-last_s[0] // step_s) * step_s, step_s=step_s
     )

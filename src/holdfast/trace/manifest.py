@@ -1,4 +1,4 @@
-"""The manifest of a folder of results: what its Parquet files hold, for whoever reads them later."""
+"""Read and write the manifest of a folder of results, which describes its Parquet files."""
 
 import json
 from collections.abc import Mapping
@@ -17,35 +17,39 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What a folder holds of one cluster."""
+    """The content of a folder for one cluster."""
 
     cluster: Cluster
     compared: bool
-    """It is only there to be compared with."""
+    """True if the cluster is there for comparison only."""
     columns: frozenset[str]
-    """Those of `schema.JOB_COLUMNS` that its jobs have."""
+    """The columns of `schema.JOB_COLUMNS` that the cluster's jobs have."""
     rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a folder holds."""
+    """The content of a folder of results."""
 
     kind: str
-    """`store`: jobs.parquet and perhaps telemetry; `partial`: an agg_NAME.parquet for each of `aggregates`."""
+    """`store`: jobs.parquet and optionally telemetry; `partial`: one agg_NAME.parquet for each of
+    `aggregates`.
+    """
     duration: str
-    """One of `schema.DURATIONS`: what durations in aggregates mean, or meant where the jobs were stored."""
+    """One of `schema.DURATIONS`: the definition of durations in the aggregates, or the option with
+    which the jobs were stored.
+    """
     clusters: tuple[Held, ...]
     notes: tuple[Note, ...]
     aggregates: tuple[str, ...] = ()
     metrics: frozenset[str] = frozenset()
-    """Metrics of telemetry."""
+    """Telemetry metrics."""
     more: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries, as whoever adds files to the folder keeps them; preserved."""
+    """Further entries of programs that add files to the folder; preserved."""
 
 
 def is_folder_of(path: Path, kind: str) -> bool:
-    """Whether the path is a folder whose manifest says that it is of this kind; never raises."""
+    """Return True if the manifest at `path` is of this kind; never raises."""
     try:
         content = json.loads((path / FILE).read_bytes())
     except (OSError, ValueError):
@@ -54,10 +58,10 @@ def is_folder_of(path: Path, kind: str) -> bool:
 
 
 def read_manifest(folder: Path, kind: str) -> Manifest:
-    """The manifest of a folder.
+    """Read the manifest of a folder.
 
     Raises:
-        BadTrace: there is none of this kind, or it is of another version.
+        BadTrace: the folder has no manifest of this kind and version.
     """
     path = folder / FILE
     try:
@@ -66,7 +70,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         if version != VERSION:
             raise BadTrace(  # noqa: TRY301 - what follows is one reading of the file
                 path,
-                f"It says {content['schema']} {content['version']}; expected holdfast.trace.{kind} {VERSION}.",
+                f"Found {content['schema']} {content['version']}; expected holdfast.trace.{kind} {VERSION}.",
                 next_step="Give another folder, or write it again with this Holdfast.",
             )
         return Manifest(
@@ -89,7 +93,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write, or replace, the manifest of a folder; whole or not at all."""
+    """Write or replace the manifest of a folder, whole or not at all."""
     content = {
         "schema": f"holdfast.trace.{manifest.kind}",
         "version": VERSION,

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Note:
-    """Something found, dropped or mended while reading or checking, with its count."""
+    """A finding of reading or checking, with its count and the action taken."""
 
     cluster: str
     check: str
-    """Which check or rule, a slug: `duplicate-job-id`."""
+    """Name of the check or rule, a slug: `duplicate-job-id`."""
     sentence: str
-    """What was found, for a person."""
+    """The finding as text for the report."""
     rows: int
-    """How many rows it concerns."""
+    """Number of rows concerned."""
     action: str
     """`kept`, `dropped` or `mended`."""
     examples: tuple[str, ...] = ()

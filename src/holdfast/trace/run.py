@@ -1,4 +1,4 @@
-"""Every analysis asked of a trace, in order: what the report shows."""
+"""Run every analysis on a trace, in the order of the report."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -22,13 +22,13 @@ def characterize(
     title: str = "",
     progress: Progress | None = None,
 ) -> Report:
-    """Run every analysis; what a trace lacks leaves an analysis out and stops nothing.
+    """Run every analysis; leave out an analysis whose input the trace lacks.
 
     Args:
-        trace: what was read, checked or not.
+        trace: the trace.
         analyses: in the order of the report; None: all of them.
-        assumptions: what no trace says; None: the study's values.
-        title: of the page; the clusters' names by default.
+        assumptions: values that no trace has; None: the study's values.
+        title: title of the page; the clusters' names by default.
         progress: called before each analysis.
     """
     assumed = assumptions or Assumptions()

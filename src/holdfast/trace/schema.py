@@ -1,49 +1,53 @@
-"""The normalised tables: what every adapter makes of its source, and every analysis reads.
+"""The normalised tables, which every adapter writes and every analysis reads.
 
-Times are `TIMESTAMP`, UTC without a zone. A column that a source does not have is absent from what its adapter makes
-and NULL in the view `jobs`; `Trace.has` tells which. Sizes of GPUs are GPUs (0.5 is half of one), times seconds.
+Times are `TIMESTAMP`, UTC without a zone. A column that a source lacks is absent from the adapter's
+table and NULL in the view `jobs`; `Trace.has` returns False for the column. Sizes count GPUs (0.5
+is half a GPU); durations are seconds.
 """
 
 from typing import Final
 
 JOB_COLUMNS: Final = {
-    "cluster": "VARCHAR",  # which cluster it ran on; never NULL
+    "cluster": "VARCHAR",  # name of the cluster; never NULL
     "job_id": "VARCHAR",
-    "attempt": "INTEGER",  # 0, 1 … where a job was started again under its id
+    "attempt": "INTEGER",  # 0, 1 … counts restarts under one id
     "name": "VARCHAR",
     "username": "VARCHAR",
-    "pool": "VARCHAR",  # virtual cluster, partition, namespace or queue: what quota it ran on
+    "pool": "VARCHAR",  # virtual cluster, partition, namespace or queue that holds the quota
     "type": "VARCHAR",  # one of TYPES, NULL where unknown
-    "type_rule": "VARCHAR",  # how `holdfast.trace.jobtypes` told the type; absent where the source has types
+    # how `holdfast.trace.jobtypes` assigned the type; absent where the source has types
+    "type_rule": "VARCHAR",
     "state": "VARCHAR",  # one of STATES
-    "reason": "VARCHAR",  # why it failed, where the source knows: a reason of the study's Table 3, or its own word
+    # failure reason from the source: a reason of the study's Table 3, or the source's own word
+    "reason": "VARCHAR",
     "exit_code": "INTEGER",
     "submit_at": "TIMESTAMP",
     "start_at": "TIMESTAMP",  # NULL: has not started
     "end_at": "TIMESTAMP",  # NULL: has not ended
     "run_s": "DOUBLE",  # end - start
     "queue_s": "DOUBLE",  # start - submit
-    "reported_duration_s": "DOUBLE",  # what the source itself calls duration, whatever it counts
+    "reported_duration_s": "DOUBLE",  # the source's own duration, with or without queue time
     "reported_gpu_time_s": "DOUBLE",
     "gpu_num": "DOUBLE",  # GPUs held; 0: a CPU job
     "node_num": "INTEGER",
     "cpu_num": "DOUBLE",
-    "mem_gb": "DOUBLE",  # of the whole job
+    "mem_gb": "DOUBLE",  # host memory of the whole job
     "gpu_model": "VARCHAR",
-    "nodes": "VARCHAR[]",  # names of its nodes
-    "gpus": "VARCHAR[]",  # names of its GPUs as telemetry has them: NODE-INDEX
-    "zone_offset": "VARCHAR",  # of the submission time as the source wrote it, such as +08:00; '' where it wrote none
+    "nodes": "VARCHAR[]",  # names of the job's nodes
+    "gpus": "VARCHAR[]",  # names of the job's GPUs as in telemetry: NODE-INDEX
+    # UTC offset of the submission time in the source, such as +08:00; '' where the source has none
+    "zone_offset": "VARCHAR",
 }
-"""Column of a job and its DuckDB type. One row an attempt."""
+"""Name and DuckDB type of each job column; one row per attempt."""
 
 TYPES: Final = ("Pretrain", "Evaluation", "SFT", "MLLM", "Debug", "Other")
-"""Types of workload, the study's (section 3.2), in its order of the figures."""
+"""Workload types of the study (section 3.2), in the order of its figures."""
 
 STATES: Final = (
     "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "RUNNING", "PENDING",
     "UNKNOWN",
 )  # fmt: skip
-"""Final states, Slurm's words; adapters translate."""
+"""Final states in Slurm's words; adapters translate to these."""
 
 OUTCOMES: Final = {
     "COMPLETED": "completed",
@@ -54,7 +58,11 @@ OUTCOMES: Final = {
     "OUT_OF_MEMORY": "failed",
     "PREEMPTED": "preempted",
 }
-"""How a job ended, as the study counts (TIMEOUT and NODE_FAIL are failures: AcmeTrace, note 1); others have not."""
+"""Outcome of each final state as the study counts (TIMEOUT and NODE_FAIL are failures: AcmeTrace,
+note 1).
+
+Jobs in other states have not ended.
+"""
 
 DEVICE_COLUMNS: Final = {
     "cluster": "VARCHAR",
@@ -65,19 +73,22 @@ DEVICE_COLUMNS: Final = {
 }
 
 DURATIONS: Final = ("run", "released")
-"""What `duration_s` of the view means: `run`, end - start whatever the source calls duration; `released`, the
-source's own column, as the study's figures have it (Kalos' counts the queue)."""
+"""Definitions of `duration_s` in the view `jobs`.
+
+`run` is end - start for every source. `released` is the source's own column, as
+in the study's figures (Kalos' column includes the queue time).
+"""
 
 
 def jobs_view(tables: dict[str, frozenset[str]], *, duration: str) -> str:
-    """SQL of the view `jobs`: the adapters' tables together, with what is derived.
+    """Return the SQL of the view `jobs`: all adapters' tables together, with derived columns.
+
+    The derived columns are `duration_s` (see `DURATIONS`), `gpu_time_s` (GPUs times `duration_s`),
+    `is_gpu`, and `outcome` (one of `OUTCOMES`, or `unfinished`).
 
     Args:
-        tables: name of each table and the columns of `JOB_COLUMNS` that it has.
+        tables: name of each table and the columns of `JOB_COLUMNS` that the table has.
         duration: one of `DURATIONS`.
-
-    Derived: `duration_s` (see `DURATIONS`), `gpu_time_s` = GPUs times `duration_s`, `is_gpu`, `outcome` (one of
-    `OUTCOMES`, or `unfinished`).
     """
     parts = []
     for table, present in tables.items():

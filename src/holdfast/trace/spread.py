@@ -1,8 +1,10 @@
-"""A trace read by many workers: each takes a file, a month of a store or a metric, and their aggregates are merged.
+"""Divide the reading of a trace among many workers and merge their aggregates.
 
-The parts are the same reading as `load`'s, on less: a worker writes its part's aggregates (or, of telemetry, a store
-with its aggregates), and what is merged is a `Trace` like any other, but for analyses that need single jobs or samples:
-those are left out and say so. Contradictions between jobs of different parts, such as one id twice, are not seen.
+A part is a file, a month of a store, or a telemetry metric. Each worker reads its part as `load`
+does and writes the part's aggregates; for telemetry the worker writes a store with its aggregates.
+The merged trace lacks single jobs and samples, so analyses that need them are left out, with a
+sentence that gives the reason. Contradictions between jobs of different parts, such as a repeated
+id, are not found.
 """
 
 import hashlib
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 FAILED_LINES: Final = 5
-"""Of a failed part's log, in the error's message."""
+"""Lines from the end of a failed part's log in the error message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +44,19 @@ class Part:
     """The input of one worker: job records, or one telemetry file."""
 
     jobs: str = ""
-    """`NAME=PATH` or a path, as `load` takes it."""
+    """`NAME=PATH` or a path, as for `load`."""
     compared: bool = False
     options: Mapping[str, Any]
     """Further fields of `LoadOptions`."""
     telemetry: str = ""
-    """A telemetry file; then there are no jobs."""
+    """A telemetry file; the part then has no jobs."""
     metric: str | None = None
 
     @property
     def name(self) -> str:
-        """The same for the same part, so that a run that was cut goes on.
+        """Name the part's result; equal parts have equal names, so an interrupted run can resume.
 
-        A file that changed is another part, and so is one of a Holdfast whose aggregates are others.
+        The name depends on the file's size and time of change and on the SQL of the aggregates.
         """
         source = Path(self.telemetry) if self.telemetry else Input.of(self.jobs).path
         stat = source.stat()
@@ -86,20 +88,24 @@ def load_spread(
     """Read job records and telemetry with many workers.
 
     Args:
-        paths: paths as for `load`. Every file is a part; in a store, every month of submission is a part.
-        compare: traces that are only there to be compared with, as `load` takes them.
-        metrics: telemetry, as `load` takes it; every file is a part. A store has its aggregates already, and one client
-            is enough for a Prometheus: both are read here, after the parts.
-        metrics_step_s: as `load` takes it.
-        metrics_folder: as `load` takes it.
-        workers: what runs the parts (`holdfast.cluster.workers`).
-        folder: where parts leave their results and logs; what is there already is not read again. All workers share it.
-        progress: told after each part: description, parts done, parts in all.
+        paths: paths as for `load`. Every file is a part; in a store, every month of submission
+            is a part.
+        compare: traces for comparison only, as for `load`.
+        metrics: telemetry, as for `load`; every file is a part. Stores and Prometheus servers
+            are read by this process after the parts: a store already has aggregates, and
+            Prometheus needs one client only.
+        metrics_step_s: as for `load`.
+        metrics_folder: as for `load`.
+        workers: the executor of the parts (`holdfast.cluster.workers`).
+        folder: folder for results and logs, shared by all workers; existing results are not
+            computed again.
+        progress: called after each part with a description, parts done and total parts.
         options: further fields of `LoadOptions`.
 
     Raises:
-        HoldfastError: a part failed; with the end of its log.
-        BadUse: as `load`; or a ledger was given by its URL, which is no file to cut into parts.
+        HoldfastError: a part failed; the message has the end of the part's log.
+        BadUse: as for `load`; or `paths` has the URL of a ledger, which cannot be divided into
+            parts.
     """
     from holdfast.cluster import Task
 
@@ -188,7 +194,10 @@ def _job_parts(
 
 
 def _months(store: Path) -> list[tuple[str | None, str | None]]:
-    """The months of submission in a store, as (since, until); open at both ends, so that no job is left out."""
+    """List the months of submission in a store as (since, until).
+
+    The first has no start and the last no end, so no job is left out.
+    """
     import duckdb
 
     with duckdb.connect(config={"temp_directory": ""}) as connection:
@@ -206,13 +215,13 @@ def _months(store: Path) -> list[tuple[str | None, str | None]]:
 
 
 def _place(given: str) -> str:
-    """WHERE of `NAME=WHERE`, or of WHERE alone, which may itself hold a `=`."""
+    """Return WHERE of `NAME=WHERE`, or of WHERE alone, which may itself contain `=`."""
     _, equals, where = given.partition("=")
     return where if equals and not is_url(given) and not Path(given).exists() else given
 
 
 def _telemetry_parts(where: str) -> Iterator[Part]:
-    """The files of a place that workers read; of a store, a server and what is no place, none."""
+    """Yield the telemetry files that workers read; none for a store, a server or an empty place."""
     if is_url(where) or not where:
         return
     for given in telemetry_in(Path(where)):
@@ -225,7 +234,7 @@ def _telemetry_parts(where: str) -> Iterator[Part]:
 
 
 def read_part(part: Part, result: Path) -> None:
-    """Read a part and write its result, as a worker does. The folder `result` appears whole or not at all."""
+    """Read a part and write its result folder, whole or not at all, as a worker does."""
     building = result.with_name(f".{result.name}.tmp")
     shutil.rmtree(building, ignore_errors=True)
     if part.telemetry:
@@ -233,14 +242,14 @@ def read_part(part: Part, result: Path) -> None:
     else:
         jobs, compare = ((), (part.jobs,)) if part.compared else ((part.jobs,), ())
         with load(*jobs, compare=compare, partial=True, **part.options) as trace:
-            # A job that is not in this part is in another.
+            # The job may be in another part.
             trace.notes = [note for note in trace.notes if note.check != "reason-of-no-job"]
             write_partials(trace, building, _of_jobs(trace))
     building.replace(result)
 
 
 def _of_jobs(trace: "Trace") -> Iterator[str]:
-    """The aggregates that these jobs permit."""
+    """Names of the aggregates that the columns of these jobs permit."""
     for name in aggregates.names():
         try:
             trace.prepare(name)
@@ -250,7 +259,7 @@ def _of_jobs(trace: "Trace") -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m holdfast.trace.spread PART.json RESULT`: what workers run."""
+    """Run one part, as `python -m holdfast.trace.spread PART.json RESULT` in a worker."""
     described, result = map(Path, arguments)
     try:
         read_part(Part(**json.loads(described.read_text())), result)

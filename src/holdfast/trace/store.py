@@ -1,13 +1,13 @@
-"""Traces on disk: jobs converted to Parquet once, and partial results of workers, merged.
+"""Write traces to disk: jobs converted to Parquet once, and partial results of workers to merge.
 
-    STORE/jobs.parquet      the jobs, with those of `schema.JOB_COLUMNS` that any cluster has
-    STORE/manifest.json     what they are; telemetry may stand beside (`holdfast.trace.telemetry`)
-
-    PARTIAL/agg_NAME.parquet    an aggregate of a part of the jobs
+    STORE/jobs.parquet         the jobs, with the columns of `schema.JOB_COLUMNS` that any cluster has
+    STORE/manifest.json        describes the store; telemetry may lie beside (`holdfast.trace.telemetry`)
+    PARTIAL/agg_NAME.parquet   an aggregate of a part of the jobs
     PARTIAL/manifest.json
 
-A folder is one by its manifest, which is written last: what a kill leaves before is no store, and the next conversion
-into that folder writes over it. A store is never written over.
+The manifest is written last and makes the folder a store. A conversion that was killed before
+leaves no store, and the next conversion into that folder overwrites the remains. A complete store
+is never overwritten.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import duckdb
 
 TELEMETRY: Final = ("telemetry.json", "devices.parquet", "samples")
-"""What may be in the folder of a store beside its jobs."""
+"""Files of a store's folder that may exist before the jobs are written."""
 
 
 def convert(
@@ -39,15 +39,15 @@ def convert(
     *,
     progress: Callable[[str, float, float | None], None] | None = None,
 ) -> None:
-    """Write the jobs of a trace as a store, which `load` reads; whole or not at all.
+    """Write the jobs of a trace as a store for `load`, whole or not at all.
 
     Args:
-        trace: what was found and mended in it is written too.
-        folder: a new one, an empty one, or one of telemetry alone.
-        progress: told before and after: description, done, total.
+        trace: the trace; its notes are written too.
+        folder: a new folder, an empty one, or one that holds telemetry only.
+        progress: called before and after, with a description, done and total.
 
     Raises:
-        BadUse: the folder holds a store already, or other things.
+        BadUse: the folder already holds a store or other files.
     """
     if is_store(folder):
         raise BadUse(f"{folder} holds a store already. Give a new folder, or remove it first.")
@@ -79,12 +79,13 @@ def write_partials(trace: Trace, folder: Path, names: Iterable[str]) -> None:
     """Write aggregates of a trace that holds a part of the jobs, for `merge_partials`.
 
     Args:
-        trace: of some of the files, months or the like. A cut loses what spans it, as the aggregates say of themselves.
-        folder: made where it is not there; written over.
-        names: aggregates of `holdfast.trace.aggregates`.
+        trace: a trace of some of the files or months. Work that spans the cut is lost as the
+            SQL file of each aggregate describes.
+        folder: created if absent; existing partial results are overwritten.
+        names: names of aggregates in `holdfast.trace.aggregates`.
 
     Raises:
-        LeftOut: the trace has not what an aggregate needs.
+        LeftOut: the trace lacks the input of an aggregate.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / FILE).unlink(missing_ok=True)
@@ -97,15 +98,15 @@ def write_partials(trace: Trace, folder: Path, names: Iterable[str]) -> None:
 
 
 def merge_partials(folders: Sequence[Path], *, memory_limit_mb: int = 700) -> Trace:
-    """A trace from partial results: it has every aggregate that all of them have, and no jobs of its own.
+    """Merge partial results to a trace with every aggregate that all parts have, and without jobs.
 
     Args:
-        folders: what `write_partials` wrote, of parts that have no job in common.
-        memory_limit_mb: what the database may hold in memory.
+        folders: folders that `write_partials` wrote, for parts that share no job.
+        memory_limit_mb: memory limit of the database.
 
     Raises:
         BadTrace: a folder holds no partial results.
-        BadUse: there are none, or their durations mean different things.
+        BadUse: `folders` is empty, or the durations of the parts have different definitions.
     """
     manifests = [read_manifest(folder, "partial") for folder in folders]
     if not manifests:
@@ -138,7 +139,7 @@ def merge_partials(folders: Sequence[Path], *, memory_limit_mb: int = 700) -> Tr
             kinds = {
                 row[0]: row[1] for row in connection.execute(f"DESCRIBE FROM {source}").fetchall()
             }
-            # A sum of counts is a wider number than a count.
+            # The type of a sum of counts is wider than the type of a count.
             cells = ", ".join(
                 f"{quoted(column)}::{kind} AS {quoted(column)}" for column, kind in kinds.items()
             )
@@ -168,7 +169,7 @@ def _manifest(trace: Trace, kind: str, rows: dict[str, int]) -> Manifest:
 
 
 def _merged_readings(manifests: Sequence[Manifest]) -> list[Reading]:
-    """A reading a cluster, of no table."""
+    """Make one reading per cluster, without a table."""
     merged: dict[str, Held] = {}
     for held in (held for manifest in manifests for held in manifest.clusters):
         name = held.cluster.name
@@ -189,7 +190,7 @@ def _merged_readings(manifests: Sequence[Manifest]) -> list[Reading]:
 
 
 def _write_parquet(connection: "duckdb.DuckDBPyConnection", sql: str, path: Path) -> None:
-    """The answer of a query as a file that is there whole or not at all."""
+    """Write the result of a query to a file, whole or not at all."""
     with replacing(path) as temporary:
         connection.execute(
             f"COPY ({sql}) TO {literal(temporary)} (FORMAT parquet, COMPRESSION zstd)"

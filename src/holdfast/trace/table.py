@@ -1,4 +1,4 @@
-"""A small table of named columns: what every query and every analysis answers with."""
+"""A small table of named columns: the result of every query and every analysis."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ Column = npt.NDArray[Any]
 class Table:
     """Columns of equal length, in order; names carry units (`duration_s`, `gpu_time_h`).
 
-    A missing number is NaN, a missing text or time None or NaT.
+    A missing number is NaN; a missing text is None and a missing time NaT.
     """
 
     columns: Mapping[str, Column]
@@ -32,7 +32,10 @@ class Table:
 
     @classmethod
     def of_rows(cls, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> "Table":
-        """A table from rows; the dtype of each column is NumPy's choice, `object` where it holds text."""
+        """Make a table from rows.
+
+        A column with text gets the dtype `object`; for others NumPy chooses the dtype.
+        """
         columns = {}
         for number, name in enumerate(names):
             cells = [row[number] for row in rows]
@@ -50,18 +53,21 @@ class Table:
         return name in self.columns
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """Its rows, as Python values."""
+        """Iterate over the rows as Python values."""
         return zip(*(column.tolist() for column in self.columns.values()), strict=True)
 
     def where(self, **equal: object) -> "Table":
-        """The rows whose columns equal what is given."""
+        """Return the rows whose columns equal the given values."""
         keep = np.ones(len(self), dtype=bool)
         for name, value in equal.items():
             keep &= self[name] == value
         return Table({name: column[keep] for name, column in self.columns.items()})
 
     def csv(self) -> str:
-        """The table as CSV with a header; a missing value is an empty field; times are ISO 8601, UTC."""
+        """Write the table as CSV with a header.
+
+        A missing value is an empty field. Times are ISO 8601, UTC.
+        """
         target = io.StringIO()
         writer = csv.writer(target, lineterminator="\n")
         writer.writerow(self.columns)
@@ -70,13 +76,13 @@ class Table:
         return target.getvalue()
 
     def df(self) -> "pd.DataFrame":
-        """A pandas DataFrame; needs pandas."""
+        """Convert to a pandas DataFrame; needs pandas."""
         import pandas as pd
 
         return pd.DataFrame(dict(self.columns))
 
     def arrow(self) -> "pa.Table":
-        """A pyarrow Table; needs pyarrow."""
+        """Convert to a pyarrow Table; needs pyarrow."""
         import pyarrow as pa
 
         return pa.table(

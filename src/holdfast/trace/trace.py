@@ -1,4 +1,4 @@
-"""A trace: the normalised tables of one or more clusters in a scratch database, and its aggregates."""
+"""Hold the normalised tables of one or more clusters and their aggregates in a scratch database."""
 
 import fcntl
 import os
@@ -30,18 +30,18 @@ _AGGREGATES_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+agg_(\w+)")
 _TELEMETRY_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+(samples|devices|metrics)\b")
 _NO_SAMPLES: Final = re.compile(r"Table with name (samples|devices) does not exist")
 SCRATCH: Final = "holdfast-trace-"
-"""How the names of scratch folders begin."""
+"""Prefix of the names of scratch folders."""
 STALE_S: Final = 60.0
-"""A younger scratch folder may be one that is just being made."""
+"""Least age in seconds of a folder to sweep; a younger one may still be under construction."""
 MOST_THREADS: Final = 8
-"""More gain nothing here, and each holds buffers of its own."""
+"""More threads gain nothing here, and each holds its own buffers."""
 
 
 def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, Path]":
-    """A database on disk in a folder of its own: what a `Trace` owns.
+    """Open a database on disk in a new folder, both for a `Trace` to own.
 
     Args:
-        memory_limit_mb: what the database may hold in memory; the rest spills into the folder.
+        memory_limit_mb: memory limit of the database; the rest spills into the folder.
     """
     import duckdb
 
@@ -53,9 +53,9 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
         folder / "trace.duckdb",
         config={"memory_limit": f"{memory_limit_mb}MB", "temp_directory": str(spill)},
     )
-    # Times are naive UTC, and a text with an offset is read on this clock.
+    # Times are naive UTC, and DuckDB converts a text with an offset to this time zone.
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("SET enable_progress_bar = false")  # it prints
+    connection.execute("SET enable_progress_bar = false")  # The progress bar would be printed.
     connection.execute(
         "SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
     )
@@ -64,11 +64,13 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
 
 
 def sweep_scratch() -> None:
-    """Remove the scratch folders that killed processes left: those whose database nobody has locked."""
+    """Remove the scratch folders of killed processes; a live process locks its database."""
     own = f"{SCRATCH}{os.getpid()}-"
     for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         if folder.name.startswith(own):
-            continue  # a process's own lock stops nobody in it, and is lost with the first file that it closes
+            # A process's own lock never refuses that process, and is lost when the process closes
+            # any handle of the file.
+            continue
         try:
             if (
                 folder.stat().st_uid != os.getuid()
@@ -76,7 +78,8 @@ def sweep_scratch() -> None:
             ):
                 continue
             with (folder / "trace.duckdb").open("rb+") as file:
-                # DuckDB holds this very lock while it has the database open; the kernel drops it with the process.
+                # DuckDB holds this lock while the database is open; the kernel drops the lock when
+                # the process ends.
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
@@ -84,10 +87,10 @@ def sweep_scratch() -> None:
 
 
 class Trace:
-    """Job records, and telemetry where there is any, of one or more clusters.
+    """Job records and optional telemetry of one or more clusters.
 
-    Made by `holdfast.trace.load`, or from partial results by `holdfast.trace.store.merge_partials`. Use it as a context
-    manager, or call `close`: it owns a scratch folder.
+    Made by `holdfast.trace.load`, or from partial results by `holdfast.trace.store.merge_partials`.
+    A trace owns a scratch folder: use the trace as a context manager, or call `close`.
     """
 
     def __init__(
@@ -102,20 +105,20 @@ class Trace:
     ) -> None:
         self.connection = connection
         self.duration = duration
-        """What `duration_s` means: one of `schema.DURATIONS`."""
+        """Definition of `duration_s`, one of `schema.DURATIONS`."""
         self.clusters: Mapping[str, Cluster] = {
             cluster.name: cluster for reading in readings for cluster in reading.clusters
         }
         self.compared = compared
-        """Names of the clusters that are only there to be compared with."""
+        """Names of the clusters that are read for comparison only."""
         self.notes: list[Note] = [note for reading in readings for note in reading.notes]
-        """What was found, dropped or mended so far."""
+        """Findings of reading and checking so far."""
         self.ledger_urls = [reading.ledger_url for reading in readings if reading.ledger_url]
-        """Of Holdfast's own ledgers among the sources."""
+        """True if a source is a Holdfast ledger."""
         self.metrics: frozenset[str] = frozenset()
-        """Metrics of telemetry that the views `samples` and `devices`, or adopted aggregates, hold."""
+        """Telemetry metrics in the views `samples` and `devices` or in adopted aggregates."""
         self.folders: list[Path] = []
-        """Folders that views read Parquet from, if any: what `select` may still read."""
+        """Folders whose Parquet files the views read; `select` may still read these."""
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._locked = False
         self.columns: Mapping[str, frozenset[str]] = {
@@ -123,7 +126,7 @@ class Trace:
             for reading in readings
             for cluster in reading.clusters
         }
-        """The columns of `jobs` that each cluster has values of."""
+        """The columns of `jobs` with values, by cluster."""
         self._prepared: set[str] = set()
         self._aggregated: dict[str, Table] = {}
         self._has_jobs = has_jobs
@@ -135,7 +138,10 @@ class Trace:
             )
 
     def has(self, *columns: str, cluster: str | None = None) -> bool:
-        """Whether all of these columns of `jobs` are there: in `cluster`, or in any one."""
+        """Return True if `cluster` has all of these columns of `jobs`.
+
+        Without `cluster`, return True if any one cluster has them all.
+        """
         names = [cluster] if cluster else list(self.columns)
         return any(self.columns.get(name, frozenset()).issuperset(columns) for name in names)
 
@@ -143,31 +149,34 @@ class Trace:
         """Leave the analysis out unless some cluster has all of these columns.
 
         Raises:
-            LeftOut: with the columns that are missing.
+            LeftOut: the message names the missing columns.
         """
         if not self.has(*columns):
             missing = [column for column in columns if not self.has(column)] or list(columns)
             raise LeftOut(f"Left out: the trace has no {' and no '.join(missing)}.")
 
     def has_metrics(self, *metrics: str) -> bool:
-        """Whether telemetry of all these metrics is there."""
+        """Return True if there is telemetry of all these metrics."""
         return self.metrics.issuperset(metrics)
 
     def require_metrics(self, *metrics: str) -> None:
-        """Leave the analysis out unless telemetry of all these metrics is there.
+        """Leave the analysis out unless there is telemetry of all these metrics.
 
         Raises:
-            LeftOut: with the metrics that are missing.
+            LeftOut: the message names the missing metrics.
         """
         if missing := [metric for metric in metrics if metric not in self.metrics]:
             raise LeftOut(f"Left out: no telemetry of {' and '.join(missing)} was given.")
 
     def prepare(self, name: str) -> str:
-        """Compute the aggregate `name` of `holdfast.trace.aggregates`, once; the name of its table, for SQL over it.
+        """Compute the aggregate `name` of `holdfast.trace.aggregates` once.
+
+        Returns:
+            The name of the aggregate's table, for SQL.
 
         Raises:
-            LeftOut: it reads telemetry and there is none, or single samples where aggregates alone were given; or the
-                trace was merged from partial results, and this one was not among them.
+            LeftOut: the trace lacks the telemetry or the single samples that the aggregate
+                reads, or the trace was merged from partial results without this aggregate.
         """
         if name not in self._prepared:
             if not self._has_jobs:
@@ -186,32 +195,35 @@ class Trace:
         return {row[0] for row in self.connection.execute("SHOW TABLES").fetchall()}
 
     def adopt(self, name: str, sql: str) -> None:
-        """Take the answer of `sql` as the aggregate `name`, in place of the SQL in its file.
+        """Store the result of `sql` as the aggregate `name`, in place of the SQL file.
 
-        For what is better computed another way, or elsewhere: telemetry as it streams by, partial results merged.
+        Use `adopt` for aggregates computed elsewhere, such as streamed telemetry and merged partial
+        results.
         """
         self.connection.execute(f"CREATE OR REPLACE TABLE agg_{name} AS {sql}")
         self._prepared.add(name)
         self._aggregated.pop(name, None)
 
     def aggregate(self, name: str) -> Table:
-        """The whole aggregate `name`, which `prepare` computes."""
+        """Return all rows of the aggregate `name`; compute the aggregate if needed."""
         if name not in self._aggregated:
             self._aggregated[name] = self.query(f"SELECT * FROM {self.prepare(name)} ORDER BY ALL")
         return self._aggregated[name]
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Table:
-        """The answer of SQL of this project's own over `jobs`, the aggregates and telemetry's tables."""
+        """Run trusted SQL over `jobs`, the aggregates and the telemetry tables."""
         cursor = self.connection.execute(sql, parameters)
         return Table(_filled(cursor.fetchnumpy()))
 
     def select(self, sql: str) -> Table:
-        """The answer of a user's SELECT, which can change nothing and read no file but the trace's own.
+        """Run a user's SELECT, which can change nothing and read only this trace's files.
 
-        From then on the trace is shut off from files: it can be queried and aggregated, not written elsewhere.
+        From then on the trace has no access to other files: it can be queried and aggregated, but
+        not written elsewhere.
 
         Raises:
-            BadUse: it is no single SELECT, or it is wrong; says what the database says.
+            BadUse: the text is not a single SELECT, or the database refuses it; the message
+                gives the reason.
         """
         import duckdb
 
@@ -222,7 +234,8 @@ class Trace:
                     "Expected one SELECT over jobs, samples, devices or an agg_ table. Give a single SELECT."
                 )
             self._shut()
-            # In a thread, for a signal is heeded here only: the database in this one may not look up for minutes.
+            # Only this thread handles signals, and a query in it would block them for minutes. So
+            # run the query in another thread.
             with ThreadPoolExecutor(1) as pool:
                 answer = pool.submit(self.query, sql)
                 try:
@@ -233,7 +246,7 @@ class Trace:
         except duckdb.OutOfMemoryException:
             raise
         except duckdb.Error as error:
-            # Without the query, which follows, underlined.
+            # Cut off the copy of the query that follows, underlined.
             said = " ".join(str(error).partition("\n\nLINE ")[0].split())
             if _NO_SAMPLES.search(said):
                 raise BadUse(
@@ -271,7 +284,7 @@ class Trace:
 
 
 def _filled(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """NumPy's masked columns with NaN, NaT or None where a value is missing."""
+    """Replace the missing values of NumPy's masked columns by NaN, NaT or None."""
     return {name: _unmasked(column) for name, column in columns.items()}
 
 
@@ -294,4 +307,4 @@ def _unmasked(column: Any) -> Any:
         case _:
             return np.where(
                 column.mask, None, column.data
-            )  # filled(None) would mean NumPy's own filler, '?'
+            )  # filled(None) would use NumPy's own filler, '?'.

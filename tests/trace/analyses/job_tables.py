@@ -1,4 +1,6 @@
-"""Traces for tests: from data frames, from the real job records beside the repository, from published counts."""
+"""Make traces for tests: from data frames, real job records beside the repository, or published
+counts.
+"""
 
 import tempfile
 from pathlib import Path
@@ -17,16 +19,17 @@ DATA = Path(__file__).parents[3] / "../shared/data"
 
 
 def real(path: str) -> Path:
-    """A file of real data; the test is skipped where it is absent."""
+    """Return the path of a file of real data; skip the test if absent."""
     if not (DATA / path).exists():
         pytest.skip(f"no {path} beside the repository")
     return DATA / path
 
 
 def trace_of(*frames: pd.DataFrame, duration: str = "run", compared=(), clusters=()) -> Trace:
-    """A trace whose tables are the frames: columns of `JOB_COLUMNS`, the `cluster` the same in all rows of a frame.
+    """Make a trace whose tables are the frames.
 
-    `run_s` and `queue_s` are derived where the times are there and they are not.
+    The columns are names in `JOB_COLUMNS`; `cluster` is the same in all rows of a frame. Missing
+    `run_s` and `queue_s` are computed from the times.
     """
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
@@ -59,7 +62,9 @@ def trace_of(*frames: pd.DataFrame, duration: str = "run", compared=(), clusters
 
 
 def made_up(seed: int = 0, rows: int = 3000, cluster: str = "Made up") -> pd.DataFrame:
-    """Jobs of every kind: with and without GPUs, types, users and pools, running, pending, fractions of GPUs."""
+    """Make jobs of every kind: with and without GPUs, types, users and pools, running, pending,
+    fractions of GPUs.
+    """
     random = np.random.default_rng(seed)
     submit = pd.Timestamp("2023-03-01") + pd.to_timedelta(
         np.sort(random.integers(0, 20 * 86400, rows)), unit="s"
@@ -111,7 +116,7 @@ def made_up(seed: int = 0, rows: int = 3000, cluster: str = "Made up") -> pd.Dat
 
 
 def philly() -> pd.DataFrame:
-    """82,247 real jobs of Philly, without a time of start or a state."""
+    """Read 82,247 real jobs of Philly, without start time and state."""
     own = pd.read_csv(real("philly_sia/philly.csv"), dtype={"cluster": str})
     return pd.DataFrame(
         {
@@ -125,7 +130,7 @@ def philly() -> pd.DataFrame:
 
 
 def openb() -> pd.DataFrame:
-    """8,152 real pods of Alibaba's openb, some with a part of a GPU."""
+    """Read 8,152 real pods of Alibaba's openb, some with a part of a GPU."""
     own = pd.read_csv(real("alibaba_v2023_openb/openb_pod_list_default.csv"))
     start, end = own["scheduled_time"], own["deletion_time"]
     return pd.DataFrame(
@@ -149,7 +154,7 @@ def openb() -> pd.DataFrame:
 
 
 def kalos() -> pd.DataFrame:
-    """319 real completed jobs of Kalos, without a time of start."""
+    """Read 319 real completed jobs of Kalos, without start time."""
     own = pd.read_csv(real("acme_kalos_converted/kalos_completed_pretrain_other_sft.csv"))
     return pd.DataFrame(
         {
@@ -165,19 +170,22 @@ def kalos() -> pd.DataFrame:
 
 
 def published(metric: str) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
-    """The published curves of Acme, and a frame of jobs a cluster whose durations or queues fall in their bins."""
+    """Read the published curves of Acme.
+
+    Also make a frame of jobs per cluster that fit the curves' bins.
+    """
     curves = pd.read_csv(real("acme_figure_curves/exact_log2_cumulative_counts.csv"))
     curves = curves[(curves["metric"] == metric) & curves["cluster"].isin(["Seren", "Kalos"])]
     frames = {}
     for cluster, known in curves[~curves["type"].str.startswith("ALL")].groupby("cluster"):
-        last = known.groupby("type").tail(1)  # the queues' curves end before the last job does
+        last = known.groupby("type").tail(1)  # The queues' curves end before the last job.
         beyond = last.assign(
             **{"x_le": last["x_le"] * 2, "count_in_(x/2,x]": last["n_total"] - last["cum_count"]}
         )
         rows = pd.concat([known, beyond])
         jobs = rows["count_in_(x/2,x]"].to_numpy(int)
         upper = np.repeat(rows["x_le"].to_numpy(int), jobs)
-        # Whole seconds all over each bin; the first one holds 0 and 1.
+        # Use whole seconds over each bin; the first bin holds 0 and 1.
         inside = np.arange(len(upper)) % np.where(upper > 1, upper // 2, 2)
         kinds = np.repeat(rows["type"], jobs).to_numpy()
         column = "run_s" if metric == "duration_s" else metric
@@ -188,7 +196,7 @@ def published(metric: str) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
 
 
 def gpu_jobs(frame: pd.DataFrame) -> pd.DataFrame:
-    """The GPU jobs of a frame, with `run_s`, `queue_s` and `gpu_time_s` computed here."""
+    """Select the GPU jobs of a frame; compute `run_s`, `queue_s` and `gpu_time_s`."""
     own = frame[frame["gpu_num"] > 0].copy()
     if "run_s" not in own:
         own["run_s"] = (own["end_at"] - own["start_at"]).dt.total_seconds()
@@ -199,7 +207,7 @@ def gpu_jobs(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def rows_of(table, **equal):
-    """The rows of a table where columns equal what is given, as a data frame."""
+    """Select the rows whose columns equal the given values, as a data frame."""
     frame = table.df()
     for name, value in equal.items():
         frame = frame[frame[name] == value]
@@ -207,7 +215,7 @@ def rows_of(table, **equal):
 
 
 def assert_cdf(rows, values, weights, column):
-    """Every row of a CDF's table is what is counted in the data."""
+    """Check every row of a CDF's table against the data."""
     values, weights = np.asarray(values, float), np.asarray(weights, float)
     expected = [weights[values <= x].sum() / weights.sum() for x in rows[column]]
     assert rows["share_at_most"].tolist() == pytest.approx(expected, abs=1e-9)

@@ -1,4 +1,4 @@
-"""Traces made of a few rows, for the analyses of failures and of telemetry."""
+"""Make traces of a few rows, for the analyses of failures and of telemetry."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ def trace_of(
     compared: frozenset[str] = frozenset(),
     duration: str = "run",
 ) -> Trace:
-    """A trace of these jobs; its columns are those that any of them names."""
+    """Make a trace of these jobs, with every column that a job names."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     columns = [name for name in JOB_COLUMNS if any(name in job for job in jobs)] or [
@@ -41,7 +41,7 @@ def trace_of(
 def _fill(
     connection: Any, table: str, kinds: Mapping[str, str], rows: Sequence[Sequence[Any]]
 ) -> None:
-    """Rows into a table, a column at a time: thousands a second where `executemany` takes a hundred."""
+    """Insert rows column by column: thousands per second, while `executemany` inserts a hundred."""
     columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
     connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
     if rows:
@@ -53,7 +53,7 @@ def _fill(
 
 
 def add(trace: Trace, table: str, columns: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Rows into a table of telemetry; an aggregate (`metric_…`, `xid_onsets`) is given to the trace as its own."""
+    """Add rows to a table of telemetry; the trace adopts an aggregate (`metric_…`, `xid_onsets`)."""
     aggregate = table.startswith(("metric_", "xid_"))
     name = f"made_{table}" if aggregate else table
     kinds = dict(column.split(" ") for column in columns.split(", "))
@@ -66,7 +66,7 @@ def add(trace: Trace, table: str, columns: str, rows: Sequence[Sequence[Any]]) -
 def add_values(
     trace: Trace, cluster: str, metric: str, values: Sequence[float], counts: Sequence[int] = ()
 ) -> None:
-    """Value counts of a metric."""
+    """Add value counts of a metric."""
     rows = [
         (cluster, metric, value, n)
         for value, n in zip(values, counts or [1] * len(values), strict=True)
@@ -75,7 +75,7 @@ def add_values(
 
 
 def add_hours(trace: Trace, rows: Sequence[tuple[str, str, str, int, float, int]]) -> None:
-    """(cluster, metric, hour, n, sum_value, n_zero)."""
+    """Add rows (cluster, metric, hour, n, sum_value, n_zero)."""
     columns = (
         "cluster VARCHAR, metric VARCHAR, hour TIMESTAMP, n BIGINT, sum_value DOUBLE, n_zero BIGINT"
     )
@@ -83,17 +83,17 @@ def add_hours(trace: Trace, rows: Sequence[tuple[str, str, str, int, float, int]
 
 
 def add_measured_devices(trace: Trace, rows: Sequence[tuple[str, str, str]]) -> None:
-    """(cluster, metric, device's name) of the aggregate `metric_devices`."""
+    """Add rows (cluster, metric, device's name) of the aggregate `metric_devices`."""
     add(trace, "metric_devices", "cluster VARCHAR, metric VARCHAR, device VARCHAR", rows)
 
 
 def add_onsets(trace: Trace, rows: Sequence[tuple[str, int, Any, int]]) -> None:
-    """(cluster, device, at, code)."""
+    """Add rows (cluster, device, at, code)."""
     add(trace, "xid_onsets", 'cluster VARCHAR, device INTEGER, "at" TIMESTAMP, code INTEGER', rows)
 
 
 def add_devices(trace: Trace, rows: Sequence[tuple[str, int, str, str, int | None]]) -> None:
-    """(cluster, device, name, node, gpu)."""
+    """Add rows (cluster, device, name, node, gpu)."""
     add(
         trace,
         "devices",
@@ -103,7 +103,7 @@ def add_devices(trace: Trace, rows: Sequence[tuple[str, int, str, str, int | Non
 
 
 def add_samples(trace: Trace, rows: Sequence[tuple[str, str, str, int, float]]) -> None:
-    """(cluster, metric, at, device, value)."""
+    """Add rows (cluster, metric, at, device, value)."""
     add(
         trace,
         "samples",

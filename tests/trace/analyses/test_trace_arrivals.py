@@ -1,4 +1,4 @@
-"""Arrivals on the cluster's own clock, against pandas."""
+"""Compare arrivals on the cluster's local clock with pandas."""
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ def with_clock(frame, offset_h):
 
 
 def hourly_counts(own):
-    """Jobs in each local hour from the first to the last, zeros too."""
+    """Count jobs in each local hour from the first to the last, with zeros."""
     hours = own["at"].dt.floor("h")
     return hours.value_counts().reindex(
         pd.date_range(hours.min(), hours.max(), freq="h"), fill_value=0

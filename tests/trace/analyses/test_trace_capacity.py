@@ -1,4 +1,4 @@
-"""GPUs in use against pandas, and against what there are."""
+"""Compare GPUs in use with pandas and with the capacity."""
 
 import numpy as np
 import pandas as pd
@@ -65,7 +65,7 @@ def test_over_time_the_gpu_hours_are_those_of_the_jobs():
     own = gpu_jobs(frame).dropna(subset="end_at").fillna({"type": "unknown"})
     with trace_of(frame) as trace:
         result = gpus_over_time(trace, points=100)
-    # Hours up to the end of that of the last submission.
+    # Hours up to the end of the last submission's hour.
     end = frame["submit_at"].max().floor("h") + pd.Timedelta(hours=1)
     inside = (own["end_at"].clip(upper=end) - own["start_at"].clip(upper=end)).dt.total_seconds()
     gpu_h = (inside * own["gpu_num"]).groupby(own["type"]).sum() / 3600

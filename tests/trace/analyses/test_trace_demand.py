@@ -1,4 +1,4 @@
-"""What jobs ask for: against pandas on real jobs, and against the published counts and boxes."""
+"""Compare requested resources with pandas on real jobs, and with published counts and boxes."""
 
 import numpy as np
 import pandas as pd
@@ -50,7 +50,7 @@ def test_the_published_counts_by_number_of_gpus_come_out_to_the_job():
         table = rows_of(result.table, cluster=name, weight="jobs").set_index("gpu_num")[
             "share_at_most"
         ]
-        distinct = own.drop_duplicates("cum_jobs")  # a step of no job is none
+        distinct = own.drop_duplicates("cum_jobs")  # A step without a job is no step.
         found = (table * own["n_total"].iloc[0]).round()
         assert found.tolist() == distinct["cum_jobs"].tolist()
         assert found.index.tolist() == distinct["gpu_num_le"].tolist()
@@ -80,7 +80,7 @@ def test_boxes_by_type():
 def test_the_box_of_kalos_pretraining_is_near_the_published_one():
     with trace_of(kalos()) as trace:
         numbers = gpu_demand_by_type(trace).numbers
-    # The real sample holds the 183 completed of 641 jobs; its middle is the published one.
+    # The real sample holds the 183 completed of 641 jobs; its median is the published one.
     assert numbers["kalos.pretrain.median_gpu_num"] == 512
     assert numbers["kalos.pretrain.q3_gpu_num"] == 512
 
@@ -94,7 +94,7 @@ def test_cpus_and_memory_beside_a_gpu(jobs):
     for part, column in (("CPUs", "cpu_num"), ("memory (GB)", "mem_gb")):
         per_gpu = (expected[column] / expected["gpu_num"]).round(3).dropna()
         rows = rows_of(result.table, part=part, weight="jobs")
-        # The two roundings may differ in the last digit of a half.
+        # The two roundings of a half may differ in the last digit.
         shares = [(per_gpu <= x + 0.0005).mean() for x in rows["per_gpu"]]
         assert rows["share_at_most"].tolist() == pytest.approx(shares, abs=2e-3)
         assert rows["per_gpu"].iloc[-1] == pytest.approx(per_gpu.max(), abs=0.001)

@@ -1,4 +1,4 @@
-"""Durations: CDFs against pandas on real jobs, and against the counts behind the published curves."""
+"""Compare CDFs of durations with pandas on real jobs, and with the counts behind published curves."""
 
 import numpy as np
 import pandas as pd

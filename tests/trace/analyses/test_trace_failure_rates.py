@@ -1,4 +1,4 @@
-"""Rates, time to failure, completion and expected ETTR by size, against arithmetic by hand."""
+"""Compare rates, time to failure, completion and expected ETTR by size with arithmetic by hand."""
 
 import math
 
@@ -28,7 +28,7 @@ CLUSTER = Cluster(name="X", source="made", gpus_per_node=8)
 
 
 def jobs(rows):
-    """(state, GPUs, hours) of each job."""
+    """Make jobs from (state, GPUs, hours)."""
     return [
         {
             "cluster": "X",
@@ -78,7 +78,7 @@ def test_failure_rates_by_size(tmp_path):
         1,
         8,
         64,
-    }  # powers of two; 6 GPUs are among 5-8; the job that still runs does not count
+    }  # Powers of two; 6 GPUs are in 5-8; the running job does not count.
     assert everything[1]["per_1000_gpu_h"] == pytest.approx(1000 * 2 / 200)
     assert everything[8]["gpu_time_h"] == 60 + 120
     assert everything[64]["gpu_time_h"] == 64 * 40
@@ -135,7 +135,7 @@ def test_completion_by_size(tmp_path):
     ("mttf_h", "interval_h", "restart_h", "queue_h"), [(20, 0.5, 0.1, 0), (40, 1, 0.25, 2)]
 )
 def test_expected_ettr_is_what_a_run_of_many_failures_gets(mttf_h, interval_h, restart_h, queue_h):
-    # Lived through: restart, train, fail at a constant rate, fall back to the last checkpoint, wait.
+    # Simulate: restart, train, fail at a constant rate, return to the last checkpoint, wait.
     held_h = np.random.default_rng(1).exponential(mttf_h, 20_000)
     trained_h = np.maximum(held_h - restart_h, 0)
     saved_h = np.floor(trained_h / interval_h) * interval_h
@@ -179,10 +179,10 @@ def test_bound_of_ettr_counts_what_was_not_saved_and_the_waits(tmp_path):
         job(
             "1", "FAILED", "00:00", "00:00", "01:40", run_s=6000
         ),  # 10 min since the last save at 01:30
-        job("2", "CANCELLED", "01:50", "02:00", "04:00", run_s=7200),  # goes on after 20 min
+        job("2", "CANCELLED", "01:50", "02:00", "04:00", run_s=7200),  # continues after 20 min
         job(
             "3", "NODE_FAIL", "05:00", "05:00", "05:20", run_s=1200
-        ),  # never saved; nothing follows
+        ),  # never saved, and nothing follows
         job("4", "FAILED", "05:00", "05:00", "05:20", run_s=1200, gpu_num=8),  # too small to count
     ]
     with trace_of(tmp_path, rows) as trace:
@@ -212,7 +212,8 @@ def test_bound_has_no_waits_where_they_are_unknown(tmp_path):
 
 def test_ettr_of_runs_is_that_of_their_accounting(tmp_path):
     with Ledger.open(ledger_url(tmp_path)) as ledger:
-        # Ten steps of a second after a start of two; and a run that lost the half of its steps, as it never saved.
+        # Make a run of ten one-second steps after a start of two seconds, and a run that lost half
+        # of its steps without a save.
         for run_id, wall_s, attempts in (
             ("good", 12.0, [(0.0, 10)]),
             ("bad", 24.0, [(0.0, 10), (12.0, 10)]),

@@ -1,4 +1,6 @@
-"""Failures by cause: the published Table 3 from jobs made to it, and exact answers on a few rows."""
+"""Compare failures by cause with the published Table 3 for matching jobs, and with exact answers on
+a few rows.
+"""
 
 import csv
 import math
@@ -33,13 +35,14 @@ def published():
 
 
 def jobs_with(row, gpu_minutes):
-    """Jobs of a reason with its mean GPUs and minutes whose products add up to `gpu_minutes`.
+    """Make jobs of a reason with its mean GPUs and minutes, whose products add up to `gpu_minutes`.
 
-    GPUs and time to failure are correlated in the study: one job gets the share `lead` of all GPUs and of all time
-    (more, or less, than its equal part), the others the rest in equal parts.
+    GPUs and time to failure are correlated in the study. So one job gets the share `lead` of all
+    GPUs and of all time, above or below its equal part; the others get equal parts of the rest.
     """
     n, gpus, minutes = row["number"], row["gpus"], row["minutes"]
-    # n^2 g t (a^2 + (1 - a)^2 / (n - 1)) = gpu_minutes, for a. Too little is had by giving that job GPUs and no time.
+    # Solve n^2 g t (a^2 + (1 - a)^2 / (n - 1)) = gpu_minutes for a. If too few GPU-minutes are
+    # wanted, that job gets GPUs and no time.
     wanted = gpu_minutes / (n * n * gpus * minutes)
     square, root = 1 + 1 / (n - 1), wanted * n - 1
     if wanted >= 1 / n:
@@ -60,7 +63,7 @@ def failed(number, reason, gpus, minutes, **more):
 
 def test_table_3_comes_back_from_jobs_made_to_it(tmp_path):
     rows = published()
-    total = 1.3e8  # GPU-minutes of all failures: any number does, if each reason can be given its share of it
+    total = 1.3e8  # GPU-minutes of all failures: any number in which each reason can have its share
     jobs = []
     for row in rows:
         wanted = (
@@ -82,7 +85,7 @@ def test_table_3_comes_back_from_jobs_made_to_it(tmp_path):
         assert line["mean_gpus"] == pytest.approx(row["gpus"], rel=1e-9)
         assert line["mean_minutes_to_failure"] == pytest.approx(
             row["minutes"], abs=1e-4
-        )  # kept to the millisecond
+        )  # rounded to the millisecond
         assert 100 * line["share_of_failure_gpu_time"] == pytest.approx(row["share"], abs=0.05)
     assert result.numbers["acme.failures.infrastructure.number"] == 281
     assert result.numbers["acme.failures.framework.number"] == 404
@@ -107,11 +110,12 @@ def test_medians_shares_and_restarts_are_exact(tmp_path):
         )
 
     jobs = [
-        # Fails at 10:00 and is submitted again, with another size in between that is not the same work.
+        # Fails at 10:00 and is submitted again; a job of another size in between is other work.
         of(1, None, 8, "a", "09:00", "09:50", "10:00"),
         of(2, None, 16, "a", "10:01", "10:01", "10:02"),
         of(3, None, 8, "a", "10:03", "10:05", "10:35", state="COMPLETED"),
-        # Was waiting before the failure, so no restart of it, though the first to start after it.
+        # Waited since before the failure, so it is no restart, although the first to start after
+        # the failure.
         of(8, None, 8, "a", "09:30", "10:02", "10:03", state="COMPLETED"),
         # The same size, but another user.
         of(4, None, 8, "b", "10:03", "10:05", "10:35", state="COMPLETED"),
@@ -132,9 +136,9 @@ def test_medians_shares_and_restarts_are_exact(tmp_path):
     assert ecc["median_minutes_to_failure"] == 40
     assert ecc["gpu_time_h"] == pytest.approx((8 * 60 + 4 * 20 + 4 * 40) / 60)
     assert ecc["share_of_failure_gpu_time"] == pytest.approx(720 / (720 + 80 + 16))
-    # Job 6 goes on as its own next attempt after 3 min; its last attempt and job 5 do not.
+    # Job 6 continues as its own next attempt after 3 min; its last attempt and job 5 do not.
     assert (ecc["restarts"], ecc["mean_minutes_to_restart"]) == (1, 3)
-    # Job 1 ended at 10:00 and starts again at 10:05; job 2's size never comes again.
+    # Job 1 ended at 10:00 and starts again at 10:05; no other job has job 2's size.
     assert (unknown["restarts"], unknown["median_minutes_to_restart"]) == (1, 5)
     assert with_cpu["number"].tolist() == [4, 2]
     assert soon["restarts"].tolist() == [0, 0]
@@ -175,7 +179,7 @@ def test_shares_are_also_of_the_failures_with_a_cause_of_the_studys_kinds(tmp_pa
     assert result.numbers[f"{stem}.infrastructure.share_of_gpu_time"] == pytest.approx(8 / 11)
     assert result.numbers[f"{stem}.script.share_of_gpu_time"] == pytest.approx(3 / 11)
     assert result.numbers[f"{stem}.framework.number"] == 0
-    # What nobody recorded is said with its share.
+    # The caption has the share of unrecorded causes.
     assert "unknown 16.7% of them and 88.5% of that time" in result.caption
     assert (
         "3 have a cause in one of the study's categories, infrastructure 33.3% of these"

@@ -1,4 +1,4 @@
-"""The state of nodes at whole hours, against replaying every job."""
+"""Compare the state of nodes at whole hours with a replay of every job."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,9 @@ NODES = [f"node-{number}" for number in range(13)]
 
 
 def placed(seed=0):
-    """Jobs on nodes of 8 GPUs, never more on one than there are: each job takes whole nodes or a node's free part."""
+    """Place jobs on nodes of 8 GPUs without overlap: each job takes whole nodes or a free part of
+    one node.
+    """
     random = np.random.default_rng(seed)
     free_at = {(node, gpu): pd.Timestamp(0) for node in NODES[:-1] for gpu in range(8)}
     rows = []
@@ -46,10 +48,10 @@ def placed(seed=0):
 
 
 def replayed(frame, moment):
-    """GPUs in use on each node at a moment."""
+    """Count the GPUs in use on each node at a moment."""
     used = dict.fromkeys(NODES, 0.0)
     for row in frame.itertuples():
-        if row.start_at <= moment and not moment >= row.end_at:  # what runs on has no end
+        if row.start_at <= moment and not moment >= row.end_at:  # a running job has no end
             for node in row.nodes:
                 used[node] += row.gpu_num / len(row.nodes)
     return used
@@ -90,5 +92,5 @@ def test_without_placement_it_is_left_out_and_says_so():
     with trace_of(made_up()) as trace, pytest.raises(LeftOut, match="the trace has no nodes"):
         fragmentation(trace)
     frame = placed().assign(nodes=[[]] * len(placed()))
-    with trace_of(frame) as trace, pytest.raises(LeftOut, match="says on which nodes"):
+    with trace_of(frame) as trace, pytest.raises(LeftOut, match="names its nodes"):
         fragmentation(trace)

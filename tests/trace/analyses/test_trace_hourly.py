@@ -1,4 +1,4 @@
-"""Hourly integrals: exact against adding up second by second, and the sums that must come out."""
+"""Compare hourly integrals with a sum over seconds, and check their totals."""
 
 import numpy as np
 import pandas as pd
@@ -41,7 +41,7 @@ def test_integrals_are_those_added_up_second_by_second(spans):
 
 
 def assert_hours(found, begin, end, weight):
-    """The hours are what the spans, each cut at every hour, have in them."""
+    """Check the hours against the spans, each cut at every hour."""
     edges = (found.first_hour + np.arange(found.hours.shape[1] + 1)) * 3600.0
     begin, end = ((times - pd.Timestamp(0)).dt.total_seconds().to_numpy() for times in (begin, end))
     for place in np.linspace(0, found.hours.shape[1] - 1, 40).astype(int):

@@ -1,4 +1,4 @@
-"""The aggregates of jobs merge: any cut of the jobs, aggregated apart, is the whole."""
+"""Check that the aggregates of any division of the jobs merge to the aggregates of the whole."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ JOB_AGGREGATES = (
 
 
 def rows(connection, sql):
-    """The rows of a query by their keys, and their measures."""
+    """Return the rows of a query by their keys, and their measures."""
     result = connection.execute(sql)
     columns = [column[0] for column in result.description]
     measured = [
@@ -37,7 +37,7 @@ def test_a_cut_merges_to_the_whole(name, parts):
     frame["nodes"] = [
         [f"node-{node}" for node in random.integers(0, 9, 3)] for _ in range(len(frame))
     ]
-    frame["exit_code"] = random.integers(0, parts, len(frame))  # says which part a job is in
+    frame["exit_code"] = random.integers(0, parts, len(frame))  # marks the part of a job
     with trace_of(frame) as trace:
         connection = trace.connection
         columns, whole = rows(connection, aggregates.sql(name))

@@ -1,4 +1,4 @@
-"""All analyses of jobs together: what the report may count on of each."""
+"""Check what the report relies on in every analysis of jobs."""
 
 import importlib
 import math

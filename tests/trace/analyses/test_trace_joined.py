@@ -1,4 +1,4 @@
-"""Jobs joined with telemetry, against a loop over every sample."""
+"""Compare jobs joined with telemetry with a loop over every sample."""
 
 from collections import defaultdict
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ def job(number, user, start_min, end_min, gpu_num, **where):
 
 
 def devices(nodes, gpus_per_node):
-    """GPUs first, then the nodes themselves."""
+    """List the GPUs, then the nodes."""
     rows = [
         ("X", node * gpus_per_node + gpu, f"n{node}-{gpu}", f"n{node}", gpu)
         for node in range(nodes)
@@ -34,16 +34,18 @@ def devices(nodes, gpus_per_node):
 
 @pytest.fixture
 def busy(tmp_path):
-    """Six hours of four nodes of two GPUs, and jobs that end in mid-hour, some longer than an hour, some sharing."""
+    """Make six hours of four nodes of two GPUs, with jobs that end in mid-hour, run for hours, or
+    share.
+    """
     dice = np.random.default_rng(7)
     jobs = [
         job(1, "ann", 3, 200, 2, nodes=["n0"]),
         job(2, "ann", 10, 12, 4, nodes=["n1", "n2"]),
-        job(3, "bob", 20, 90, 1, nodes=["n3"]),  # one of two GPUs, and nobody says which
+        job(3, "bob", 20, 90, 1, nodes=["n3"]),  # one of two GPUs, unknown which
         job(4, "bob", 30, 80, 1, nodes=["n3"], gpus=["n3-1"]),
         job(5, "cid", 61, 359, 4, nodes=["n1", "n2"]),
         job(6, "cid", 200, 359, 2, nodes=["n0"]),
-        job(7, "dan", 100, 100, 2, nodes=["n3"]),  # took no time
+        job(7, "dan", 100, 100, 2, nodes=["n3"]),  # without duration
         job(8, "dan", 100, 190, 0, nodes=["n3"]),  # no GPU
     ]
     samples = [
@@ -69,7 +71,7 @@ def busy(tmp_path):
 
 
 HELD = {"1": [0, 1], "2": [2, 3, 4, 5], "4": [7], "5": [2, 3, 4, 5], "6": [0, 1]}
-"""GPUs of each job that can be given any."""
+"""GPUs of each job whose GPUs can be identified."""
 
 
 def values_of(samples, metric, numbers, one):
@@ -124,7 +126,7 @@ def test_a_nodes_cpus_are_a_jobs_where_it_is_alone(busy):
     trace, jobs, samples = busy
     job_utilisation(trace)
     rows = trace.query("SELECT * FROM agg_joined_use WHERE metric = 'NODE_CPU_UTILIZATION'")
-    # Jobs 3 and 4 overlap on n3; 8 had it to itself; 1 ended when 6 began.
+    # Jobs 3 and 4 overlap on n3; job 8 had n3 alone; job 1 ended when job 6 began.
     assert sorted(rows["job_id"].tolist()) == ["1", "2", "5", "6", "8"]
     (held,) = values_of(samples, "NODE_CPU_UTILIZATION", [11], jobs[7]).values()
     assert rows.where(job_id="8")["sum_value"][0] == pytest.approx(sum(held))
@@ -176,7 +178,7 @@ def test_never_used_gpus_and_memory(tmp_path):
         0.5,
         0.5,
     )
-    assert ann["host_memory_pct"] == 12.5  # the node is known by the names of the GPUs
+    assert ann["host_memory_pct"] == 12.5  # The names of the GPUs identify the node.
     assert bob["unused_gpus_share"] == 1
     assert np.isnan(bob["peak_gpu_memory_share"])
     assert np.isnan(bob["cpu_pct"])
@@ -195,8 +197,8 @@ def test_left_out_with_a_sentence(tmp_path):
         add_samples(trace, [("X", "GPU_UTIL", str(START), 0, 1.0)])
         with pytest.raises(LeftOut, match="do not name their nodes"):
             idle_by_user(trace)
-    for node, said in (("172.31.0.1", "knows none"), ("n0", "shares its")):
-        # Two GPUs on two nodes of two: as many as one node has, and not all of both.
+    for node, said in (("172.31.0.1", "has none"), ("n0", "shares its")):
+        # Two GPUs on two nodes of two: as many as one node has, but not all of both.
         with trace_of(tmp_path / node, [job(1, "ann", 0, 60, 2, nodes=[node, "n1"])]) as trace:
             add_devices(trace, devices(2, 2)[:4] if node == "n0" else devices(1, 2)[:2])
             add_samples(trace, [("X", "GPU_UTIL", str(START), 0, 1.0)])

@@ -1,4 +1,4 @@
-"""Power, heat and carbon: the study's released CDFs and its published energy."""
+"""Check power, heat and carbon against the study's released CDFs and its published energy."""
 
 import csv
 import statistics
@@ -65,7 +65,7 @@ def test_gpu_power_as_released(trace):
         )  # the study: about 30%
         assert numbers[f"{name}.gpu_power.mean_w"] == pytest.approx(statistics.fmean(values))
     assert numbers["kalos.gpu_power.over_tdp_share"] == pytest.approx(0.125, abs=0.002)
-    # The study's text has 22.1% for Seren; the curve that it released (of August) has 8.0%.
+    # The study's text has 22.1% for Seren; its released curve (of August) has 8.0%.
     assert numbers["seren.gpu_power.over_tdp_share"] == pytest.approx(0.08, abs=0.002)
 
 
@@ -143,7 +143,7 @@ def test_energy_by_month_is_mean_power_times_servers_times_hours(trace):
     add_hours(trace, [("Seren", "CPU_SERVER_POWER", hours[0][0], 10, 5000.0, 0)])
     add_hours(
         trace, [("Seren", "POWER_USAGE", hours[0][0], 10, 4000.0, 0)]
-    )  # the servers say it all
+    )  # the servers' power includes the GPUs'
     add_hours(trace, [("Kalos", "POWER_USAGE", hours[0][0], 10, 4000.0, 0)])
     devices = [("Seren", "GPU_SERVER_POWER", f"s{n}") for n in range(286)] + [
         ("Seren", "CPU_SERVER_POWER", "c")

@@ -1,4 +1,4 @@
-"""Utilisation and network: the study's released CDFs, and hours by hand."""
+"""Check utilisation and network against the study's released CDFs, and hours by hand."""
 
 import csv
 import statistics
@@ -88,7 +88,7 @@ def test_half_of_kalos_gpus_use_three_quarters_of_their_memory(trace):
     add_values(
         trace, "Kalos", "NODE_MEMORY_UTILIZATION", released("util_cpu_mem_kalos__HOST_MEM_pct")
     )
-    add_values(trace, "Philly", "FB_USED", [1.0])  # whose memory nobody said
+    add_values(trace, "Philly", "FB_USED", [1.0])  # a cluster of unknown GPU memory
     numbers = memory(trace).numbers
     assert numbers["kalos.gpu_memory.over_share"] == pytest.approx(
         sum(v > 75 for v in percent) / len(percent)
@@ -143,7 +143,7 @@ def test_hours_on_the_clock_of_the_people(trace):
     by_hour = {(cluster, hour): share for cluster, hour, _, share in of_day.table.rows()}
     assert by_hour["Seren", 7] == pytest.approx(
         0.23
-    )  # 23:00 UTC, in the cluster's place 07:00 of the next day
+    )  # 23:00 UTC is 07:00 of the next day in the cluster's local time
     assert by_hour["Seren", 8] == 0
     assert by_hour["Kalos", 3] == 0
     assert np.isnan(by_hour["Kalos", 4])

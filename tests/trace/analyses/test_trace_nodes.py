@@ -1,4 +1,4 @@
-"""Lemon nodes on a made-up cluster with a planted one, and the 852 real Xid onsets of Kalos."""
+"""Find a planted bad node in a made-up cluster, and analyze the 852 real Xid onsets of Kalos."""
 
 import csv
 from collections import Counter
@@ -28,9 +28,9 @@ def job(number, nodes, state="COMPLETED", hours=1.0):
 def test_a_planted_lemon_is_found_and_a_host_of_large_jobs_is_not_blamed(tmp_path):
     names = [f"n{n:02d}" for n in range(50)]
     jobs = [job(f"{name}-{n}", [name]) for name in names for n in range(40)]
-    jobs += [job(f"small-{n}", [names[n]], "NODE_FAIL") for n in range(10)]  # one each: chance
+    jobs += [job(f"small-{n}", [names[n]], "NODE_FAIL") for n in range(10)]  # one each, by chance
     jobs += [job(f"lemon-{n}", ["n30"], "NODE_FAIL") for n in range(8)]
-    # Jobs of four nodes fail half of the time, always on the same four nodes and on four others.
+    # Jobs of four nodes run on two sets of nodes and fail half of the time on each.
     for n in range(20):
         jobs.append(
             job(
@@ -46,7 +46,7 @@ def test_a_planted_lemon_is_found_and_a_host_of_large_jobs_is_not_blamed(tmp_pat
     first = dict(zip(result.table.columns, next(iter(result.table.rows())), strict=True))
     assert first["node"] == "n30"
     assert first["failures"] == 8
-    # 18 failures in 50 x 40 + 18 hours of jobs on one node; 48 of them on the lemon.
+    # 18 failures in 50 x 40 + 18 hours of jobs on one node; 48 of these hours on the bad node.
     assert first["expected"] == pytest.approx(48 * 18 / 2018)
     assert result.numbers["x.nodes.standing_out"] == 1
     host = result.table.where(node="n41")
@@ -137,7 +137,7 @@ def test_bursts_of_kalos_are_those_of_a_plain_loop(kalos):
     assert numbers["kalos.xid.largest_burst.nodes"] == len(
         {gpu.split("#")[0] for _, gpu in largest}
     )
-    # The burst that the data's own description names: 115 GPUs of 78 nodes within 15 seconds.
+    # The data's own description names this burst: 115 GPUs of 78 nodes within 15 seconds.
     close = xid_errors(trace, gpu_hours=882_506, burst_gap_s=15).numbers
     assert close["kalos.xid.largest_burst.onsets"] >= 115
 

@@ -1,4 +1,4 @@
-"""How jobs end, under both weights, against pandas."""
+"""Compare final states under both weights with pandas."""
 
 import pytest
 from job_tables import gpu_jobs, made_up, openb, rows_of, trace_of

@@ -1,4 +1,6 @@
-"""Queue times: CDFs by every split against pandas, and against the counts behind the published curves."""
+"""Compare CDFs of queue times by every split with pandas, and with the counts behind published
+curves.
+"""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""The two opening tables, against pandas."""
+"""Compare the two opening tables with pandas."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""People's shares, waits and failures, against pandas."""
+"""Compare users' shares, waits and failures with pandas."""
 
 import numpy as np
 import pandas as pd
@@ -107,5 +107,5 @@ def test_without_users_states_or_waits_it_is_left_out():
                 analysis(trace)
     with trace_of(made_up().assign(start_at=pd.NaT, state="RUNNING")) as trace:
         for analysis in (user_waits, user_outcomes):
-            with pytest.raises(LeftOut, match="no GPU job that says whose it is"):
+            with pytest.raises(LeftOut, match="no GPU job with a user"):
                 analysis(trace)

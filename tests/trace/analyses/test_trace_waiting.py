@@ -1,4 +1,4 @@
-"""Who waits for whom: small cases by hand, and sums that must be those of the jobs."""
+"""Check attributed waiting in small cases by hand, and its sums against the jobs."""
 
 import numpy as np
 import pandas as pd
@@ -32,8 +32,8 @@ def job(kind, gpus, submit_h, start_h, end_h):
     } | times
 
 
-# An SFT job of 2 GPUs waits through hour 0, of which pretraining holds 6 GPUs for all and evaluation 2 for half; then
-# half an hour of hour 1, of which pretraining holds all.
+# An SFT job of 2 GPUs waits through hour 0, in which pretraining holds 6 GPUs throughout and
+# evaluation 2 for half; then half an hour of hour 1, in which pretraining holds all.
 BY_HAND = pd.DataFrame(
     [job("Pretrain", 6, 0, 0, 2), job("Evaluation", 2, 0, 0, 0.5), job("SFT", 2, 0, 1.5, 1.5)]
 )
@@ -143,7 +143,7 @@ def test_mean_and_median_wait_by_size():
 
 
 def test_waiting_while_enough_gpus_were_free():
-    # 8 GPUs: in hour 0 one is free on average, in hour 1 two.
+    # Of 8 GPUs one is free on average in hour 0, two in hour 1.
     with trace_of(BY_HAND, clusters=[Cluster(name="Seren", source="test", gpu_num=8)]) as trace:
         result = waiting_while_free(trace)
     row = rows_of(result.table, gpus="2").iloc[0]

@@ -1,4 +1,4 @@
-"""Shares of types under both weights, against pandas."""
+"""Compare shares of types under both weights with pandas."""
 
 import pytest
 from job_tables import gpu_jobs, kalos, made_up, trace_of
@@ -51,7 +51,7 @@ def test_it_says_how_types_were_told():
     assert f"its size and duration alone ({shares['guess']:.1%} of jobs)" in result.caption
     assert result.numbers["made_up.types_told.guess_share"] == pytest.approx(shares["guess"])
     with trace_of(frame.drop(columns="type_rule")) as trace:
-        assert "told by" not in workload_shares(trace).caption
+        assert "assigned by" not in workload_shares(trace).caption
 
 
 def test_without_types_it_is_left_out():

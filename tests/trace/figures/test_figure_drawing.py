@@ -23,7 +23,7 @@ FIGURES = sample_charts.all_figures()
 
 
 def ecdf_of_corners(across, up, at):
-    """The height of a curve of corners right of each `at`."""
+    """Return the height of a curve just to the right of each `at`."""
     places = [np.flatnonzero(across <= value)[-1] for value in at]
     return up[places]
 
@@ -82,7 +82,7 @@ def test_what_has_no_logarithm_is_a_gap():
 
 
 def test_the_path_in_the_svg_lies_on_the_cdf(data):
-    """All the way: laid out, drawn, compacted to relative tenths of a point, and read back."""
+    """Lay out, draw, compact to relative tenths of a point, and read the path back."""
     figure = Figure(
         panels=[Lines(x=Axis(label="x"), y=Axis(label="y", low=0, high=1), series=[cdf(data)])]
     )
@@ -115,7 +115,7 @@ def test_every_figure_is_drawn_and_its_texts_are_apart_and_inside(name):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
         drawn = draw(FIGURES[name])
-        drawn.dpi = 300  # at fewer, hinting makes text wider than it is in print
+        drawn.dpi = 300  # at a lower resolution, hinting makes text wider than in print
         canvas = FigureCanvasAgg(drawn)
         canvas.draw()
         renderer = canvas.get_renderer()
@@ -179,7 +179,7 @@ def test_hover_titles_say_the_values():
 
 
 def test_numbers_in_words_are_left_alone():
-    """Coordinates are rounded; labels, keys, titles and what a screen reader hears are not."""
+    """Coordinates are rounded; labels, keys, titles and texts for screen readers are not."""
     series = [
         Series(label="mean 3.14159, n = 12.00", x=np.array([1.0, 2]), y=np.array([0.1234, 0.5]))
     ]

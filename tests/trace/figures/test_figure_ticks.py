@@ -104,7 +104,7 @@ def test_any_data_give_an_axis_with_ticks_in_order_and_inside(data, scale, label
     assert plan.low < plan.high
     assert places == sorted(set(places))
     assert all(-1e-6 <= plan.place(at) <= 1 + 1e-6 for at in places)
-    # A tick more than there is room for touches nothing: the room is counted in gaps.
+    # One tick more than there is room for does not touch another: the room is counted in gaps.
     assert len(places) <= 260 / 38 + 2
 
 

@@ -1,4 +1,6 @@
-"""A report made by hand, of about as many figures as a real one, with every kind of chart and hostile words."""
+"""Make a report by hand, with about as many figures as a real one, every kind of chart, and hostile
+texts.
+"""
 
 import sys
 from dataclasses import replace

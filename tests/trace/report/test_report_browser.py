@@ -1,4 +1,6 @@
-"""The page in a real browser: whole, offline, without an error, in light and dark, wide and narrow, and on paper."""
+"""Check the page in a real browser: complete, offline, without errors, light and dark, wide, narrow
+and in print.
+"""
 
 import re
 import shutil
@@ -42,7 +44,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, written):
-    """Opens the page, cut off from any network; afterwards nothing may have been asked for or complained of."""
+    """Open the page without a network; then check that there was no request and no error."""
     contexts, complaints, requests = [], [], []
 
     def open_(width=1280, height=900, **options):
@@ -73,7 +75,8 @@ def test_every_figure_is_there_and_nothing_sticks_out(opened, width):
     drawings = page.locator(".drawing svg")
     assert drawings.count() > 45
     boxes = drawings.evaluate_all(
-        "all => all.map(one => { const b = one.getBoundingClientRect(); return [b.width, b.height]; })"
+        "all => all.map(one => { const b = one.getBoundingClientRect(); return [b.width, "
+        "b.height]; })"
     )
     assert all(wide > 150 and high > 40 for wide, high in boxes)
     painted = drawings.evaluate_all(
@@ -81,7 +84,7 @@ def test_every_figure_is_there_and_nothing_sticks_out(opened, width):
     )
     assert all(area > 1000 for area in painted)
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    # Texts of a drawing lie inside it (what is cut off cannot be read).
+    # Texts of a drawing lie inside it; a cut text is not readable.
     cut = drawings.evaluate_all("""all => all.flatMap(svg => {
       const frame = svg.getBoundingClientRect();
       return [...svg.querySelectorAll("text")].filter(text => {
@@ -122,7 +125,7 @@ def test_the_cursor_tells_the_values_and_zoom_comes_and_goes(opened):
     legend = panel.locator(".u-legend").inner_text()
     found = re.search(r"at:?\s*([\d.]+ \w+?)\s*Seren \(n = 450,590\):?\s*([\d.]+?)\s*Kalos", legend)
     assert found, legend
-    # The value said is that of the exact CDF at the place said, to a pixel.
+    # The shown value is that of the exact CDF at the shown place, within a pixel.
     amount, unit = found[1].split()
     seconds = float(amount) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[unit]
     series = sample_report.sample_charts.durations(seed=0).panels[0].series[0]
@@ -181,7 +184,7 @@ def test_dark_has_the_dark_colours_also_where_the_scheme_changes_under_an_open_c
     dark = page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(color_scheme="light")
     assert line.evaluate("path => getComputedStyle(path).stroke") == "rgb(0, 114, 178)"
-    # The page hears of it with its next frame.
+    # The page receives the event with its next frame.
     page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
     assert (
         page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()") != dark

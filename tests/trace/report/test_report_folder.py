@@ -1,4 +1,4 @@
-"""The report's folder: whole or not at all, and never over what is not ours."""
+"""Check the report's folder: written whole or not at all, and never over foreign files."""
 
 import errno
 import json
@@ -108,7 +108,7 @@ def test_paper_adds_pdf_and_png(tmp_path):
         ".pdf",
         ".png",
     }
-    write_report(tmp_path / "report", SMALL)  # and gives way to a report without
+    write_report(tmp_path / "report", SMALL)  # replaced by a report without it
     assert {path.suffix for path in (tmp_path / "report/figures").iterdir()} == {".svg"}
 
 
@@ -126,7 +126,7 @@ def test_a_kill_at_any_instant_leaves_the_old_report_or_the_new_one(tmp_path):
         assert now in (old, new), at
         seen.add(now == new)
         if now == new:
-            write_report(folder, SMALLEST)  # what was left beside it is in nobody's way
+            write_report(folder, SMALLEST)  # The remains beside the folder do no harm.
     assert seen == {True, False}
     assert contents(folder) == old
 

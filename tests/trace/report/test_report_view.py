@@ -1,4 +1,4 @@
-"""What the page says, and that it is well made; in a browser it is tested beside this."""
+"""Check the page's content and its HTML; another file tests the page in a browser."""
 
 import html
 import json
@@ -28,7 +28,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: its text, its attributes, and whether each element is closed."""
+    """Parse a page: its text, its attributes, and open elements."""
 
     def __init__(self, source):
         super().__init__()
@@ -94,7 +94,7 @@ def test_hostile_words_are_seen_and_not_obeyed(page, source):
     assert "\u202e" not in source
     assert "\x1b" not in source
     assert "<script>alert('x')</script> & red \\u202etxt.exe" in page.text
-    assert page.elements.count("script") == 4  # two of values, uPlot and ours
+    assert page.elements.count("script") == 4  # two of values, uPlot, and the page's own
 
 
 def test_counts_come_first_and_what_is_clean_is_said(page):
@@ -106,8 +106,8 @@ def test_counts_come_first_and_what_is_clean_is_said(page):
 
 def test_findings_say_whether_they_hold(page):
     assert (
-        "3\N{NO-BREAK SPACE}findings of the study that were asked of this trace, 1 holds here, 1 does not, 1 cannot"
-        in ("".join(page.words))
+        "3\N{NO-BREAK SPACE}findings of the study that were asked of this trace, 1 holds here, 1 "
+        "does not, 1 cannot" in ("".join(page.words))
     )
     assert re.search(
         r"holds here Half of the GPU jobs .* Here 2 min 02 s · study.s 2 min 00 s", page.text
@@ -125,8 +125,8 @@ def test_findings_say_whether_they_hold(page):
 def test_the_answer_and_the_key_figures(page):
     # 3.1e10 GPU seconds of 450,590 jobs: 982.3 years of 365.25 days, 8,611,111 hours.
     assert (
-        "Seren gave 982 GPU-years of GPU time to 450,590 jobs; half of them ended within 2 min 02 s, and 21 %"
-        in page.text
+        "Seren gave 982 GPU-years of GPU time to 450,590 jobs; half of them ended within 2 min 02 "
+        "s, and 21 %" in page.text
     )
     assert "982 years 8,611,111 GPU h" in page.text
     assert "Failed 43 % 12 % of GPU time" in page.text
@@ -240,7 +240,7 @@ def test_every_edge_is_rendered():
 
 
 class NoJobs:
-    """A trace as `characterize` sees it, of nothing."""
+    """A trace without jobs, for `characterize`."""
 
     clusters, compared, notes, duration = {}, frozenset(), [], "run"
 
@@ -264,7 +264,7 @@ def test_what_a_trace_lacks_stops_nothing_and_a_bug_is_not_hidden():
     found = characterize(NoJobs(), analyses=analyses, progress=lambda *now: done.append(now))
     assert [entry.left_out for entry in found.entries] == ["Left out: no state.", ""]
     assert found.entries[1].result is result
-    assert list(found.findings) == []  # of no cluster, nothing is asked
+    assert list(found.findings) == []  # without a cluster there is no finding
     assert found.numbers == {"a.b_s": 2.0}
     assert done == [("x", 0, 2), ("y", 1, 2)]
     broken = Analysis(name="z", section="s", title="z", run=lambda trace: 1 / 0)

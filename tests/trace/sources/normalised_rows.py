@@ -1,4 +1,4 @@
-"""A file read by an adapter, for tests: what it found, and the rows of its table as dictionaries."""
+"""Read a file with an adapter, for tests: the reading, and the rows of its table as dictionaries."""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Files for the adapters' tests; published ones where they are there, from beside the repository, never copied in."""
+"""Provide files for the adapters' tests.
+
+Published files are read beside the repository and never copied.
+"""
 
 import csv
 from pathlib import Path
@@ -21,7 +24,7 @@ def published(name: str) -> Path:
 
 
 def sample_rows(trace: str, folder: Path) -> Path:
-    """Rows of a released file as they are in it: without the index that stands before them in the fixture."""
+    """Return rows of a released file without the index that precedes them in the fixture."""
     with published(f"acme_sample_rows/{trace}_rows.csv").open(newline="") as file:
         rows = [row[1:] for row in csv.reader(file)]
     path = folder / f"trace_{trace}.csv"
@@ -36,7 +39,9 @@ def dicts(path: Path) -> list[dict[str, str]]:
 
 
 def read_in_order(source: Source, path: Path) -> tuple[Reading, list[dict[str, Any]]]:
-    """A file read by an adapter: what it found, and the rows of its table in the file's order."""
+    """Read a file with an adapter: return the reading, and the rows of its table in the file's
+    order.
+    """
     with database() as connection:
         reading = source.read(connection, path, "jobs_0")
         kinds = {row[0]: row[1] for row in connection.execute("DESCRIBE jobs_0").fetchall()}

@@ -1,4 +1,4 @@
-"""Reading CSV: what is right is read rightly, and what is wrong is said where it stands."""
+"""Check that valid CSV is read correctly, and that faults are reported with their place."""
 # ruff: noqa: DTZ001 - the times of a trace are UTC without a zone
 
 import gzip
@@ -252,7 +252,7 @@ def test_good_rows_cost_nothing_where_bad_ones_are_dropped(folder):
 def test_a_quote_that_does_not_close_is_never_dropped_with_what_follows(folder):
     content = HEADER + GOOD + 'a,"1,1,,\n' + GOOD * 3
     assert fault(folder / "jobs.csv", content, bad_rows="drop").line == 3
-    # Also where other rows are bad before, more of them than are told.
+    # Also after more bad rows than are reported.
     content = HEADER + GOOD + "b,many,1,,\n" * 9 + 'a,"1,1,,\n' + GOOD * 3
     assert fault(folder / "jobs.csv", content, bad_rows="drop").line == 12
 
@@ -367,7 +367,7 @@ def test_an_endless_quoted_text_of_many_lines_costs_no_memory(folder):
     write_long_line(folder / "jobs.csv", 64, start=b'b,"', block=b"y" * 999_999 + b"\n")
     line, memory_mib = line_and_memory_mib(folder / "jobs.csv")
     assert line == 3
-    assert memory_mib < 450  # the database may hold 300
+    assert memory_mib < 450  # the database may use 300
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ def test_a_line_of_two_gigabytes_costs_no_memory(folder):
 
 
 class Failing:
-    """A connection whose tables cannot be made."""
+    """A connection that cannot create tables."""
 
     def __init__(self, connection, said):
         self.connection, self.said = connection, said

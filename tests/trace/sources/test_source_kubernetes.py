@@ -46,7 +46,7 @@ def pod(
     owner=None,
     **other,
 ):
-    """A pod as the API shows it; `owner` is (kind, name)."""
+    """Make a pod as the API shows it; `owner` is (kind, name)."""
     phase = phase or (
         "Pending"
         if start is None
@@ -323,7 +323,7 @@ def test_attempts_as_a_jobset_counts_them(read):
 def test_a_queue_of_pods_counts_the_most_that_ran_at_once(read):
     owner = ("Job", "sweep")
     _, (row,) = read(*(pod(f"p{n}", 0, 10 + 40 * n, 100 + 40 * n, owner=owner) for n in range(5)))
-    # 10-100, 50-140, 90-180, …: three at a time while one ends as the next but two starts.
+    # 10-100, 50-140, 90-180, …: at most three at a time; one ends as the next but two starts.
     held = max(sum(10 + 40 * n <= second < 100 + 40 * n for n in range(5)) for second in range(300))
     assert (row["gpu_num"], seconds(row)) == (8 * held, (0, 10, 260))
 
@@ -428,7 +428,7 @@ def test_what_a_pod_asks_for():
     assert of_pod({"containers": [asks(2), asks(3)]}).gpu_num == 5
     assert of_pod({"containers": [asks(1)], "initContainers": [asks(4), asks(2)]}).gpu_num == 4
     sidecar = asks(1) | {"restartPolicy": "Always"}
-    # The sidecar holds its own beside the containers, and beside the init containers that come after it.
+    # The sidecar holds its resources beside the containers, and beside later init containers.
     assert (
         of_pod({"containers": [asks(2)], "initContainers": [asks(3), sidecar, asks(1)]}).gpu_num
         == 3

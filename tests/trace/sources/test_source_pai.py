@@ -34,7 +34,7 @@ def test_released_rows_of_the_joined_form(tmp_path):
             == {"Terminated": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING"}[row["status"]]
         )
         assert (job["gpu_model"], job["name"]) == (row["gpu_type"] or None, row["task_name"])
-        # The hour of the day is right where the people live.
+        # The hour of the day is right in the users' local time.
         shown = datetime.fromisoformat(row["start_date"])
         assert (job["submit_at"].hour + reading.clusters[0].utc_offset_h) % 24 == shown.hour
     assert not reading.columns & {"job_id", "username"}

@@ -76,7 +76,7 @@ def test_released_rows_of_acmetraces_form(tmp_path):
         assert job["submit_at"] == utc(row["submit_time"], form)
         assert job["run_s"] == job["reported_duration_s"] == float(row["duration"])
         assert job["queue_s"] == float(row["queue"])
-        # The released times are cut to the minute.
+        # The released times are rounded down to the minute.
         assert abs(job["start_at"] - utc(row["start_time"], form)) <= timedelta(seconds=60)
         assert abs(job["end_at"] - utc(row["end_time"], form)) <= timedelta(seconds=120)
         assert (job["end_at"] - job["start_at"]).total_seconds() == job["run_s"]
@@ -165,7 +165,7 @@ def test_the_original_log_gives_a_row_an_attempt(tmp_path):
         ["m4", "m5"],
         2,
     )
-    # Pacific winter time; and a job that never ran holds GPUs that nobody knows.
+    # Pacific winter time; a job that never ran holds an unknown number of GPUs.
     assert never["submit_at"] == datetime(2017, 11, 20, 8)
     assert (never["start_at"], never["run_s"], never["gpu_num"], never["nodes"]) == (
         None,

@@ -1,4 +1,4 @@
-"""Reasons recorded beside the jobs."""
+"""Join reasons recorded beside the jobs."""
 
 import re
 

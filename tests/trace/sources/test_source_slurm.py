@@ -303,7 +303,7 @@ def test_local_times_without_a_zone_are_utc_and_it_is_said(write):
 
 
 def instants(write, zone, *times):
-    """The times of a record each, as Unix times."""
+    """Return the times of each record as Unix times."""
     path = write(*(record(str(number), times=each) for number, each in enumerate(times)))
     _, rows = read_file(SOURCE, path, zone=zone)
     return [
@@ -365,7 +365,7 @@ def test_midnight_and_the_end_of_a_year(write):
 
 
 def test_one_odd_name_changes_nothing_of_the_others(write):
-    # The database splits a regular file; one odd name, and it is split by hand.
+    # The database splits a regular file; with one odd name, Python splits the file.
     waiting = ("100", "Unknown", "Unknown")
     records = [
         record("1", state="PENDING", times=waiting, alloc="", NodeList="None assigned", JobName=""),
@@ -545,7 +545,7 @@ def test_generic_resources_of_slurm_up_to_20_11(write):
         (8, None),
         (0, None),
     ]
-    # What the trackable resources have counts once.
+    # Resources in both TRES and GRES count once.
     path = write(
         "1|COMPLETED|cpu=2,gres/gpu=4|gpu:4",
         "2|COMPLETED|cpu=2|gpu:4",

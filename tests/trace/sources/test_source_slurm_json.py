@@ -26,7 +26,7 @@ def tres(gpus: int, kind: str = "") -> list[dict]:
 
 
 def of_22_05(**changes) -> dict:
-    """As data parser dbv0.0.38 prints it."""
+    """Make a job as data parser dbv0.0.38 prints it."""
     return {
         "account": "lab",
         "allocation_nodes": 2,
@@ -65,7 +65,7 @@ def number(value: int | None) -> dict:
 
 
 def of_24_05(**changes) -> dict:
-    """As data parser v0.0.41 prints it: lists of words, and objects for numbers."""
+    """Make a job as data parser v0.0.41 prints it: lists of words, and objects for numbers."""
     return of_22_05(
         array={
             "job_id": 0,

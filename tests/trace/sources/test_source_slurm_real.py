@@ -1,4 +1,4 @@
-"""What a real Slurm prints, as text and as JSON: the same jobs from both, and what was asked of it."""
+"""Compare the text and the JSON of a real Slurm, and both with the submitted jobs."""
 
 import json
 import time
@@ -22,7 +22,7 @@ DEADLINE_S = 240
 
 
 class Exports:
-    """A cluster that ran a job of each kind, and what sacct printed of it."""
+    """A cluster that ran a job of each kind, and sacct's output about the jobs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Exports:
                 f"{self.ids[kind]} RUNNING" in told for kind in ("requeued", "cancelled")
             )
         )
-        # What waits is submitted last, so that nothing waits for it.
+        # The job that waits is submitted last, so that no job waits for it.
         self._submit("running", "--gres=gpu:1", run="sleep 300")
         self._submit("waiting", "--array=1-4%1", "--exclusive", "--nodes=2", "--gres=gpu:4")
         self._submit("never", "--exclusive", "--nodes=2", "--gres=gpu:4")
@@ -96,7 +96,7 @@ class Exports:
             time.sleep(0.2)
 
     def _accounted(self) -> bool:
-        """Whether the accounting has all that squeue told; it hears of things seconds later."""
+        """Return True if the accounting has all that squeue printed; it is updated seconds later."""
         told = self.slurm.run(
             ["sacct", "-aXnPD", "-S", "2020-01-01", "-o", "JobIDRaw,State"]
         ).splitlines()
@@ -118,7 +118,7 @@ def exports(tmp_path_factory):
 
 
 def compared(rows):
-    """The rows without what differs between two exports: how long a running job has run."""
+    """Return the rows without the run time of running jobs, which differs between exports."""
     return [
         row | {"reported_duration_s": None} if row["state"] == "RUNNING" else row for row in rows
     ]

@@ -1,4 +1,4 @@
-"""What telemetry contradicts is said, with counts, and nothing else is."""
+"""Check that contradictions in telemetry are reported with counts, and nothing else."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_silent_and_stuck_devices(tmp_path):
         "telemetry-silent-device": (1, "kept", ("a-1",)),
         "telemetry-stuck": (1, "kept", ("a-2",)),
     }
-    # Fifty minutes are no proof, and a temperature may stand still.
+    # Fifty minutes are no proof, and a temperature may stay constant.
     assert "telemetry-stuck" not in notes(tmp_path / "POWER_USAGE.csv", "POWER_USAGE", lines[:50])
     assert "telemetry-stuck" not in notes(tmp_path / "GPU_TEMP.csv", "GPU_TEMP", lines)
 

@@ -1,4 +1,4 @@
-"""The client of a Prometheus against a server of the test's own: chunks, cuts, retries, secrets."""
+"""Check the Prometheus client against the test's own server: chunks, cuts, retries, secrets."""
 
 from pathlib import Path
 
@@ -165,7 +165,7 @@ def test_blanks_and_garbage_are_dropped_and_counted(tmp_path):
         store = fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
     assert counts_in(store.folder) == {50.0: 20, 7.0: 100}
     notes = {note["check"]: note["rows"] for note in store.manifest(METRICS["GPU_UTIL"])["notes"]}
-    assert notes["telemetry-sentinel"] == 40  # the infinite is beyond an int64 too
+    assert notes["telemetry-sentinel"] == 40  # infinity also exceeds an int64
     assert notes["telemetry-out-of-range"] == 20
 
 
@@ -206,7 +206,7 @@ def test_a_metric_that_the_server_lacks(tmp_path):
     server = Server(gpus=0)
     span = Span(start_s=START, end_s=START + 15)
     with serving(server) as url:
-        store = fetch(client(url), tmp_path / "store", span)  # all that the server has: nothing
+        store = fetch(client(url), tmp_path / "store", span)  # the server has no metric
         assert store.metrics() == []
         with pytest.raises(BadUse, match="has no samples of GPU_UTIL in that time"):
             fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
@@ -253,7 +253,7 @@ def test_spans():
 
 def test_a_server_that_is_down_is_tried_a_few_times_aloud_and_leaves_nothing(tmp_path):
     with serving(Server()) as url:
-        pass  # nobody listens there any more
+        pass  # The server is closed.
     said: list[str] = []
     clock = FakeClock()
     with pytest.raises(PrometheusError) as caught:

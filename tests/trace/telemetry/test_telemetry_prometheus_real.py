@@ -1,4 +1,4 @@
-"""A real Prometheus, a real node-exporter and an exporter that speaks as dcgm-exporter does."""
+"""Check against a real Prometheus, a real node-exporter, and an exporter in dcgm-exporter's form."""
 
 import shutil
 import signal
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(*command: str, log: Path) -> Iterator[None]:
-    """A program in the background, ended by its own process id."""
+    """Run a program in the background; end it by its own process id."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     try:
@@ -76,7 +76,7 @@ def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
 
 
 class Exporter(BaseHTTPRequestHandler):
-    """Two GPUs as dcgm-exporter shows them."""
+    """An exporter of two GPUs in dcgm-exporter's form."""
 
     def do_GET(self) -> None:
         labels = 'Hostname="dgx-7",modelName="NVIDIA A100-SXM4-80GB",exported_namespace="",exported_pod=""'
@@ -97,13 +97,13 @@ class Exporter(BaseHTTPRequestHandler):
 
 
 def util(index: int, gpu: int) -> int:
-    """What GPU `gpu` of the past day did at its 5-second sample `index`."""
+    """Return the value of GPU `gpu` in the past day at its 5-second sample `index`."""
     return (index // 7 * (gpu + 1)) % 101
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a Prometheus that holds a day of 2023 and scrapes every second."""
+    """Return the URL of a Prometheus that holds a day of 2023 and scrapes every second."""
     folder = tmp_path_factory.mktemp("prometheus")
     past = folder / "past.txt"
     with past.open("w") as file:
@@ -144,7 +144,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_for(url: str, log: Path) -> None:
-    """Until it has scraped both exporters five times."""
+    """Wait until Prometheus has scraped both exporters five times."""
     once = Prometheus(url, Credentials(), tries=1, timeout_s=5)
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
@@ -170,7 +170,7 @@ def counts_in(folder: Path, metric: str) -> dict[float, int]:
 
 def test_a_day_of_5_s_samples_is_read_whole(server, tmp_path):
     one = Prometheus(server, Credentials(), tries=1)
-    with pytest.raises(AnswerTooLarge):  # 17,280 points are more than it gives at once
+    with pytest.raises(AnswerTooLarge):  # 17,280 points are more than one answer may have
         one.range("DCGM_FI_DEV_GPU_UTIL", start_s=DAY.start_s, end_s=DAY.end_s, step_s=DAY.step_s)
     store = fetch(one, tmp_path / "store", DAY, metrics=["GPU_UTIL"])
     assert counts_in(store.folder, "GPU_UTIL") == in_the_file()
@@ -191,7 +191,10 @@ def test_a_day_of_5_s_samples_is_read_whole(server, tmp_path):
 
 
 def test_through_a_proxy_that_fails_and_cuts(server, tmp_path):
-    """503s are waited out; a connection that stays cut ends the run, and the next goes on where it was."""
+    """The client retries after a 503.
+
+    A connection that stays cut ends the run, and the next run continues.
+    """
     faults = iter(["", "503", "cut", "", "", "", "", "503", "cut", "cut", "cut"])
     asked: list[str] = []
 

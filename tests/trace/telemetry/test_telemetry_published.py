@@ -1,4 +1,6 @@
-"""AcmeTrace's published curves and Kalos' real Xid onsets come back out of files that hold them."""
+"""Check that AcmeTrace's published curves and Kalos' real Xid onsets are recovered from files with
+them.
+"""
 
 import csv
 from collections import Counter
@@ -25,7 +27,7 @@ def published(name: str) -> np.ndarray:
 
 
 def write_wide(path: Path, values: np.ndarray, *, columns: int = 40) -> Path:
-    """The values in random order, one cell each."""
+    """Write the values in random order, one cell each."""
     cells = np.random.default_rng(0).permutation(values).reshape(-1, columns)
     start = datetime.fromisoformat("2023-07-01T08:00:00+08:00")
     with path.open("w") as file:
@@ -94,8 +96,11 @@ def scratch_trace() -> Trace:
 
 
 def write_gauge(path: Path, onsets: list[tuple[str, datetime, str]], *, zeros: bool) -> set[str]:
-    """A latched gauge every 15 s around each onset: empty (or 0) before, the code from then on; 135 latched from the
-    first sample on. A GPU with a second onset was cleared the day before it."""
+    """Write a latched gauge every 15 s around each onset: empty or 0 before, the code afterwards.
+
+    135 gauges are latched from the first sample on. A GPU with a second onset was cleared the day
+    before it.
+    """
     healthy = "0" if zeros else ""
     gpus = list(dict.fromkeys(gpu for gpu, _, _ in onsets))
     censored = [f"172.31.99.{index}#0" for index in range(135)]

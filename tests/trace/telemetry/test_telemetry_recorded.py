@@ -15,7 +15,7 @@ from holdfast.trace.telemetry.scan import scan_wide
 
 
 def read(path):
-    """By metric: device to the values by time, and the checks of the notes."""
+    """Read by metric: the values of each device by time; also return the checks of the notes."""
     (given,) = telemetry_in(path)
     found, checks = {}, []
     with duckdb.connect() as connection:
@@ -47,7 +47,7 @@ def test_nvidia_smi(tmp_path):
         "POWER_USAGE": [("n1-0", AT, 300.5)],
     }
     path.write_text("timestamp, utilization.gpu [%]\n2025/03/01 10:00:00.000, 50 %\n")
-    with pytest.raises(BadTrace, match="which GPU a row is of"):
+    with pytest.raises(BadTrace, match="identifies the GPU of a row"):
         read(path)
 
 

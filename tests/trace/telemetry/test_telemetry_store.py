@@ -1,4 +1,4 @@
-"""The converted store: the same answers as the file, whole or absent after kill -9, gone on with afterwards."""
+"""Check the converted store: equal to the file, whole or absent after kill -9, and resumable."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def rows_of(trace: Trace, name: str) -> list[tuple]:
 
 
 def close_to(found: list[tuple], expected: list[tuple]) -> bool:
-    """Equal, sums of floats up to their order."""
+    """Compare for equality, with a tolerance for the order of float sums."""
     return len(found) == len(expected) and all(
         left == right or (isinstance(left, float) and left == pytest.approx(right, rel=1e-12))
         for one, other in zip(found, expected, strict=True)
@@ -87,7 +87,7 @@ def test_file_store_and_sql_agree(tmp_path, metric):
         }[metric]  # fmt: skip
         assert direct.metrics == stored.metrics == {metric}
         for name in NAMES:
-            stored.adopt(name, aggregates.sql(name))  # from the view `samples` now
+            stored.adopt(name, aggregates.sql(name))  # from now on by the view `samples`
             assert close_to(rows_of(stored, name), rows_of(direct, name)), name
 
 
@@ -272,7 +272,7 @@ def test_kill_9_anywhere_leaves_each_metric_whole_or_absent(tmp_path):
 
 
 def test_a_repeated_time_found_late_is_not_written_twice(tmp_path, monkeypatch):
-    """Threads that find out only at the end that their parts overlap begin again."""
+    """Threads that find at the end that their parts overlap begin again."""
     path = write_wide(tmp_path / "GPU_TEMP.csv", rows=600, devices=7, seed=10)
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines[:500], lines[3], *lines[500:]]) + "\n")

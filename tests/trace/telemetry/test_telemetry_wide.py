@@ -1,4 +1,6 @@
-"""Wide CSV against the csv module: every value counted once, every bad field found, whatever the file looks like."""
+"""Compare wide CSV with the csv module: every value counted once, every bad field found, for any
+file.
+"""
 
 import csv
 import math
@@ -39,7 +41,7 @@ def write_wide(
 def counted(
     path: Path, *, decimals: int, low: float, high: float, factor: float = 1.0
 ) -> Counter[float]:
-    """What the csv module, float() and round() say."""
+    """Count with the csv module, float() and round()."""
     counts: Counter[float] = Counter()
     with path.open(newline="") as file:
         for row in list(csv.reader(file))[1:]:
@@ -124,7 +126,7 @@ def test_fields_hardly_ever_alike_are_parsed_one_by_one(tmp_path):
     expected = np.array([[float(np.float32(float(text or "nan"))) for text in row] for row in rows])
     expected[8, 4] = expected[9, 5] = expected[9, 6] = math.nan
     np.testing.assert_array_equal(by_few, expected)
-    assert few.dropped["sentinel"] == 2  # more than an int64 holds is no value either
+    assert few.dropped["sentinel"] == 2  # a number beyond an int64 is no value either
     assert few.dropped["out-of-range"] == 1
 
 
@@ -213,7 +215,7 @@ def test_a_repeated_time_counts_once_wherever_it_is(tmp_path, threads):
     }
     assert scan.rows == 400
     assert len(scan.duplicates) == 2
-    assert scan.backward_steps == 1  # the second copy is no step: its time is the same
+    assert scan.backward_steps == 1  # the second copy is no step, because its time is the same
     assert scan.duplicates[0] == round((START.timestamp() + 45) * 1e6)
 
 
@@ -353,7 +355,10 @@ def test_what_is_no_time(text):
 
 
 def plain_onsets(rows: list[list[str]]) -> list[tuple[int, int, int]]:
-    """Row, device and code of each transition from no fault into a fault; garbage is as if nothing was measured."""
+    """Return row, device and code of each change from no fault into a fault.
+
+    Garbage counts as not measured.
+    """
     found, gauge = [], {}
     for number, row in enumerate(rows):
         for device, field in enumerate(row):

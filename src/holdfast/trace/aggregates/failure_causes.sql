@@ -1,4 +1,4 @@
--- Jobs and what they held, by how they ended and by size; why, where they failed.
+-- Jobs and the GPU time that they held, by final state, size and, for failures, cause.
 SELECT
     cluster,
     is_gpu,

@@ -1,4 +1,5 @@
--- Value counts of how long failed jobs ran, by cause and size. To the millisecond, as in `job_durations`.
+-- Value counts of the run times of failed jobs, by cause and size. Rounded to the millisecond, as
+-- in `job_durations`.
 SELECT
     cluster,
     is_gpu,

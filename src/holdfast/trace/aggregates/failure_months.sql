@@ -1,4 +1,4 @@
--- Failures by the UTC month in which they ended, and by cause.
+-- Failures by the UTC month of their end, and by cause.
 SELECT
     cluster,
     is_gpu,

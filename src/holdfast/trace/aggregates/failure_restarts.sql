@@ -1,7 +1,8 @@
--- Value counts of the time from a GPU job's failure until its work goes on, by cause and size: until the next attempt
--- of the same job starts, or else until the first job starts that the same user submits from then on under the same
--- name with the same GPUs. NULL: neither came. A trace that is cut loses the pairs across the cut, and nothing else.
--- To the second, above an hour to the minute. One hash stands for the four keys: it halves the time of the join.
+-- Value counts of the time from a GPU job's failure to its restart, by cause and size. The restart
+-- is the start of the job's next attempt; without one, the first start among jobs that the same
+-- user submits later with the same name and GPUs. NULL: there was no restart. A trace that is
+-- divided loses the pairs across the cut only. Times are rounded to the second, above an hour to
+-- the minute. One hash replaces the four keys, which halves the time of the join.
 WITH gpu_jobs AS (
     SELECT
         *,
@@ -15,7 +16,7 @@ failed AS (
     WHERE outcome = 'failed' AND end_at IS NOT NULL
 ),
 started AS (
-    -- Of jobs submitted at one moment the first to start, so that the answer does not depend on the rows' order.
+    -- Among jobs submitted at one time take the first to start, so that the order of rows has no effect.
     SELECT work, submit_at, min(start_at) AS start_at
     FROM gpu_jobs
     WHERE start_at IS NOT NULL AND submit_at IS NOT NULL AND work IS NOT NULL

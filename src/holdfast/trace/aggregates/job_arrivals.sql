@@ -1,5 +1,5 @@
--- Submissions in each quarter of an hour (numbered from the Unix epoch): every clock on Earth is a whole number of
--- quarters off UTC, so local hours and days are sums of these.
+-- Submissions in each quarter of an hour, numbered from the Unix epoch. All time zones differ from
+-- UTC by whole quarters, so local hours and days are sums of these.
 SELECT
     cluster,
     is_gpu,

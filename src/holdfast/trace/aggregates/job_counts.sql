@@ -1,5 +1,6 @@
--- Jobs and their GPU time by type, size and final state: the sums behind shares, rates and the table of clusters.
--- A job that did not start counts from and to its submission, one that did not end to its start.
+-- Jobs and their GPU time by type, size and final state, for shares, rates and the table of
+-- clusters. A job without a start has its submission as start and end; a job without an end has its
+-- start as end.
 SELECT
     cluster,
     is_gpu,

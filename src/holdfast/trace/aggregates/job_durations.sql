@@ -1,5 +1,5 @@
--- Value counts of the durations of jobs that ran: exact distributions by any of the keys.
--- Durations to the millisecond, so that the number of rows stays bounded.
+-- Value counts of the durations of jobs that ran, for exact distributions by any of the keys.
+-- Rounded to the millisecond, so that the number of rows stays bounded.
 SELECT
     cluster,
     is_gpu,

@@ -1,4 +1,5 @@
--- Evaluations with GPUs submitted in each minute (numbered from the Unix epoch): a checkpoint's arrive together.
+-- GPU evaluations submitted in each minute, numbered from the Unix epoch: the evaluations of a
+-- checkpoint arrive together.
 SELECT
     cluster,
     floor(epoch(submit_at) / 60)::INTEGER AS minute,

@@ -1,4 +1,4 @@
--- Value counts of the CPUs and the host memory that GPU jobs asked for beside each GPU.
+-- Value counts of the CPUs and the host memory that GPU jobs requested per GPU.
 SELECT
     cluster,
     type,

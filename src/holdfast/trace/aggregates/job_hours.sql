@@ -1,6 +1,7 @@
--- GPUs in use, jobs waiting and GPUs waited for, as what changes in each hour (numbered from the Unix epoch).
--- A change of `step` at a time with `rest_s` of its hour left adds step x rest_s to that hour's integral and step x 3600
--- to that of every later hour; so the integral of each hour is exact, and a job of weeks costs what one of seconds does.
+-- GPUs in use, jobs waiting and GPUs waited for, as changes within each hour, numbered from the
+-- Unix epoch. A change of `step` with `rest_s` left of its hour adds step x rest_s to that hour's
+-- integral and step x 3600 to the integral of every later hour. So each integral is exact, and a
+-- job of weeks needs as many rows as a job of seconds.
 WITH spans AS (
     SELECT
         cluster,

@@ -1,5 +1,6 @@
--- Value counts of the time between submission and start, three times over: `split` says what `part` holds.
--- One set for each split keeps the rows few: their product would be nearly a row a job.
+-- Value counts of the time from submission to start, once for each of three splits; `split` names
+-- the column in `part`. One set per split keeps the rows few: their product would have nearly one
+-- row per job.
 WITH waits AS (
     SELECT cluster, is_gpu, type, pool, gpu_num, round(queue_s, 3) AS queue_s, gpu_time_s
     FROM jobs

@@ -1,4 +1,5 @@
--- Jobs waiting by the number of GPUs that they wait for, as what changes in each hour: see job_hours.
+-- Jobs waiting, by the number of GPUs that they wait for, as changes within each hour: see
+-- job_hours.
 WITH changes AS (
     SELECT cluster, gpu_num, epoch(submit_at) AS second, 1 AS waiting FROM jobs WHERE is_gpu AND start_at >= submit_at
     UNION ALL

@@ -1,4 +1,4 @@
--- What each person took and waited for, and how their jobs ended.
+-- GPU time, waits and final states of each user's jobs.
 SELECT
     cluster,
     username,

@@ -1,7 +1,8 @@
--- Which devices of telemetry belonged to which job, and when; a row a job and device. `how` says why they do:
--- gpus: the job names its GPUs. whole: it holds as many GPUs as telemetry knows on its nodes, so all of them.
--- node: a node, for its CPUs and memory, that the job had to itself for all of its time.
--- Devices are NULL, and `how` is 'shared', for GPU jobs on nodes that telemetry knows where none of this holds.
+-- Telemetry devices of each job, and when; one row per job and device. `how` is the reason: 'gpus':
+-- the job's record names its GPUs. 'whole': the job holds as many GPUs as its nodes have in
+-- telemetry, so it holds all of them. 'node': a node that the job had alone for all of its time,
+-- for CPUs and memory. 'shared': none of these, for GPU jobs on nodes with telemetry; the device is
+-- then NULL.
 WITH ran AS (
     SELECT
         cluster, job_id, coalesce(attempt, 0) AS attempt, username, type, gpu_num, start_at, end_at, gpus,

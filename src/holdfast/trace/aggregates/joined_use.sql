@@ -1,5 +1,6 @@
--- What each job made of its devices while it had them; a row a job and metric. Reads `agg_joined_places`.
--- The join is by device and hour, then exact: each sample meets only the few jobs that its device had in that hour.
+-- Use of each job's devices while the job held them; one row per job and metric. Reads
+-- `agg_joined_places`. The join is by device and hour, then exact: each sample is compared only
+-- with the few jobs of its device in that hour.
 WITH hours AS (
     SELECT *, unnest(generate_series(date_trunc('hour', start_at), end_at, INTERVAL 1 HOUR)) AS hour
     FROM agg_joined_places

@@ -1,4 +1,5 @@
--- Samples of each device over the whole time; `device` is its name, which says the same in every store.
+-- Sums over the samples of each device; `device` is the device's name, which is the same in every
+-- store.
 SELECT
     s.cluster, s.metric, d.name AS device,
     sum(s.n)::BIGINT AS n, sum(s.sum_value) AS sum_value, sum(s.n_zero)::BIGINT AS n_zero,

@@ -1,4 +1,4 @@
--- Samples of all devices together in each hour.
+-- Sums over the samples of all devices in each hour.
 SELECT
     cluster, metric, date_trunc('hour', "at") AS hour,
     count(*) AS n, sum(value::DOUBLE) AS sum_value, count(*) FILTER (value = 0) AS n_zero

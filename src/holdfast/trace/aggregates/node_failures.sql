@@ -1,4 +1,5 @@
--- How long each node worked for jobs of each size, and how its jobs ended. A job of many nodes counts on each of them.
+-- Hours that each node worked for jobs of each size, and final states of the jobs. A job of many
+-- nodes counts on each of its nodes.
 WITH on_nodes AS (
     SELECT
         cluster,

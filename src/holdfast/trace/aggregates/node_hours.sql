@@ -1,6 +1,7 @@
--- GPUs in use on each node, as what changes by each whole hour (numbered from the Unix epoch): their running sum is what
--- is in use at that moment. A job's GPUs are taken as evenly spread over its nodes: sources name nodes, seldom counts.
--- Jobs that see no whole hour change nothing; leaving them out before their nodes are unfolded saves most of the work.
+-- GPUs in use on each node, as changes by each whole hour, numbered from the Unix epoch; their
+-- running sum is the number in use at that time. A job's GPUs are spread evenly over its nodes,
+-- because most sources have no counts per node. Jobs that run over no whole hour change nothing;
+-- they are left out before their nodes are unnested, which saves most of the work.
 WITH placed AS (
     SELECT
         cluster,

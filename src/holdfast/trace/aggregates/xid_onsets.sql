@@ -1,4 +1,5 @@
--- Transitions of the Xid gauge from no fault into a code. A code at a device's first sample began before the trace.
+-- Changes of the Xid gauge from no fault to a code. A code at a device's first sample began before
+-- the trace and is left out.
 SELECT cluster, device, "at", value::INTEGER AS code
 FROM (
     SELECT

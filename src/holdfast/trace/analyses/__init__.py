@@ -1,4 +1,4 @@
-"""Pure functions from a trace to a table, a figure and its numbers; a module a question."""
+"""Pure functions from a trace to a table, a chart and named numbers; one module per question."""
 
 SECTIONS = (
     "The cluster and its jobs",
@@ -9,4 +9,4 @@ SECTIONS = (
     "Power, heat and carbon",
     "People",
 )
-"""Sections of the report, in its order."""
+"""Sections of the report, in order."""

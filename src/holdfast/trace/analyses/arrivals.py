@@ -1,4 +1,4 @@
-"""When jobs arrive: the hour of the day and the week on the cluster's own clock, day by day, and how burstily."""
+"""Analyze when jobs arrive: by hour of the day, by weekday, by date, and in bursts."""
 
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,12 @@ EPOCH_WEEKDAY = 3
 
 
 def hourly_arrivals(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
-    """GPU jobs submitted in each hour of the cluster's own clock, by type, from its first hour to its last.
+    """Count the GPU jobs submitted in each local hour, by type, from the first hour to the last.
 
     Returns:
-        The number of the first local hour from 1 January 1970, and of each type the counts, all of one length; no
-        types where nothing was submitted. Jobs without a type are `UNKNOWN`.
+        The number of the first local hour since 1 January 1970, and the counts of each type,
+        all of one length. There are no types if nothing was submitted. Jobs without a type are
+        `UNKNOWN`.
     """
     table = trace.query(
         f"SELECT coalesce(type, '{UNKNOWN}') AS type, "
@@ -59,10 +60,11 @@ def hourly_arrivals(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values
 
 
 def arrival_rhythm(trace: "Trace") -> Result:
-    """GPU jobs submitted an hour over the hour of the day: by day of the week, and by type; on the local clock.
+    """Chart GPU jobs submitted per hour over the local hour of the day, by weekday and by type.
 
-    Table: `cluster`, `by` (`weekday` or `type`), `row`, `hour_of_day`, `jobs`, `jobs_an_hour`: the count over how many
-    of these hours there are from the first submission to the last.
+    Table: `cluster`, `by` (`weekday` or `type`), `row`, `hour_of_day`, `jobs`, `jobs_an_hour`.
+    `jobs_an_hour` is the count divided by the number of such hours between the first and the last
+    submission.
 
     Raises:
         LeftOut: no GPU job has a time of submission.
@@ -95,7 +97,7 @@ def arrival_rhythm(trace: "Trace") -> Result:
                 f"{cluster} (n = {all_types.sum():,.0f})", hours, DAYS, rates[: len(DAYS)], "jobs/h"
             )
         )
-        # Types differ by orders of magnitude: each row is its type's own day.
+        # Types differ by orders of magnitude, so each row shows the share of its type's own day.
         totals = jobs[len(DAYS) :].sum(axis=1)
         own_day = jobs[len(DAYS) :] / totals[:, None]
         labels = [f"{kind} (n = {n:,.0f})" for kind, n in zip(counts, totals.tolist(), strict=True)]
@@ -113,8 +115,10 @@ def arrival_rhythm(trace: "Trace") -> Result:
             f"{slug(cluster)}.arrivals.weekend_share": weekend,
         }
         sentences.append(
-            f"{cluster}: GPU jobs arrive most at {busiest}:00 ({by_hour[busiest]:,.1f} an hour) and least at "
-            f"{quietest}:00 ({by_hour[quietest]:,.1f}), {weekend:.1%} of {all_types.sum():,.0f} at the weekend."
+            f"{cluster}: GPU jobs arrive most at {busiest}:00 ({by_hour[busiest]:,.1f} an hour) "
+            "and least at "
+            f"{quietest}:00 ({by_hour[quietest]:,.1f}), {weekend:.1%} of {all_types.sum():,.0f} at "
+            "the weekend."
         )
     some(panels, NOT_SUBMITTED)
     return Result(
@@ -126,9 +130,9 @@ def arrival_rhythm(trace: "Trace") -> Result:
 
 
 def submissions_per_day(trace: "Trace") -> Result:
-    """GPU jobs submitted on each local day by type, a cluster a panel; a day of none is 0.
+    """Chart GPU jobs submitted on each local day by type, one panel per cluster; empty days are 0.
 
-    Table: `cluster`, `type`, `day_start_s` (Unix epoch, when the local day begins), `jobs`.
+    Table: `cluster`, `type`, `day_start_s` (Unix epoch, start of the local day), `jobs`.
 
     Raises:
         LeftOut: no GPU job has a time of submission.
@@ -177,7 +181,8 @@ def submissions_per_day(trace: "Trace") -> Result:
             f"{slug(cluster)}.arrivals.max_jobs_a_day": float(total.max()),
         }
         sentences.append(
-            f"{cluster}: {total.mean():,.0f} GPU jobs a day on average over {len(total):,} days, {total.max():,.0f} on "
+            f"{cluster}: {total.mean():,.0f} GPU jobs a day on average over {len(total):,} days, "
+            f"{total.max():,.0f} on "
             f"the busiest (n = {total.sum():,.0f})."
         )
     some(panels, NOT_SUBMITTED)
@@ -191,11 +196,13 @@ def submissions_per_day(trace: "Trace") -> Result:
 
 
 def burstiness(trace: "Trace") -> Result:
-    """Index of dispersion of the hourly counts of submitted GPU jobs, by type, a cluster a panel.
+    """Chart the index of dispersion of hourly submissions of GPU jobs, by type.
 
-    Variance over mean of the counts of whole hours from the cluster's first submission to its last (Fano factor; Cox
-    and Lewis, The Statistical Analysis of Series of Events, 1966): 1 where arrivals are independent of each other
-    (Poisson), greater where they come in bursts. Table: `cluster`, `type`, `hours`, `jobs`, `mean_jobs_an_hour`,
+    The index is variance over mean of the counts of whole hours from the cluster's first submission
+    to its last (Fano factor; Cox and Lewis, The Statistical Analysis of Series of Events, 1966).
+    The index is 1 for independent arrivals (Poisson) and greater for bursts.
+
+    There is one panel per cluster. Table: `cluster`, `type`, `hours`, `jobs`, `mean_jobs_an_hour`,
     `dispersion`, `max_jobs_an_hour`.
 
     Raises:
@@ -228,7 +235,8 @@ def burstiness(trace: "Trace") -> Result:
         most = max(named(counts), key=lambda kind: index[kind], default=None)
         of_type = "" if most is None else f", that of {most} {index[most]:,.1f} times"
         sentences.append(
-            f"{cluster}: the hourly count of GPU jobs varies {index['all']:,.1f} times as much as independent arrivals "
+            f"{cluster}: the hourly count of GPU jobs varies {index['all']:,.1f} times as much as "
+            "independent arrivals "
             f"would (variance over mean, {len(shown['all']):,} hours){of_type}."
         )
     some(panels, f"{NOT_SUBMITTED}, or all within an hour")
@@ -250,14 +258,14 @@ def burstiness(trace: "Trace") -> Result:
 
 
 def evaluation_batches(trace: "Trace", *, checkpoint_datasets: int = 60) -> Result:
-    """CDF of how many evaluations are submitted in the same minute as an evaluation: they come in batches.
+    """Chart the CDF of the number of evaluations submitted within one minute, over evaluations.
 
-    Table: `cluster`, `part`, `weight`, `batch`, `share_at_most`: the share of evaluations in minutes with at most so
-    many.
+    Table: `cluster`, `part`, `weight`, `batch`, `share_at_most`: the share of evaluations in
+    minutes with at most `batch` evaluations.
 
     Args:
         trace: the trace.
-        checkpoint_datasets: how many evaluations one checkpoint takes, about 60 in the study (section 3.2).
+        checkpoint_datasets: evaluations of one checkpoint, about 60 in the study (section 3.2).
 
     Raises:
         LeftOut: no evaluation has a time of submission.
@@ -267,7 +275,8 @@ def evaluation_batches(trace: "Trace", *, checkpoint_datasets: int = 60) -> Resu
     for cluster in in_order(trace):
         table = trace.query(
             f"SELECT batch, count(*)::DOUBLE AS minutes FROM (SELECT sum(n)::DOUBLE AS batch FROM "
-            f"{trace.prepare('job_evaluation_minutes')} WHERE cluster = ? GROUP BY minute) GROUP BY batch",
+            f"{trace.prepare('job_evaluation_minutes')} WHERE cluster = ? GROUP BY minute) GROUP "
+            "BY batch",
             [cluster],
         )
         batches = Distribution.of(table["batch"], table["batch"] * table["minutes"])
@@ -289,7 +298,8 @@ def evaluation_batches(trace: "Trace", *, checkpoint_datasets: int = 60) -> Resu
             f"{slug(cluster)}.evaluation.share_in_batches_from_{checkpoint_datasets}": large,
         }
         sentences.append(
-            f"{cluster}: the median evaluation is submitted within a minute of {batches.median - 1:,.0f} others, and "
+            f"{cluster}: the median evaluation is submitted within a minute of "
+            f"{batches.median - 1:,.0f} others, and "
             f"{large:.1%} of {batches.total:,.0f} in minutes with {checkpoint_datasets} or more."
         )
     some(groups, "no evaluation has a time of submission")
@@ -305,7 +315,10 @@ def evaluation_batches(trace: "Trace", *, checkpoint_datasets: int = 60) -> Resu
 def _cells(
     count: Values, row: npt.NDArray[np.int64], column: npt.NDArray[np.int64], rows: int
 ) -> tuple[Values, Values]:
-    """Sums of counts, and means an hour, by row and hour of the day: each shape (rows, 24); NaN where no hour fell."""
+    """Return sums and hourly means by row and hour of the day, each shape (rows, 24).
+
+    Means are NaN where there was no such hour.
+    """
     place, cells = row * 24 + column, rows * 24
     sums = np.bincount(place, weights=count, minlength=cells).reshape(rows, 24).astype(float)
     hours = np.bincount(place, minlength=cells).reshape(rows, 24)

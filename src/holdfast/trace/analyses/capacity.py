@@ -1,4 +1,4 @@
-"""How full the cluster is: GPUs in use hour by hour, the share of its capacity, and how fragmented what is free is."""
+"""Analyze how full the cluster is: GPUs in use by hour, and the share of the capacity."""
 
 from typing import TYPE_CHECKING
 
@@ -31,14 +31,15 @@ NO_TIMES = "no GPU job has both a start and an end"
 
 
 def gpus_in_use(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
-    """The mean number of GPUs in use in each hour, by type, from the first start to the last submission.
+    """Return the mean number of GPUs in use in each hour, by type.
 
-    After the last submission the trace no longer says who came, so the emptying of the cluster is left out. Jobs that
-    run on (state RUNNING, no end) count to the end.
+    The hours reach from the first start to the last submission. The hours after the last submission
+    are left out, because the trace has no arrivals there. Jobs that still run (state RUNNING, no
+    end) count to the end.
 
     Returns:
-        The first hour from the Unix epoch, and of each type the means, all of one length; no types where no job has
-        times.
+        The first hour since the Unix epoch, and the means of each type, all of one length.
+        There are no types if no job has times.
     """
     found = hourly(trace, cluster, "busy", "type")
     used = [] if found is None else np.flatnonzero(found.hours.sum(axis=0) > 0).tolist()
@@ -56,15 +57,19 @@ def gpus_in_use(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
 
 
 def capacity_or_peak(trace: "Trace", cluster: str, in_use: Values) -> tuple[float, str]:
-    """GPUs of the cluster, or where nobody said the most that any hour had in use; and which of them, in words."""
+    """Return the limit of GPUs in use, and its meaning in words.
+
+    The limit is the cluster's GPUs, or if unknown the most GPUs in use in any hour.
+    """
     known = capacity_gpus(trace, cluster)
     return (known, "capacity") if known is not None else (float(in_use.max()), "busiest hour seen")
 
 
 def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
-    """A note of each cluster whose jobs together hold more GPUs than it has, averaged over any hour.
+    """Make a note for each cluster whose jobs hold more GPUs than the cluster has.
 
-    Its jobs or its size contradict the other: what a check of single jobs cannot see. Hours are those of `gpus_in_use`.
+    GPUs in use are hourly means as in `gpus_in_use`. The jobs and the size contradict each other,
+    which checks of single jobs cannot find.
     """
     notes = []
     for cluster in in_order(trace):
@@ -81,7 +86,8 @@ def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
                 Note(
                     cluster=cluster,
                     check="beyond-capacity",
-                    sentence=f"In {plainly(len(over), 'hour')} jobs hold more GPUs than the {known:,.0f} there are: "
+                    sentence=f"In {plainly(len(over), 'hour')} jobs hold more GPUs than the "
+                    f"{known:,.0f} there are: "
                     f"{total[worst]:,.1f} on average in the worst.",
                     rows=len(over),
                     action="kept",
@@ -92,14 +98,14 @@ def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
 
 
 def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
-    """GPUs in use over time, stacked by type, against the capacity or, where that is unknown, the busiest hour seen.
+    """Chart GPUs in use over time, stacked by type, with the capacity or the busiest hour as limit.
 
-    Table: `cluster`, `type`, `at_s` (Unix epoch, where the mean begins), `gpus` (mean in use). The clusters that are
-    only compared with are left out.
+    Table: `cluster`, `type`, `at_s` (Unix epoch, start of the mean), `gpus` (mean in use). Compared
+    clusters are left out.
 
     Args:
         trace: the trace.
-        points: most points of a curve: means are over as many hours as this takes.
+        points: maximum points of a curve; each mean is over as many hours as this needs.
 
     Raises:
         LeftOut: no GPU job has times.
@@ -157,9 +163,10 @@ def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
 
 
 def allocation(trace: "Trace") -> Result:
-    """CDF over hours of the share of the GPUs that jobs hold: of the capacity, or of the busiest hour seen.
+    """Chart the CDF over hours of the share of GPUs in use.
 
-    Table: `cluster`, `part` (`capacity` or `busiest hour seen`), `weight`, `share_in_use`, `share_at_most`.
+    The share is of the capacity, or if unknown of the busiest hour. Table: `cluster`, `part`
+    (`capacity` or `busiest hour seen`), `weight`, `share_in_use`, `share_at_most`.
 
     Raises:
         LeftOut: no GPU job has times.
@@ -192,7 +199,8 @@ def allocation(trace: "Trace") -> Result:
         }
         contradiction = f"; in {over:,.0f} hours more is in use than there is" if over else ""
         sentences.append(
-            f"{cluster}: jobs hold {shares.mean:.1%} of the GPUs on average (of {meaning}, {limit:,.0f}; median hour "
+            f"{cluster}: jobs hold {shares.mean:.1%} of the GPUs on average (of {meaning}, "
+            f"{limit:,.0f}; median hour "
             f"{shares.median:.1%}, {len(total):,} hours){contradiction}."
         )
     some(groups, NO_TIMES)
@@ -210,7 +218,7 @@ def allocation(trace: "Trace") -> Result:
 
 
 def last_submission_hour(trace: "Trace", cluster: str, otherwise: int) -> int:
-    """The hour of the last submission; `otherwise` where no submission has a time."""
+    """Return the hour of the last submission, or `otherwise` if no submission has a time."""
     table = trace.query(
         f"SELECT coalesce(floor(epoch(max(max_submit_at)) / {HOUR_S})::INTEGER, ?) AS hour "
         f"FROM {trace.prepare('job_counts')} WHERE cluster = ?",

@@ -1,4 +1,4 @@
-"""Energy and emissions by month, from the power that was measured (study: appendix)."""
+"""Compute energy and emissions by month from measured power (study: appendix)."""
 
 from typing import TYPE_CHECKING
 
@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 PUE = 1.25
-"""Power usage effectiveness of the study's datacenter: the facility's energy over the computers'."""
+"""Power usage effectiveness of the study's datacenter: facility energy divided by computer energy.
+"""
 CARBON_FREE_SHARE = 0.3061
-"""Share of the study's electricity that comes from carbon-free sources."""
+"""Share of the study's electricity from carbon-free sources."""
 INTENSITY_T_PER_MWH = 0.478
-"""Tonnes of CO2-equivalent a MWh of the study's electricity, its carbon-free share included."""
+"""Tonnes of CO2-equivalent per MWh of the study's electricity, averaged over all its sources."""
 
 
 def emissions_t(
     energy_mwh: float, *, intensity_t_per_mwh: float = INTENSITY_T_PER_MWH, pue: float = 1.0
 ) -> float:
-    """Tonnes of CO2-equivalent of an energy.
+    """Return the tonnes of CO2-equivalent of an energy.
 
-    The study's 673 MWh of Seren in May 2023 and 321.7 t agree only as 673 x 0.478: neither the PUE of 1.25 nor the
-    carbon-free share of 30.61% stands between them. The intensity is that of the whole mix, so the carbon-free share
-    must not be taken off again; and 286 GPU servers at their mean 2,930 W draw 624 MWh in a month of 31 days, so 673
-    are the computers' and not the facility's.
+    The study's 673 MWh of Seren in May 2023 and 321.7 t agree as 673 x 0.478, without the PUE of
+    1.25 and without the carbon-free share of 30.61%. The intensity is an average over all sources,
+    so the carbon-free share must not be subtracted again. 286 GPU servers at their mean of 2,930 W
+    draw 624 MWh in a month of 31 days, so the 673 MWh are the computers' and not the facility's.
 
     Args:
         energy_mwh: MWh.
-        intensity_t_per_mwh: of the mix of sources.
-        pue: 1 where the energy is the facility's, or as the study counts.
+        intensity_t_per_mwh: tonnes per MWh, averaged over all sources.
+        pue: 1 for an energy of the facility, or to count as the study does.
     """
     return energy_mwh * pue * intensity_t_per_mwh
 
@@ -49,18 +50,19 @@ def energy_by_month(
     intensity_t_per_mwh: float = INTENSITY_T_PER_MWH,
     gpu_share: float = STUDY_SHARES["GPUs"],
 ) -> Result:
-    """Energy and emissions of each UTC month, as the study counts them and with the PUE applied.
+    """Chart energy and emissions of each UTC month, as the study counts and with the PUE applied.
 
-    Energy of an hour = mean power of its samples x devices: servers (GPU_SERVER_POWER and CPU_SERVER_POWER) where they
-    are measured, else GPUs (POWER_USAGE) over the share of a server's power that GPUs draw. Hours without samples have
-    no energy; their number is said.
+    The energy of an hour is the mean power of its samples x devices. The power is that of servers
+    (GPU_SERVER_POWER and CPU_SERVER_POWER) if measured, else the power of GPUs (POWER_USAGE)
+    divided by `gpu_share`. Hours without samples have no energy; the caption gives their number.
 
     Args:
-        trace: with one of these metrics.
-        pue: facility's energy over the computers'.
-        carbon_free_share: of the electricity; says how much of the energy it was, and changes no emission.
-        intensity_t_per_mwh: tonnes of CO2-equivalent a MWh.
-        gpu_share: GPUs' share of a server's power, for where servers are not measured.
+        trace: a trace with one of these metrics.
+        pue: facility energy divided by computer energy.
+        carbon_free_share: share of the electricity; used for the carbon-free energy, not for
+            emissions.
+        intensity_t_per_mwh: tonnes of CO2-equivalent per MWh.
+        gpu_share: GPUs' share of a server's power, used if servers are not measured.
 
     Raises:
         LeftOut: there is no telemetry of power.
@@ -102,12 +104,14 @@ def energy_by_month(
         numbers[f"{slug(cluster)}.carbon.t_co2e_with_pue"] = pue * tonnes
         how = "servers" if servers else f"GPUs, over their share of {gpu_share:.0%} of a server"
         said[cluster] = (
-            f"{total:,.1f} MWh in {sum(covered.values()):,} hours with samples (power of {how}), {tonnes:,.1f} t CO2e "
+            f"{total:,.1f} MWh in {sum(covered.values()):,} hours with samples (power of {how}), "
+            f"{tonnes:,.1f} t CO2e "
             f"as the study counts, {pue * tonnes:,.1f} t with the PUE of {pue:g}"
         )
     if not rows:
         raise LeftOut(
-            "Left out: the telemetry has no power (GPU_SERVER_POWER, CPU_SERVER_POWER, POWER_USAGE)."
+            "Left out: the telemetry has no power (GPU_SERVER_POWER, CPU_SERVER_POWER, "
+            "POWER_USAGE)."
         )
     columns = (
         "cluster",
@@ -128,7 +132,8 @@ def energy_by_month(
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} {intensity_t_per_mwh:g} t a MWh, {carbon_free_share:.2%} of it carbon-free already "
+        caption=f"{sentences(said)} {intensity_t_per_mwh:g} t a MWh, {carbon_free_share:.2%} of it "
+        "carbon-free already "
         "in that figure.",
         numbers=numbers,
     )

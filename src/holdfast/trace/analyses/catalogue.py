@@ -1,4 +1,4 @@
-"""Every analysis of the report, in its order, with what they assume."""
+"""List every analysis of the report in order, with the assumptions."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,17 +36,17 @@ _MODULES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Assumptions:
-    """What no trace says and some analyses need; the study's values."""
+    """Values that no trace has and some analyses need; the defaults are the study's."""
 
     pue: float = carbon.PUE
-    """Power usage effectiveness: the facility's energy over the computers'."""
+    """Power usage effectiveness: facility energy divided by computer energy."""
     carbon_free_share: float = carbon.CARBON_FREE_SHARE
-    """Of the electricity."""
+    """Carbon-free share of the electricity, 0 to 1."""
     intensity_t_per_mwh: float = carbon.INTENSITY_T_PER_MWH
-    """Tonnes of CO2-equivalent a MWh of the grid's whole mix."""
+    """Tonnes of CO2-equivalent per MWh, averaged over all sources of the grid."""
 
     def in_words(self) -> dict[str, str]:
-        """Name and value, for the report's notes on methods."""
+        """Name and value of each assumption, for the report's notes on methods."""
         return {
             "Power usage effectiveness (PUE)": f"{self.pue:g}",
             "Carbon-free share of the electricity": f"{self.carbon_free_share:.2%}",
@@ -55,7 +55,7 @@ class Assumptions:
 
 
 def catalogue(assumptions: Assumptions | None = None) -> tuple[Analysis, ...]:
-    """The analyses, section by section."""
+    """List the analyses, section by section."""
     assumed = assumptions or Assumptions()
     energy = partial(
         carbon.energy_by_month,

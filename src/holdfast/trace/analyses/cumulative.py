@@ -1,4 +1,4 @@
-"""Empirical CDFs of groups of jobs under both weights, jobs and GPU time: panels and the table behind them."""
+"""Empirical CDFs of groups of jobs, weighted by jobs and by GPU time: panels and their table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +21,19 @@ OF = {"jobs": "jobs", "gpu_time": "GPU time"}
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Some quantity of a group of jobs: its values with the number of jobs, and the GPU time in seconds, at each."""
+    """Value counts of a quantity over a group of jobs: jobs and GPU time (s) at each value."""
 
     jobs: Distribution
     gpu_time: Distribution
 
     def under(self, weight: Weight) -> Distribution:
-        """The distribution by one of the weights."""
+        """Return the distribution by one of the weights."""
         return self.jobs if weight == "jobs" else self.gpu_time
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A curve: the jobs of one cluster, or of a part of it."""
+    """A curve: the jobs of one cluster, or of a part of the cluster."""
 
     label: str
     cluster: str
@@ -45,7 +45,10 @@ class Group:
 def counted(
     trace: "Trace", aggregate: str, column: str, where: str = "TRUE", parameters: Sequence[Any] = ()
 ) -> Counted:
-    """The value counts of `column` in the rows of an aggregate (with `n` and `sum_gpu_time_s`) where `where` holds."""
+    """Return the value counts of `column` in the rows of an aggregate that satisfy `where`.
+
+    The aggregate has the columns `n` and `sum_gpu_time_s`.
+    """
     table = trace.query(
         f"SELECT {column} AS x, sum(n)::DOUBLE AS n, sum(sum_gpu_time_s)::DOUBLE AS gpu_time_s "
         f"FROM {trace.prepare(aggregate)} WHERE {where} AND {column} IS NOT NULL GROUP BY ALL",
@@ -60,9 +63,10 @@ def counted(
 def cdf_panel(
     groups: Sequence[Group], *, x: Axis, weight: Weight = "jobs", title: str = "", of: str = ""
 ) -> Lines:
-    """A CDF of each group that has any weight; what lies below the low end of the axis is drawn at that end.
+    """Make a panel with the CDF of each group of positive weight.
 
-    The legend has n, or the GPU time in hours. `of` says what is counted where it is not jobs.
+    Values below the low end of the axis are drawn at that end. The legend has n, or the GPU time in
+    hours. `of` names the counted things if they are not jobs.
     """
     low = x.low if x.low is not None else -np.inf
     series = []
@@ -72,7 +76,7 @@ def cdf_panel(
             continue
         values, shares = distribution.curve(log=x.scale.startswith("log"))
         below = int(np.searchsorted(values, low, side="right"))
-        if below:  # one vertex at the low end stands for all up to it
+        if below:  # One vertex at the low end stands for all values up to there.
             values, shares = np.append(low, values[below:]), shares[below - 1 :]
         unit = (
             f"n = {distribution.total:,.0f}"
@@ -93,7 +97,10 @@ def cdf_panel(
 
 
 def cdf_table(groups: Sequence[Group], *, column: str, weights: Sequence[Weight] = BOTH) -> Table:
-    """The vertices of the curves: `cluster`, `part`, `weight`, `column` and `share_at_most`, each on the exact CDF."""
+    """Return the vertices of the curves, each on the exact CDF.
+
+    Table: `cluster`, `part`, `weight`, `column` and `share_at_most`.
+    """
     parts: list[tuple[Group, Weight]] = [(group, weight) for group in groups for weight in weights]
     curves = [group.counted.under(weight).curve(log=True) for group, weight in parts]
     lengths = [len(values) for values, _ in curves]
@@ -112,9 +119,10 @@ def cdf_table(groups: Sequence[Group], *, column: str, weights: Sequence[Weight]
 
 
 def headline(group: Group, quantity: str, *, kind: str) -> dict[str, float]:
-    """Numbers of a group: n, mean, median, 90th percentile and maximum of its jobs, and the median of its GPU time.
+    """Return n, mean, median, p90 and maximum over a group's jobs, and the median over GPU time.
 
-    Keys are `CLUSTER.KIND.median_QUANTITY` and the like; the quantity has its unit (`duration_s`).
+    Keys are `CLUSTER.KIND.STATISTIC_QUANTITY`, such as `seren.gpu_job.median_duration_s`.
+    `quantity` includes the unit.
     """
     jobs, key = group.counted.jobs, f"{slug(group.cluster)}.{slug(kind)}"
     numbers = {

@@ -1,4 +1,4 @@
-"""How much jobs ask for: GPUs a job by jobs and by GPU time, by type, and the CPUs and memory beside each GPU."""
+"""Analyze what jobs request: GPUs per job, by type, and CPUs and memory per GPU."""
 
 from typing import TYPE_CHECKING
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 Values = npt.NDArray[np.float64]
 
 LARGE_GPUS = 256
-"""From how many GPUs the study calls a job large (section 3.1)."""
+"""Least GPUs of a job that the study calls large (section 3.1)."""
 FIVE = ("whisker_low", "q1", "median", "q3", "whisker_high")
 
 
 def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
-    """CDF of the GPUs a job, by jobs (study: Fig 3a) and by GPU time (Fig 3b), every cluster together.
+    """Chart the CDF of GPUs per job, by jobs (study: Fig 3a) and by GPU time (Fig 3b).
 
-    Table: `cluster`, `part`, `weight`, `gpu_num`, `share_at_most`.
+    All clusters share a panel. Table: `cluster`, `part`, `weight`, `gpu_num`, `share_at_most`.
 
     Args:
         trace: the trace.
-        large_gpus: from how many GPUs a job is large in the caption and the numbers.
+        large_gpus: least GPUs of a large job in the caption and the numbers.
 
     Raises:
         LeftOut: there is no GPU job.
@@ -77,7 +77,8 @@ def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
             numbers[f"{key}.share_of_gpu_time_at_most_1_gpu"] = one[1]
             numbers[f"{key}.share_of_gpu_time_from_{large_gpus}_gpus"] = large[1]
             sentence += (
-                f" and take {one[1]:.1%} of the GPU time; those of {large_gpus} and more ({large[0]:.1%} of jobs) "
+                f" and take {one[1]:.1%} of the GPU time; those of {large_gpus} and more "
+                f"({large[0]:.1%} of jobs) "
                 f"take {large[1]:.1%}"
             )
         sentences.append(sentence + ".")
@@ -91,9 +92,9 @@ def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
 
 
 def gpu_demand_by_type(trace: "Trace") -> Result:
-    """Box plots of the GPUs a job by type of workload, a cluster a panel (study: Fig 5); whiskers within 1.5 IQR.
+    """Chart box plots of GPUs per job by workload type (study: Fig 5); whiskers within 1.5 IQR.
 
-    Table: `cluster`, `type`, `n`, and the five numbers of the box.
+    There is one panel per cluster. Table: `cluster`, `type`, `n`, and the five numbers of the box.
 
     Raises:
         LeftOut: no cluster has types.
@@ -130,7 +131,8 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
         )
         most = max(told, key=lambda each: float(each[2][2]))
         sentences.append(
-            f"{cluster}: {most[0]} asks for most, a median of {most[2][2]:,.4g} GPUs (n = {most[1]:,.0f})."
+            f"{cluster}: {most[0]} asks for most, a median of {most[2][2]:,.4g} GPUs (n = "
+            f"{most[1]:,.0f})."
         )
     some(panels, "no GPU job has a type")
     return Result(
@@ -147,12 +149,12 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
 
 
 def host_demand(trace: "Trace") -> Result:
-    """CDF of the CPUs and of the host memory that jobs asked for beside each GPU, by jobs and by GPU time.
+    """Chart the CDF of requested CPUs and host memory per GPU, by jobs and by GPU time.
 
     Table: `cluster`, `part` (`CPUs` or `memory (GB)`), `weight`, `per_gpu`, `share_at_most`.
 
     Raises:
-        LeftOut: no GPU job says its CPUs or its memory.
+        LeftOut: no GPU job has a record of its CPUs or its memory.
     """
     groups_of: dict[str, list[Group]] = {}
     numbers: dict[str, float] = {}
@@ -169,14 +171,15 @@ def host_demand(trace: "Trace") -> Result:
                 )
                 groups_of.setdefault(part, []).append(group)
                 numbers[f"{slug(cluster)}.gpu_job.median_{column}"] = amounts.jobs.median
-    some(list(groups_of), "no GPU job says how many CPUs or how much memory it asked for")
+    some(list(groups_of), "no GPU job has a record of its CPUs or its memory")
     panels: list[Lines] = [
         cdf_panel(groups, x=Axis(label=f"{part} a GPU", scale="symlog"), weight=weight)
         for part, groups in groups_of.items()
         for weight in BOTH
     ]
     each = [
-        f"{part} a GPU {group.counted.jobs.median:,.4g} in {group.cluster} (n = {group.counted.jobs.total:,.0f})"
+        f"{part} a GPU {group.counted.jobs.median:,.4g} in {group.cluster} (n = "
+        f"{group.counted.jobs.total:,.0f})"
         for part, groups in groups_of.items()
         for group in groups
     ]
@@ -185,7 +188,7 @@ def host_demand(trace: "Trace") -> Result:
             [group for groups in groups_of.values() for group in groups], column="per_gpu"
         ),
         chart=Figure(panels=panels),
-        caption=f"Medians of what GPU jobs asked for: {'; '.join(each)}.",
+        caption=f"Medians requested by GPU jobs: {'; '.join(each)}.",
         numbers=numbers,
     )
 

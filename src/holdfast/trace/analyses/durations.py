@@ -1,4 +1,4 @@
-"""How long jobs run: CDFs of GPU and CPU jobs, and by type of workload."""
+"""Analyze how long jobs run: CDFs of GPU jobs, of CPU jobs, and by workload type."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def durations(trace: "Trace", cluster: str, *, gpu: bool = True, type: str | None = None) -> Group:  # noqa: A002
-    """The durations of a cluster's GPU jobs (or CPU jobs), in seconds: of all, or of one type."""
+    """Return the durations in seconds of a cluster's GPU (or CPU) jobs, of all types or of one."""
     where, parameters = f"cluster = ? AND is_gpu = {gpu}", [cluster]
     if type is not None:
         where, parameters = f"{where} AND type = ?", [cluster, type]
@@ -28,7 +28,7 @@ def durations(trace: "Trace", cluster: str, *, gpu: bool = True, type: str | Non
 
 
 def gpu_job_duration(trace: "Trace") -> Result:
-    """CDF of the duration of GPU jobs of every cluster, by jobs (study: Fig 2a) and by GPU time.
+    """Chart the CDF of GPU job durations of every cluster, by jobs (study: Fig 2a) and by GPU time.
 
     Table: `cluster`, `part`, `weight`, `duration_s`, `share_at_most`.
 
@@ -51,7 +51,7 @@ def gpu_job_duration(trace: "Trace") -> Result:
 
 
 def cpu_job_duration(trace: "Trace") -> Result:
-    """CDF of the duration of jobs without a GPU of every cluster (study: appendix).
+    """Chart the CDF of durations of jobs without a GPU, for every cluster (study: appendix).
 
     Table: `cluster`, `part`, `weight`, `duration_s`, `share_at_most`.
 
@@ -72,9 +72,10 @@ def cpu_job_duration(trace: "Trace") -> Result:
 
 
 def duration_by_type(trace: "Trace") -> Result:
-    """CDF of the duration of GPU jobs by type of workload, a cluster a row (study: Fig 6a and 6c), and by GPU time.
+    """Chart the CDF of GPU job durations by workload type, by jobs and by GPU time.
 
-    Table: `cluster`, `part` (the type), `weight`, `duration_s`, `share_at_most`.
+    The charts by jobs are the study's Fig 6a and 6c. There is one row per cluster. Table:
+    `cluster`, `part` (the type), `weight`, `duration_s`, `share_at_most`.
 
     Raises:
         LeftOut: no cluster has types of jobs with durations.
@@ -138,14 +139,15 @@ def _axis(trace: "Trace", kind: str) -> Axis:
 
 def _medians(groups: Sequence[Group], what: str) -> str:
     each = [
-        f"{words.duration(group.counted.jobs.median)} in {group.cluster} (n = {group.counted.jobs.total:,.0f})"
+        f"{words.duration(group.counted.jobs.median)} in {group.cluster} (n = "
+        f"{group.counted.jobs.total:,.0f})"
         for group in groups
     ]
     return f"The median {what} runs {', '.join(each)}."
 
 
 def _against(groups: Sequence[Group], numbers: dict[str, float]) -> str:
-    """How many times shorter the medians are than the compared traces'; also into `numbers`."""
+    """Compare the medians with the compared traces' in a sentence; add the ratios to `numbers`."""
     medians = [group.counted.jobs.median for group in groups if group.role == "compared"]
     sentence = ""
     for group in groups if medians else ():

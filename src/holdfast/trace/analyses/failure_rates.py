@@ -1,9 +1,10 @@
-"""How often jobs fail against their size: rates, time to failure and completion.
+"""Analyze how often jobs fail by size: rates, time to failure and completion.
 
-If each of N GPUs fails at the same constant rate, the mean time to the first failure falls as 1/N: the line that the
-figures draw. A failure of a user's script has no such hazard, so infrastructure failures (reasons of that category,
-NODE_FAIL) stand apart. How time to failure scales is also asked by Kokolis et al., "Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680, abstract).
+If each of N GPUs fails at the same constant rate, the mean time to the first failure falls as 1/N:
+the line in the figures. Failures of users' scripts do not scale with size, so infrastructure
+failures (reasons of that category, NODE_FAIL) are shown separately. Kokolis et al. study the same
+scaling, "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025,
+arXiv 2410.21680, abstract).
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ Values = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
 MOSTLY_UNKNOWN = 0.5
-"""Above this share of failures without a cause, counts by cause are too small."""
+"""Share of failures without a cause above which counts by cause are too small."""
 KINDS = ("all", "infrastructure")
 SIZE = Axis(label="GPUs of the job", scale="log2")
 SECTION = "Failures and what they cost"
@@ -43,9 +44,9 @@ class SizeCounts:
     """
 
     gpus: Values
-    """The upper end of each bucket."""
+    """Upper end of each bucket."""
     ran: Values
-    """Jobs that ran and ended, however they did."""
+    """Jobs that ran and ended, in any final state."""
     completed: Values
     gpu_time_h: Values
     run_time_h: Values
@@ -53,16 +54,16 @@ class SizeCounts:
     failures: dict[str, Values]
     """Failures of each of `KINDS`."""
     unknown_share: float
-    """Of all failures, those whose cause nobody recorded."""
+    """Share of failures without a recorded cause."""
 
 
 def buckets(gpu_num: npt.ArrayLike) -> Values:
-    """`selection.size_of` of each."""
+    """Return `selection.size_of` for each number."""
     return np.array([size_of(number) for number in np.asarray(gpu_num, dtype=float).tolist()])
 
 
 def by_size(trace: "Trace") -> dict[str, SizeCounts]:
-    """GPU jobs that ran and ended, by size, of each cluster.
+    """Count the GPU jobs that ran and ended, by size, for each cluster.
 
     Raises:
         LeftOut: the trace has no states or no run times, or no GPU job ran and ended.
@@ -107,7 +108,7 @@ def _summed(values: npt.NDArray[Any], bucket: npt.NDArray[np.intp]) -> Values:
 
 
 def caveat(found: Mapping[str, SizeCounts]) -> str:
-    """What must be said of infrastructure failures where most causes are unknown; empty where they are known."""
+    """Return a caveat about infrastructure failures if most causes are unknown, else ""."""
     unknown = {
         cluster: jobs.unknown_share
         for cluster, jobs in found.items()
@@ -116,17 +117,21 @@ def caveat(found: Mapping[str, SizeCounts]) -> str:
     if not unknown:
         return ""
     shares = ", ".join(f"{share:.1%} in {cluster}" for cluster, share in unknown.items())
-    return f" Most failures have no recorded cause ({shares}), so too few are counted as the infrastructure's."
+    return (
+        f" Most failures have no recorded cause ({shares}), so too few are counted as the "
+        "infrastructure's."
+    )
 
 
 def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Result:
-    """Failures per 1,000 GPU-hours against job size, with exact Poisson intervals; per 1,000 node-days beside them.
+    """Chart failures per 1,000 GPU-hours by job size, with exact Poisson intervals.
 
-    Node-days are GPU-hours divided by 24 x the cluster's GPUs a node, NaN where nobody said how many.
+    The table also has failures per 1,000 node-days. Node-days are GPU-hours divided by 24 x the
+    cluster's GPUs per node, NaN if that number is unknown.
 
     Args:
-        trace: with states, sizes and run times.
-        confidence: of the intervals, 0 to 1.
+        trace: a trace with states, sizes and run times.
+        confidence: confidence of the intervals, 0 to 1.
 
     Raises:
         LeftOut: as `by_size`.
@@ -143,7 +148,7 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
             low, high = poisson_interval(events, confidence=confidence)
             with np.errstate(
                 divide="ignore", invalid="ignore"
-            ):  # jobs of a size that all ended as they began
+            ):  # Jobs of a size may all have ended when they began.
                 rate, low, high = (1000 * count / jobs.gpu_time_h for count in (events, low, high))
                 pooled = 1000 * events.sum() / jobs.gpu_time_h.sum()
             per_node = rate / node_days_per_gpu_hour
@@ -195,7 +200,9 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} Intervals are exact Poisson at {confidence:.0%}.{caveat(found)}",
+        caption=(
+            f"{sentences(said)} Intervals are exact Poisson at {confidence:.0%}.{caveat(found)}"
+        ),
         numbers=numbers,
     )
 
@@ -203,15 +210,16 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
 def time_to_failure_by_size(
     trace: "Trace", *, confidence: float = 0.9, fit_least_gpus: float = 1.0
 ) -> Result:
-    """Mean time to failure of a job against its size, with gamma intervals and the 1/N line of a constant rate.
+    """Chart the mean time to failure by job size, with gamma intervals and the 1/N line.
 
-    MTTF is the run time of all jobs of a size divided by their failures; the line is the GPU-hours of all jobs of at
-    least `fit_least_gpus` divided by their failures and by N.
+    The MTTF is the run time of all jobs of a size divided by their failures. The line assumes a
+    constant rate: GPU-hours of all jobs of at least `fit_least_gpus`, divided by their failures and
+    by N.
 
     Args:
-        trace: with states, sizes and run times.
-        confidence: of the intervals, 0 to 1.
-        fit_least_gpus: the least size of the jobs that the line is fitted to.
+        trace: a trace with states, sizes and run times.
+        confidence: confidence of the intervals, 0 to 1.
+        fit_least_gpus: least size of the jobs that the line is fitted to.
 
     Raises:
         LeftOut: as `by_size`, or nothing failed.
@@ -254,8 +262,10 @@ def time_to_failure_by_size(
             ]
         largest = jobs.gpus[-1]
         words = [
-            f"{numbers[f'{slug(cluster)}.{kind}.gpu_mttf_h']:,.0f} GPU-hours to a failure ({kind}), so "
-            f"{numbers[f'{slug(cluster)}.{kind}.gpu_mttf_h'] / largest:,.3g} h at {largest:g} GPUs if the rate of "
+            f"{numbers[f'{slug(cluster)}.{kind}.gpu_mttf_h']:,.0f} GPU-hours to a failure "
+            f"({kind}), so "
+            f"{numbers[f'{slug(cluster)}.{kind}.gpu_mttf_h'] / largest:,.3g} h at {largest:g} GPUs "
+            "if the rate of "
             "a GPU were constant"
             for kind in KINDS
             if f"{slug(cluster)}.{kind}.gpu_mttf_h" in numbers
@@ -283,17 +293,19 @@ def time_to_failure_by_size(
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} Intervals are exact (gamma) at {confidence:.0%}.{caveat(found)}",
+        caption=(
+            f"{sentences(said)} Intervals are exact (gamma) at {confidence:.0%}.{caveat(found)}"
+        ),
         numbers=numbers,
     )
 
 
 def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Result:
-    """The share of the jobs that complete against their size, with Wilson intervals.
+    """Chart the share of jobs that complete by job size, with Wilson intervals.
 
     Args:
-        trace: with states, sizes and run times.
-        confidence: of the intervals, 0 to 1.
+        trace: a trace with states, sizes and run times.
+        confidence: confidence of the intervals, 0 to 1.
 
     Raises:
         LeftOut: as `by_size`.
@@ -320,7 +332,8 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
         for gpus, value in zip(jobs.gpus, share, strict=True):
             numbers[f"{slug(cluster)}.completed.share.{gpus:g}_gpus"] = float(value)
         said[cluster] = (
-            f"{share[0]:.1%} of the jobs of {size_label(jobs.gpus[0])} and {share[-1]:.1%} of those of "
+            f"{share[0]:.1%} of the jobs of {size_label(jobs.gpus[0])} and {share[-1]:.1%} of "
+            "those of "
             f"{size_label(jobs.gpus[-1])} GPUs complete"
         )
     chart = Lines(

@@ -1,4 +1,4 @@
-"""Why jobs fail, what it costs and when: the study's Table 3, for any source of causes."""
+"""Analyze why jobs fail, at what cost and when: the study's Table 3, for any source of causes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 ALL = "all"
 ALL_SAID = "All clusters"
-"""The row of all clusters together, where there is more than one: Table 3 pools Seren and Kalos."""
+"""Name of the row for all clusters together, if there are several: Table 3 pools Seren and Kalos.
+"""
 NONE_FAILED = "Left out: no job of this trace failed."
 STUDIED = ("Infrastructure", "Framework", "Script")
-"""The study's categories: Table 3 is of failures with a cause in one of them, which few failures may have."""
+"""The study's categories. Table 3 counts only failures with a cause in one of them."""
 
 COLUMNS = (
     "cluster",
@@ -52,21 +53,22 @@ class _Failures:
     gpus: Distribution
     run_s: Distribution
     restart_s: Distribution
-    """Of those after which work went on in time."""
+    """Restart times of the failures after which work continued in time."""
 
 
 def failure_table(
     trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: float = 24.0
 ) -> Result:
-    """Failures by cause: how many, of what size, after how long, their GPU time, and how soon work went on.
+    """Tabulate failures by cause: number, job size, time to failure, GPU time and time to restart.
 
-    Study, Table 3. A cause that nobody recorded is `unknown`, shown with its share. Times to restart are of GPU jobs:
-    until the next attempt, or until the same user's next job of the same name and GPUs starts.
+    The study's Table 3. Failures without a recorded cause are `unknown`, shown with their share.
+    Times to restart are of GPU jobs only: until the next attempt, or until the same user's next job
+    with the same name and GPUs starts.
 
     Args:
-        trace: with the column `state`.
-        cpu_jobs: whether failed jobs without GPUs count.
-        restart_within_h: work that goes on later than this did not go on.
+        trace: a trace with the column `state`.
+        cpu_jobs: whether to count failed jobs without GPUs.
+        restart_within_h: hours after which a restart no longer counts.
 
     Raises:
         LeftOut: there are no states, or no job failed.
@@ -106,13 +108,13 @@ def failure_table(
 
 
 def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
-    """GPU time of jobs that did not complete, by how they ended (`state`), by cause (`category`) or by `type`.
+    """Chart the GPU time of jobs that did not complete, by `state`, `category` of cause or `type`.
 
-    The study counts cancelled jobs too: 6 to 7% of jobs and over 60% of GPU time (section 3.3). That time is not all
-    lost: of a cancelled run, what was saved stays.
+    The study counts cancelled jobs too: 6 to 7% of jobs and over 60% of GPU time (section 3.3). Not
+    all of that time is lost, because a cancelled run keeps its checkpoints.
 
     Args:
-        trace: with the column `state`.
+        trace: a trace with the column `state`.
         by: `state`, `category` or `type`.
 
     Raises:
@@ -157,7 +159,8 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
         numbers[f"{slug(cluster)}.lost.share_of_gpu_time"] = total_s / max(all_s, 1e-300)
         largest = max(parts, key=lambda name: float(held_s[parts[name]].sum()))
         said[cluster] = (
-            f"{total_s / 3600:,.0f} of {all_s / 3600:,.0f} GPU-hours ({total_s / max(all_s, 1e-300):.1%}) went to jobs "
+            f"{total_s / 3600:,.0f} of {all_s / 3600:,.0f} GPU-hours "
+            f"({total_s / max(all_s, 1e-300):.1%}) went to jobs "
             f"that did not complete, most of it to {largest} "
             f"({float(held_s[parts[largest]].sum()) / max(total_s, 1e-300):.1%})"
         )
@@ -180,12 +183,14 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
 
 
 def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) -> Result:
-    """How many jobs failed in each UTC month, by reason: the study saw NVLink and ECC errors cluster in its hottest.
+    """Chart the jobs that failed in each UTC month, by reason.
+
+    In the study NVLink and ECC errors cluster in the hottest month.
 
     Args:
-        trace: with the columns `state` and `end_at`.
-        cpu_jobs: whether failed jobs without GPUs count.
-        top: how many of the commonest reasons the chart shows; the table has all.
+        trace: a trace with the columns `state` and `end_at`.
+        cpu_jobs: whether to count failed jobs without GPUs.
+        top: number of the most frequent reasons in the chart; the table has all.
 
     Raises:
         LeftOut: a column is missing, or no job failed.
@@ -224,12 +229,14 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
             numbers[f"{slug(cluster)}.failures.{month}.number"] = float(n)
             numbers[f"{slug(cluster)}.failures.{month}.infrastructure.number"] = float(own_n)
         said[cluster] = (
-            f"{int(totals.sum()):,} failures in {len(span)} months, most ({int(totals.max()):,}) in "
+            f"{int(totals.sum()):,} failures in {len(span)} months, most ({int(totals.max()):,}) "
+            "in "
             f"{span[totals.argmax()]}"
         )
         if infrastructure.any():
             said[cluster] += (
-                f"; of infrastructure most ({int(infrastructure.max()):,}) in {span[infrastructure.argmax()]}"
+                f"; of infrastructure most ({int(infrastructure.max()):,}) in "
+                f"{span[infrastructure.argmax()]}"
             )
         panels.append(
             Heatmap(
@@ -251,7 +258,7 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
 def _by_cause(
     trace: "Trace", *, cpu_jobs: bool, restart_within_s: float
 ) -> dict[str, dict[Cause, _Failures]]:
-    """Failures by cluster and cause, with the row `ALL` where the trace has several clusters of its own."""
+    """Group failures by cluster and cause; add the row `ALL` if several clusters are not compared."""
     trace.require("state")
     causes, jobs = _failed(trace.aggregate("failure_causes"), cpu_jobs=cpu_jobs)
     run_causes, runs = _failed(trace.aggregate("failure_durations"), cpu_jobs=cpu_jobs)
@@ -271,7 +278,7 @@ def _by_cause(
             restart = Distribution.of([], [])
             if restarts is not None:
                 again = (restart_causes == cause) & np.isin(restarts["cluster"], members)
-                again &= restarts["restart_s"] <= restart_within_s  # NaN: it did not go on
+                again &= restarts["restart_s"] <= restart_within_s  # NaN: work did not continue.
                 restart = Distribution.of(restarts["restart_s"][again], restarts["n"][again])
             found.setdefault(name, {})[cause] = _Failures(
                 number=float(jobs["n"][these].sum()),
@@ -284,7 +291,7 @@ def _by_cause(
 
 
 def _failed(table: Table, *, cpu_jobs: bool) -> tuple[np.ndarray[Any, Any], Table]:
-    """The rows of failures of an aggregate, and the cause of each."""
+    """Return the rows of failures of an aggregate, and the cause of each."""
     keep = np.ones(len(table), dtype=bool)
     if "outcome" in table:
         keep &= table["outcome"] == "failed"
@@ -318,7 +325,7 @@ def _row(
 
 
 def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> dict[str, float]:
-    """The named numbers of failures with a cause in one of the study's categories: what Table 3 is a table of."""
+    """Name the numbers of failures with a cause in the study's categories, as Table 3 counts."""
     recorded = {cause: failures for cause, failures in causes.items() if cause.category in STUDIED}
     of_them, gpu_time_s = (
         sum(getattr(failures, what) for failures in recorded.values())
@@ -341,7 +348,10 @@ def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> di
 
 def _sentence(cluster: str, numbers: dict[str, float]) -> str:
     stem = f"{slug(cluster)}.failures"
-    words = f"{numbers[f'{stem}.number']:,.0f} failures took {numbers[f'{stem}.gpu_time_h']:,.0f} GPU-hours"
+    words = (
+        f"{numbers[f'{stem}.number']:,.0f} failures took {numbers[f'{stem}.gpu_time_h']:,.0f} "
+        "GPU-hours"
+    )
     others = [category for category in CATEGORIES if category not in STUDIED]
     words += _shares(stem, others, numbers, "of them", "of that time")
     recorded = numbers[f"{stem}.recorded.number"]
@@ -364,7 +374,7 @@ def _shares(
 
 
 def _bars(table: Table, clusters: Sequence[str], *, top: int = 20) -> Figure:
-    """A panel a cluster: each reason's share of the failures beside its share of their GPU time."""
+    """Make a panel per cluster: each reason's share of failures and of their GPU time."""
     panels = []
     for cluster in clusters:
         own = table.where(cluster=cluster)

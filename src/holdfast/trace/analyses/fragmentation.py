@@ -1,4 +1,4 @@
-"""How scattered the free GPUs are: partly used nodes, what is free on them, the largest job that would fit."""
+"""Analyze how scattered the free GPUs are: partly used nodes, their free GPUs, the largest fit."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,31 +21,36 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The state of a cluster's nodes at whole hours: each array shape (hours,)."""
+    """State of a cluster's nodes at whole hours; each array has the shape (hours,)."""
 
     first_hour: int
-    """From the Unix epoch."""
+    """Hours since the Unix epoch."""
     nodes: float
     partly_used: Values
-    """Nodes with some GPUs in use and some free."""
+    """Number of nodes with some GPUs in use and some free."""
     free_on_partly_used: Values
-    """GPUs."""
+    """Free GPUs on the partly used nodes."""
     free_nodes: Values
-    """Nodes with no GPU in use."""
+    """Number of nodes with no GPU in use."""
     largest_fit: Values
-    """GPUs of the largest job that would fit: whole free nodes together, or what is free on one node."""
+    """GPUs of the largest job that would fit: all free nodes together, or the free GPUs of one
+    node.
+    """
 
 
 def placement(trace: "Trace", cluster: str) -> Placement | None:
-    """The state of a cluster's nodes at every whole hour from the first start to the last submission.
+    """Compute the nodes' state at every whole hour from the first start to the last submission.
 
-    A node has the cluster's `gpus_per_node`, or where nobody said the most that it ever had in use. Nodes that no job
-    holds at any whole hour are free; they are counted where the cluster's `node_num` is known. A job's GPUs are evenly
-    spread over its nodes. None where no job names nodes.
+    A node has `gpus_per_node` GPUs, or if unknown the most that it ever had in use. A job's GPUs
+    are evenly spread over its nodes. Nodes that no job
+    ever holds at a whole hour are free; they count if the cluster's `node_num` is known.
+
+    Returns:
+        The state, or None if no job names nodes.
     """
     known = trace.clusters[cluster]
-    # How many nodes come to a level of use and leave one by each hour, and how many there are of each size (no hour):
-    # few rows however many nodes there are.
+    # Count the nodes that reach and leave a level of use by each hour, and the nodes of each size
+    # (no hour). The result has few rows for any number of nodes.
     table = trace.query(
         f"""
         WITH used AS (
@@ -112,13 +117,14 @@ def _rows(table: Table, kept: npt.NDArray[np.bool_]) -> Table:
 
 
 def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
-    """Partly used nodes, the GPUs free on them, and the largest job that would fit, at whole hours.
+    """Chart partly used nodes, their free GPUs, and the largest job that would fit, at whole hours.
 
-    Table: `cluster`, `at_s` (Unix epoch), `share_of_nodes_partly_used`, `free_gpus_on_partly_used_nodes`,
-    `largest_fit_gpus`; means of several hours where there are more than `points`.
+    Table: `cluster`, `at_s` (Unix epoch), `share_of_nodes_partly_used`,
+    `free_gpus_on_partly_used_nodes`, `largest_fit_gpus`. Values are means over several hours if
+    there are more hours than `points`.
 
     Raises:
-        LeftOut: no cluster says on which nodes its jobs ran.
+        LeftOut: no cluster records the nodes of its jobs.
     """
     trace.require("nodes")
     tables, panels, sentences = [], [], []
@@ -156,11 +162,13 @@ def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
             f"{key}.median_largest_fit_gpus": float(np.median(found.largest_fit)),
         }
         sentences.append(
-            f"{cluster}: on average {share.mean():.1%} of {found.nodes:,.0f} nodes are partly used, with "
-            f"{found.free_on_partly_used.mean():,.1f} GPUs free on them; in the median of {len(share):,} hours a job "
+            f"{cluster}: on average {share.mean():.1%} of {found.nodes:,.0f} nodes are partly "
+            "used, with "
+            f"{found.free_on_partly_used.mean():,.1f} GPUs free on them; in the median of "
+            f"{len(share):,} hours a job "
             f"of {np.median(found.largest_fit):,.0f} GPUs would fit."
         )
-    some(panels, "no GPU job that was running at a whole hour says on which nodes")
+    some(panels, "no GPU job that was running at a whole hour names its nodes")
     names = (
         "cluster",
         "at_s",

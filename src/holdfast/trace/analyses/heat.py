@@ -1,4 +1,4 @@
-"""How hot GPUs run, core and memory (study: appendix), and whether failures follow the heat (section 5.2)."""
+"""Analyze GPU and memory temperatures (study: appendix), and failures by temperature (section 5.2)."""
 
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,16 @@ METRICS = {"GPU_TEMP": "gpu_temp", "MEMORY_TEMP": "memory_temp"}
 
 
 def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
-    """CDF of the temperature of GPUs and of their memory, and the shares above `hot_c` (study: appendix).
+    """Chart the CDF of GPU and GPU memory temperatures, and the shares above `hot_c`.
+
+    The study has the figure in its appendix.
 
     Args:
-        trace: with the metrics GPU_TEMP or MEMORY_TEMP.
+        trace: a trace with the metrics GPU_TEMP or MEMORY_TEMP.
         hot_c: degrees Celsius.
 
     Raises:
-        LeftOut: the telemetry has neither.
+        LeftOut: the telemetry has neither metric.
     """
     curves: dict[tuple[str, str], Distribution] = {}
     for metric in METRICS:
@@ -38,7 +40,7 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
                 if metric == "MEMORY_TEMP"
                 else np.ones(len(heat.values), dtype=bool)
             )
-            if real.any():  # GPUs without a sensor in their memory report 0
+            if real.any():  # GPUs without a memory sensor report 0.
                 curves[cluster, metric] = Distribution(heat.values[real], heat.weights[real])
     if not curves:
         raise LeftOut("Left out: the telemetry has no temperatures (GPU_TEMP, MEMORY_TEMP).")
@@ -53,7 +55,10 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
             f"{key}.hot_share": over(heat, hot_c),
         }
         what = "cores" if metric == "GPU_TEMP" else "memory"
-        words = f"{what} {heat.median:g} °C in the median, above {hot_c:g} °C in {over(heat, hot_c):.1%} of the samples"
+        words = (
+            f"{what} {heat.median:g} °C in the median, above {hot_c:g} °C in "
+            f"{over(heat, hot_c):.1%} of the samples"
+        )
         said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
     for cluster in said:
         core, memory = (
@@ -71,16 +76,16 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
 
 
 def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
-    """Infrastructure failures of a month against that month's mean temperature.
+    """Chart each month's infrastructure failures against the month's mean temperature.
 
-    A month counts where the telemetry covers at least a day of it.
+    A month counts if telemetry covers at least one day of it.
 
     Args:
-        trace: with the metric, states and ends of jobs.
+        trace: a trace with the metric, and with states and ends of jobs.
         metric: GPU_TEMP or MEMORY_TEMP.
 
     Raises:
-        LeftOut: jobs or telemetry lack what is needed, or fewer than two months have both.
+        LeftOut: jobs or telemetry lack a column or metric, or fewer than two months have both.
     """
     hours = measured(trace, "metric_hours").where(metric=metric)
     if not len(hours):
@@ -121,8 +126,10 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
             np.delete(counts, hottest).mean()
         )
         said[cluster] = (
-            f"{counts[hottest]:g} infrastructure failures in the hottest month ({months[hottest][0]}, "
-            f"{heat[hottest]:.1f} °C in the mean), {np.delete(counts, hottest).mean():.3g} in the mean of the others"
+            f"{counts[hottest]:g} infrastructure failures in the hottest month "
+            f"({months[hottest][0]}, "
+            f"{heat[hottest]:.1f} °C in the mean), {np.delete(counts, hottest).mean():.3g} in the "
+            "mean of the others"
         )
     if not rows:
         raise LeftOut("Left out: fewer than two months have both temperatures and job records.")
@@ -135,7 +142,7 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
     return Result(
         table=Table.of_rows(("cluster", "month", "mean_c", "infrastructure_failures"), rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} A few months tell of no cause.",
+        caption=f"{sentences(said)} A few months do not show a cause.",
         numbers=numbers,
     )
 

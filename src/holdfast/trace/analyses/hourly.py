@@ -1,4 +1,4 @@
-"""Hour by hour: exact integrals from the changes that the hourly aggregates hold."""
+"""Compute exact hourly integrals from the changes in the hourly aggregates."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,13 +17,13 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, kw_only=True)
 class Hourly:
-    """Something summed over each hour, by kind."""
+    """A quantity integrated over each hour, by kind."""
 
     first_hour: int
-    """The first of the hours, numbered from the Unix epoch."""
+    """The first hour, numbered from the Unix epoch."""
     kinds: list[str]
     hours: Values
-    """Shape (kinds, hours): GPU-hours in use, job-hours or GPU-hours waited, within each hour."""
+    """Shape (kinds, hours): GPU-hours in use, job-hours waited or GPU-hours waited in each hour."""
 
 
 def hourly(
@@ -32,29 +32,36 @@ def hourly(
     measure: Literal["busy", "waiting", "wanted"],
     by: Literal["type", "pool", "gpu_num"],
 ) -> Hourly | None:
-    """GPUs in use, or waiting, in each hour of a cluster from its first change to its last; None where it has none.
+    """Return GPUs in use, or waiting, in each hour of a cluster from its first change to its last.
+
+    All measures, and every `by`, have the same hours. Jobs that still run (state RUNNING, no end)
+    are in use to the last hour.
 
     Args:
         trace: the trace.
         cluster: one of its clusters.
-        measure: `busy`: GPU-hours in use; `waiting`: job-hours waited; `wanted`: GPU-hours waited for, a job's hour
-            counting as many times as it has GPUs.
-        by: what the kinds are; one that is missing is `UNKNOWN`. By `gpu_num` there is only `waiting`.
+        measure: `busy`: GPU-hours in use; `waiting`: job-hours waited; `wanted`: GPU-hours
+            waited, where an hour of a job counts once per GPU.
+        by: column of the kinds; a missing value is `UNKNOWN`. `gpu_num` supports only
+            `waiting`.
 
-    Jobs that run on (state RUNNING, no end) are in use to the last hour. All three measures, and every `by`, have the
-    same hours.
+    Returns:
+        The hours, or None if the cluster has no change.
     """
     all_hours = trace.query(
-        f"SELECT min(hour) AS first, max(hour) AS last FROM {trace.prepare('job_hours')} WHERE cluster = ?",
+        f"SELECT min(hour) AS first, max(hour) AS last FROM {trace.prepare('job_hours')} WHERE "
+        "cluster = ?",
         [cluster],
     )
     first, last = (all_hours[name].tolist()[0] for name in ("first", "last"))
     if first is None or np.isnan(first):
         return None
     table = trace.query(
-        f"SELECT coalesce({by}::VARCHAR, '{UNKNOWN}') AS kind, hour, sum(sum_{measure}_step)::DOUBLE AS step, "
+        f"SELECT coalesce({by}::VARCHAR, '{UNKNOWN}') AS kind, hour, "
+        f"sum(sum_{measure}_step)::DOUBLE AS step, "
         f"sum(sum_{measure}_rest_s)::DOUBLE AS rest_s "
-        f"FROM {trace.prepare('job_size_hours' if by == 'gpu_num' else 'job_hours')} WHERE cluster = ? GROUP BY ALL",
+        f"FROM {trace.prepare('job_size_hours' if by == 'gpu_num' else 'job_hours')} WHERE cluster "
+        "= ? GROUP BY ALL",
         [cluster],
     )
     kinds = sorted(set(table["kind"].tolist()))
@@ -74,16 +81,16 @@ def integrals(
     hour: npt.NDArray[np.int64],
     shape: tuple[int, int],
 ) -> Values:
-    """The integrals over each hour of step functions, one a row of the answer, from the changes within the hours.
+    """Return the integrals over each hour of step functions, given their changes, in unit-seconds.
+
+    The result is exact: a change counts for the rest of its own hour and for all later hours.
 
     Args:
-        step: the sum of the changes within an hour.
-        rest_s: the sum of each change times the seconds of its hour that were left.
-        row: of which function the changes are.
-        hour: in which hour they are, from 0.
-        shape: (functions, hours) of the answer.
-
-    Exact: a change counts for what is left of its own hour and for all of each later one. In unit-seconds.
+        step: sum of the changes within an hour.
+        rest_s: sum of each change times the seconds left of its hour.
+        row: index of the function of each change.
+        hour: hour of each change, from 0.
+        shape: (functions, hours) of the result.
     """
     place = row * shape[1] + hour
     steps, rests = (
@@ -93,24 +100,27 @@ def integrals(
         for values in (step, rest_s)
     )
     before = np.cumsum(steps, axis=1) - steps
-    # Sums of thousands of fractions of GPUs leave a last digit above or below nothing.
+    # Sums of thousands of fractions of GPUs end a rounding error above or below 0.
     return np.maximum(rests + HOUR_S * before, 0.0)
 
 
 def coarser(values: Values, step: int) -> Values:
-    """Means of `step` hours along the last axis; the last mean is over the hours that are left."""
+    """Average over `step` hours along the last axis; the last mean covers the remaining hours."""
     starts = np.arange(0, values.shape[-1], step)
     lengths = np.diff(np.append(starts, values.shape[-1]))
     return np.asarray(np.add.reduceat(values, starts, axis=-1) / lengths)
 
 
 def starts_s(first_hour: int, hours: int, step: int) -> Values:
-    """When each mean of `step` hours begins: seconds from the Unix epoch."""
+    """Return the start of each mean of `step` hours, seconds since the Unix epoch."""
     return np.arange(first_hour, first_hour + hours, step, dtype=np.float64) * HOUR_S
 
 
 def step_for(hours: int, points: int) -> int:
-    """The fewest hours to a point, of those that divide a day or are whole days, with at most `points` points."""
+    """Return the fewest hours per point with at most `points` points.
+
+    The hours divide a day or are whole days.
+    """
     for step in (1, 2, 3, 4, 6, 8, 12, 24):
         if hours <= step * points:
             return step

@@ -1,8 +1,8 @@
-"""What jobs made of the GPUs that they held: job records joined with telemetry.
+"""Analyze how jobs used their GPUs: job records joined with telemetry.
 
-A job's GPUs are those that its record names; without names, all those of its nodes where it held them all. GPU jobs
-that shared a node cannot be told apart: they are left out, and how many is said. CPUs and memory of a node are a job's
-where it had the node to itself.
+A job's GPUs are those in its record. Without GPU names they are all GPUs of its nodes, if the job
+held all. GPU jobs that shared a node are left out, because their GPUs are unknown; the caption
+gives their number. CPUs and host memory of a node count for a job that had the node alone.
 """
 
 from typing import TYPE_CHECKING
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 SECTION = "Utilisation"
 IDLE_PCT = 5.0
-"""Below this a GPU is idle; the aggregate `joined_use` counts so."""
+"""A GPU is idle below this GPU_UTIL; the aggregate `joined_use` has the same limit."""
 METRICS = {"GPU_UTIL": "gpu_util", "SM_ACTIVE": "sm_active"}
 
 
 def job_utilisation(trace: "Trace") -> Result:
-    """CDF over GPU jobs of their mean GPU_UTIL and SM_ACTIVE, by jobs and by GPU time, and the medians by type.
+    """Chart the CDF over GPU jobs of mean GPU_UTIL and SM_ACTIVE, and the medians by type.
+
+    The CDFs are by jobs and by GPU time.
 
     Raises:
         LeftOut: jobs name no nodes, there is no telemetry, or the two have no node in common.
@@ -92,11 +94,13 @@ def job_utilisation(trace: "Trace") -> Result:
 
 
 def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
-    """GPU-hours that jobs held while their GPUs were idle (GPU_UTIL below 5%), and jobs that never used a GPU, by user.
+    """Chart each user's GPU-hours held while idle, and jobs that never used a GPU.
+
+    Idle is GPU_UTIL below 5%.
 
     Args:
-        trace: whose jobs name nodes that telemetry knows.
-        top: how many users, those with the most idle GPU-hours; the numbers are of all.
+        trace: a trace whose jobs name nodes of the telemetry.
+        top: number of users shown, by idle GPU-hours; the numbers cover all users.
 
     Raises:
         LeftOut: as `job_utilisation`, or the telemetry has no GPU_UTIL.
@@ -107,7 +111,8 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
         "count(*) FILTER (max_value < ?)::DOUBLE AS never_used, "
         "sum(gpu_num * epoch(end_at - start_at) / 3600) AS gpu_time_h, "
         "sum(gpu_num * epoch(end_at - start_at) / 3600 * n_idle / n) AS idle_gpu_time_h "
-        "FROM agg_joined_use WHERE metric = 'GPU_UTIL' GROUP BY ALL ORDER BY idle_gpu_time_h DESC, username",
+        "FROM agg_joined_use WHERE metric = 'GPU_UTIL' GROUP BY ALL ORDER BY idle_gpu_time_h DESC, "
+        "username",
         [UNKNOWN, IDLE_PCT],
     )
     if not len(table):
@@ -132,8 +137,10 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
         shown = rows[:top]
         keep[shown] = True
         said[cluster] = (
-            f"{idle_h:,.0f} of {held_h:,.0f} GPU-hours ({idle_h / held_h:.1%}) were held by jobs and idle (GPU_UTIL "
-            f"below {IDLE_PCT:g}%); {never:,.0f} of {jobs:,.0f} jobs ({never / jobs:.1%}) never used a GPU"
+            f"{idle_h:,.0f} of {held_h:,.0f} GPU-hours ({idle_h / held_h:.1%}) were held by jobs "
+            "and idle (GPU_UTIL "
+            f"below {IDLE_PCT:g}%); {never:,.0f} of {jobs:,.0f} jobs ({never / jobs:.1%}) never "
+            "used a GPU"
         )
         panels.append(
             Bars(
@@ -156,15 +163,15 @@ def idle_by_user(trace: "Trace", *, top: int = 20) -> Result:
 
 
 def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
-    """What users' jobs held and what of it they used: GPUs, GPU memory, and the CPUs and memory of whole nodes.
+    """Tabulate what each user's jobs held and used: GPUs, GPU memory, CPUs and host memory.
 
-    `unused_gpus_share` are GPUs that never reached 5% GPU_UTIL in a job, of all its GPUs, weighted by GPU time;
-    `peak_gpu_memory_share` is the greatest FB_USED of a job over the memory of a GPU, NaN where that is not known; CPU
-    and host memory are means over nodes that a job had to itself, in percent of the node.
+    - `unused_gpus_share`: share of a job's GPUs that never reached 5% GPU_UTIL, weighted by GPU time.
+    - `peak_gpu_memory_share`: greatest FB_USED of a job over the memory of a GPU, NaN if unknown.
+    - CPU and host memory: means over nodes that a job had alone, in percent of the node.
 
     Args:
-        trace: whose jobs name nodes that telemetry knows.
-        top: how many users, those with the most GPU time; the numbers are of all.
+        trace: a trace whose jobs name nodes of the telemetry.
+        top: number of users shown, by GPU time; the numbers cover all users.
 
     Raises:
         LeftOut: as `job_utilisation`, or the telemetry has no GPU_UTIL.
@@ -247,13 +254,14 @@ def _prepare(trace: "Trace") -> None:
     """Make `agg_joined_places` and `agg_joined_use`.
 
     Raises:
-        LeftOut: they would be empty.
+        LeftOut: the aggregates would be empty.
     """
     if not trace.metrics:
         raise LeftOut(NO_TELEMETRY)
     if not _has_samples(trace):
         raise LeftOut(
-            "Left out: telemetry was read into sums only; convert it to a store to join it with jobs."
+            "Left out: telemetry was read into sums only; convert it to a store to join it with "
+            "jobs."
         )
     if not (trace.has("nodes", "start_at", "end_at") or trace.has("gpus", "start_at", "end_at")):
         raise LeftOut(
@@ -262,7 +270,7 @@ def _prepare(trace: "Trace") -> None:
     places = trace.prepare("joined_places")
     found = trace.query(f"SELECT count(device) AS n, count(*) AS jobs FROM {places}")
     if not found["jobs"][0]:
-        raise LeftOut("Left out: telemetry knows none of the nodes and GPUs that jobs name.")
+        raise LeftOut("Left out: telemetry has none of the nodes and GPUs that jobs name.")
     if not found["n"][0]:
         raise LeftOut(
             "Left out: every GPU job shares its nodes, and telemetry cannot tell such jobs apart."
@@ -278,10 +286,11 @@ def _has_samples(trace: "Trace") -> bool:
 
 
 def _left_out(trace: "Trace") -> str:
-    """How many GPU jobs could not be given their GPUs; empty where all could."""
+    """Return a sentence with the number of GPU jobs without known GPUs, else ""."""
     jobs = trace.query(
         "SELECT count(*) FILTER (how = 'shared') AS shared, count(*) AS n FROM "
-        "(SELECT DISTINCT cluster, job_id, attempt, start_at, how FROM agg_joined_places WHERE how <> 'node')"
+        "(SELECT DISTINCT cluster, job_id, attempt, start_at, how FROM agg_joined_places WHERE how "
+        "<> 'node')"
     )
     if not jobs["shared"][0]:
         return ""

@@ -1,4 +1,4 @@
-"""What telemetry measured, as exact distributions: the one place where analyses ask whether there is any."""
+"""Provide telemetry as exact distributions to the analyses; check that there is telemetry."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ NO_TELEMETRY = "Left out: the trace has no telemetry."
 
 
 def measured(trace: "Trace", aggregate: str) -> Table:
-    """An aggregate of telemetry, such as `metric_values`.
+    """Return an aggregate of telemetry, such as `metric_values`.
 
     Raises:
         LeftOut: the trace has no telemetry.
@@ -29,10 +29,10 @@ def measured(trace: "Trace", aggregate: str) -> Table:
 
 
 def distributions(trace: "Trace", metric: str) -> dict[str, Distribution]:
-    """The distribution of a metric over all its samples, of each cluster that has it, in the trace's order.
+    """Return the distribution of a metric over all samples, by cluster, in the trace's order.
 
     Raises:
-        LeftOut: no cluster has it.
+        LeftOut: no cluster has the metric.
     """
     table = measured(trace, "metric_values").where(metric=metric)
     if not len(table):
@@ -46,7 +46,7 @@ def distributions(trace: "Trace", metric: str) -> dict[str, Distribution]:
 
 
 def optional(trace: "Trace", metric: str) -> dict[str, Distribution]:
-    """The distributions of a metric, none where the telemetry lacks it.
+    """Return the distributions of a metric by cluster; empty if the telemetry lacks the metric.
 
     Raises:
         LeftOut: the trace has no telemetry.
@@ -59,12 +59,12 @@ def optional(trace: "Trace", metric: str) -> dict[str, Distribution]:
 
 
 def scaled(distribution: Distribution, factor: float) -> Distribution:
-    """The same samples in another unit."""
+    """Convert samples to another unit."""
     return Distribution(distribution.values * factor, distribution.weights)
 
 
 def over(distribution: Distribution, value: float) -> float:
-    """The share of the samples (0 to 1) above `value`."""
+    """Return the share of the samples (0 to 1) above `value`."""
     return float(1 - distribution.at_most(value))
 
 
@@ -76,14 +76,14 @@ def cdf(
     *,
     unit: str,
 ) -> tuple[Lines, Table]:
-    """Empirical CDFs as a panel and as a table.
+    """Make a panel and a table of empirical CDFs.
 
     Args:
-        trace: says which clusters are only compared with.
-        title: of the panel.
-        axis: of the values.
-        curves: by cluster and metric.
-        unit: of the values, for the name of the table's column: `value_pct`.
+        trace: the trace, for the compared clusters.
+        title: title of the panel.
+        axis: axis of the values.
+        curves: distributions by cluster and metric.
+        unit: unit of the values, for the name of the table's column: `value_pct`.
     """
     series, parts = [], []
     many = len({metric for _, metric in curves}) > 1
@@ -114,14 +114,14 @@ def cdf(
 
 
 def stacked(tables: Sequence[Table]) -> Table:
-    """Tables of the same columns, one below the other."""
+    """Concatenate the rows of tables with equal columns."""
     return Table(
         {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
     )
 
 
 def sentences(words: Mapping[str, str]) -> str:
-    """What is to be said of each cluster: `Seren: …; Kalos: ….`, or the words alone of a single one."""
+    """Join texts by cluster to `Seren: …; Kalos: ….`; a single text stands without its cluster."""
     if len(words) == 1:
         (only,) = words.values()
         return f"{only[:1].upper()}{only[1:]}."

@@ -1,4 +1,4 @@
-"""Nodes that fail more than their share, and the Xid errors of their GPUs."""
+"""Find nodes that fail more than their share, and the Xid errors of GPUs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,19 @@ SECTION = "Failures and what they cost"
 
 
 def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: int = 20) -> Result:
-    """Nodes whose jobs fail more often than the same time on the other nodes would explain.
+    """Find nodes whose jobs fail more often than jobs on the other nodes for the same time.
 
-    The failures to expect of a node are its hours with jobs of each size (powers of two of nodes) times the cluster's
-    failure rate at that size, so that a node is not blamed for large jobs; the p-value is the upper tail of a Poisson
-    count, and q-values control the share of false alarms (Benjamini & Hochberg 1995). A job of many nodes that fails
-    counts on each of them: it does not say which was at fault. Infrastructure failures are taken where the trace tells
-    them apart, else all.
+    A node's expected failures are its hours with jobs of each size (powers of two of nodes) times
+    the cluster's failure rate for that size. So large jobs do not count against a node. The p-value
+    is the upper tail of a Poisson count; q-values control the share of false alarms (Benjamini &
+    Hochberg 1995). A failed job of many nodes counts for each node, because its record does not
+    name the faulty one. Only infrastructure failures
+    count if the cluster has any, else all.
 
     Args:
-        trace: with states, run times and the column `nodes`.
-        false_discovery_rate: nodes of at most this q-value are named.
-        top: how many nodes the chart shows; the table has all.
+        trace: a trace with states, run times and the column `nodes`.
+        false_discovery_rate: largest q-value of the nodes named in the caption.
+        top: number of nodes in the chart; the table has all.
 
     Raises:
         LeftOut: a column is missing, or nothing failed.
@@ -67,7 +68,8 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
         numbers[f"{slug(cluster)}.nodes.standing_out.share_of_failures"] = share
         what = "infrastructure failures" if kind == "infrastructure" else "failures"
         said[cluster] = (
-            f"{named.sum():,} of {len(nodes):,} nodes fail more than their share (false discovery rate "
+            f"{named.sum():,} of {len(nodes):,} nodes fail more than their share (false discovery "
+            "rate "
             f"{false_discovery_rate:.0%}) and have {share:.1%} of the {what} on nodes"
         )
         if named.any():
@@ -92,18 +94,18 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
 def xid_errors(
     trace: "Trace", *, burst_gap_s: float = 60.0, gpu_hours: float | None = None
 ) -> Result:
-    """Xid onsets of GPUs: by code, day and node, the largest burst, and the GPU-hours to an onset.
+    """Analyze Xid onsets of GPUs by code, day and node, with bursts and GPU-hours per onset.
 
-    An onset is a change into an error, not a sample of one: the gauge holds its last code. A burst is a run of onsets,
-    each at most `burst_gap_s` after the one before, and one fault of a network or a job shows as one burst on many
-    GPUs, so the GPU-hours to a burst stand beside those to an onset. Xid 43 and 31 are mostly the application's doing
-    (NVIDIA's Xid catalogue).
+    An onset is a change into an error; later samples of the same code do not count, because the
+    gauge holds its last code. A burst is a series of onsets, each at most `burst_gap_s` after the
+    one before. One fault of a network or a job causes onsets on many GPUs, so GPU-hours per burst
+    are reported too. Xid 43 and 31 are mostly caused by the application (NVIDIA's Xid catalogue).
 
     Args:
-        trace: with onsets from the metric XID_ERRORS.
+        trace: a trace with onsets from the metric XID_ERRORS.
         burst_gap_s: seconds.
-        gpu_hours: GPU-hours observed, of a trace of one cluster; by default GPUs x the hours from the first to the last
-            with telemetry of a GPU.
+        gpu_hours: observed GPU-hours of a trace of one cluster; default: GPUs x hours from the
+            first to the last hour with telemetry of a GPU.
 
     Raises:
         LeftOut: there is no such telemetry, or it has no onset.
@@ -113,7 +115,8 @@ def xid_errors(
         trace.require_metrics("XID_ERRORS")
         raise LeftOut("Left out: XID_ERRORS was measured, and no Xid error began in that time.")
     placed = trace.query(
-        "SELECT o.cluster, d.node, d.name AS gpu, o.at, o.code::INTEGER AS code FROM agg_xid_onsets o "
+        "SELECT o.cluster, d.node, d.name AS gpu, o.at, o.code::INTEGER AS code FROM "
+        "agg_xid_onsets o "
         "JOIN devices d USING (cluster, device) ORDER BY o.cluster, o.at, gpu"
     )
     parts: list[tuple[str, str, str, float]] = []
@@ -162,8 +165,10 @@ def xid_errors(
             ]
         order = np.argsort(-of_code, kind="stable")
         said[cluster] = (
-            f"{len(own):,} onsets on {numbers[f'{key}.gpus']:,.0f} GPUs of {len(names):,} nodes, most of them Xid "
-            f"{codes[order[0]]} ({of_code[order[0]] / len(own):.0%}); the largest of {len(sizes):,} bursts has "
+            f"{len(own):,} onsets on {numbers[f'{key}.gpus']:,.0f} GPUs of {len(names):,} nodes, "
+            "most of them Xid "
+            f"{codes[order[0]]} ({of_code[order[0]] / len(own):.0%}); the largest of "
+            f"{len(sizes):,} bursts has "
             f"{sizes[largest]:,} onsets on {numbers[f'{key}.largest_burst.nodes']:,.0f} nodes from "
             f"{str(own['at'][in_largest][0].astype('datetime64[s]')).replace('T', ' ')} UTC; "
             f"{hours / len(own):,.0f} GPU-hours to an onset, {hours / len(sizes):,.0f} to a burst"
@@ -193,7 +198,7 @@ def xid_errors(
 
 
 def _excess(table: Table, own: npt.NDArray[np.bool_], counted: npt.NDArray[np.bool_]) -> Table:
-    """A row a node, the least likely count first: hours, failures, failures to expect, p and q."""
+    """Make a row per node, by rising p-value: hours, failures, expected failures, p and q."""
     names, node = np.unique(table["node"][own].astype(str), return_inverse=True)
     _, size = np.unique(table["job_nodes"][own], return_inverse=True)
     shape = (len(names), int(size.max()) + 1)

@@ -1,4 +1,4 @@
-"""How jobs end: final states by jobs and by GPU time; of clusters, of types and of numbers of GPUs."""
+"""Analyze how jobs end: final states by jobs and by GPU time, by cluster, type and size."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ MEANING = "TIMEOUT, NODE_FAIL and OUT_OF_MEMORY are failures; jobs without an en
 
 @dataclass(frozen=True, kw_only=True)
 class Ends:
-    """Jobs that ended, and their GPU time in seconds, by outcome: each shape (4,), in the order of `ENDS`."""
+    """Ended jobs and their GPU time (s) by outcome; each shape (4,), in the order of `ENDS`."""
 
     jobs: Values
     gpu_time_s: Values
@@ -43,7 +43,7 @@ class Ends:
     """Jobs left out: still running or waiting, or of unknown state."""
 
     def shares(self) -> tuple[Values, Values]:
-        """Shares of the jobs that ended and of their GPU time; nothing of nothing."""
+        """Return shares of the ended jobs and of their GPU time; zeros if there is no job."""
         return self.jobs / max(self.jobs.sum(), 1.0), self.gpu_time_s / max(
             self.gpu_time_s.sum(), 1e-300
         )
@@ -52,7 +52,10 @@ class Ends:
 def ends_by(
     trace: "Trace", cluster: str, column: str = "''", *, gpu: bool = True
 ) -> dict[object, Ends]:
-    """How a cluster's GPU jobs (or CPU jobs) ended, by a column of `job_counts`; all under '' without one."""
+    """Return final states of a cluster's GPU (or CPU) jobs by a column of `job_counts`.
+
+    Without a column all jobs are under ''.
+    """
     found = trace.query(
         f"SELECT {column} AS part, coalesce(state, '{UNKNOWN}') AS state, sum(n)::DOUBLE AS n, "
         "coalesce(sum(sum_gpu_time_s), 0)::DOUBLE AS gpu_time_s "
@@ -80,10 +83,11 @@ def ends_by(
 
 
 def final_states(trace: "Trace") -> Result:
-    """Shares of GPU jobs that completed, were cancelled, failed or were preempted, by jobs and by GPU time.
+    """Chart shares of GPU jobs that completed, were cancelled, failed or were preempted.
 
-    The study's figure of job states. Table: `cluster`, `part`, `outcome`, `jobs`, `gpu_time_h`, `share_of_jobs`,
-    `share_of_gpu_time`; the shares are of the jobs that ended.
+    The shares are by jobs and by GPU time, among jobs that ended, as in the study's figure of job
+    states. Table: `cluster`, `part`, `outcome`, `jobs`, `gpu_time_h`, `share_of_jobs`,
+    `share_of_gpu_time`.
 
     Raises:
         LeftOut: no GPU job has a final state.
@@ -98,7 +102,8 @@ def final_states(trace: "Trace") -> Result:
     for cluster, ends in ended.items():
         of_jobs, of_time = ends.shares()
         sentence = (
-            f"{cluster}: {_said(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs; by GPU time, {_said(of_time)}"
+            f"{cluster}: {_said(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs; by GPU time, "
+            f"{_said(of_time)}"
             if ends.gpu_time_s.sum() > 0
             else f"{cluster}: {_said(of_jobs)} of {ends.jobs.sum():,.0f} GPU jobs"
         )
@@ -114,9 +119,10 @@ def final_states(trace: "Trace") -> Result:
 
 
 def final_states_by_type(trace: "Trace") -> Result:
-    """Final states of GPU jobs by type of workload, by jobs and by GPU time, a cluster a row of panels.
+    """Chart final states of GPU jobs by workload type, by jobs and by GPU time.
 
-    Table as of `final_states`; `part` is the type.
+    There is one row of panels per cluster. The table has the columns of `final_states`; `part` is
+    the type.
 
     Raises:
         LeftOut: no cluster has both types and final states.
@@ -133,9 +139,10 @@ def final_states_by_type(trace: "Trace") -> Result:
 
 
 def final_states_by_size(trace: "Trace") -> Result:
-    """Final states of GPU jobs by number of GPUs, in buckets up to powers of two, by jobs and by GPU time.
+    """Chart final states of GPU jobs by number of GPUs, by jobs and by GPU time.
 
-    Table as of `final_states`; `part` is the bucket.
+    Buckets reach up to powers of two. The table has the columns of `final_states`; `part` is the
+    bucket.
 
     Raises:
         LeftOut: no GPU job has a final state.
@@ -179,11 +186,15 @@ def _by_part(by_cluster: Mapping[str, Mapping[str, Ends]], word: str) -> Result:
         worst = max(named(own), key=lambda part: own[part].shares()[0][failed])
         wasted = max(named(own), key=lambda part: own[part].gpu_time_s[failed])
         sentence = (
-            f"{cluster}: by {word}, {worst} fails most often ({own[worst].shares()[0][failed]:.1%} of "
+            f"{cluster}: by {word}, {worst} fails most often ({own[worst].shares()[0][failed]:.1%} "
+            "of "
             f"{own[worst].jobs.sum():,.0f} jobs)"
         )
         if own[wasted].gpu_time_s[failed] > 0:
-            sentence += f" and {wasted} loses most ({own[wasted].gpu_time_s[failed] / 3600:,.0f} GPU h of failed jobs)"
+            sentence += (
+                f" and {wasted} loses most ({own[wasted].gpu_time_s[failed] / 3600:,.0f} "
+                "GPU h of failed jobs)"
+            )
         sentences.append(sentence + ".")
     return Result(
         table=Table.of_rows(COLUMNS, rows),
@@ -194,7 +205,7 @@ def _by_part(by_cluster: Mapping[str, Mapping[str, Ends]], word: str) -> Result:
 
 
 def _bars(parts: Mapping[str, Ends], title: str = "") -> list[Bars]:
-    """Stacked bars, by jobs and by GPU time; an outcome that nobody had is not in the legend."""
+    """Make stacked bars by jobs and by GPU time; the legend omits outcomes without a job."""
     seen = [
         place for place in range(len(ENDS)) if any(ends.jobs[place] > 0 for ends in parts.values())
     ]

@@ -1,4 +1,4 @@
-"""What GPUs and servers draw: the study's Fig 8 and Fig 9."""
+"""Analyze the power of GPUs and servers: the study's Fig 8 and Fig 9."""
 
 from typing import TYPE_CHECKING
 
@@ -17,18 +17,21 @@ if TYPE_CHECKING:
 
 SECTION = "Power, heat and carbon"
 STUDY_SHARES = {"GPUs": 2 / 3, "CPUs": 0.112, "PSU": 0.096}
-"""Shares of a GPU server's power as the study has them (Fig 9); the rest is memory, fans, drives and mainboard."""
+"""Shares of a GPU server's power in the study (Fig 9).
+
+Memory, fans, drives and mainboard draw the rest.
+"""
 
 
 def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
-    """CDF of the power of GPUs, with the share that idles and the share above the rated power (study: Fig 8a).
+    """Chart the CDF of GPU power, with the idle share and the share above the rated power.
 
-    An idle A100 draws about 60 W, one of them 55 and another 69: in the study's released data at most 70 W are the 30%
-    that it calls idle.
+    The study's Fig 8a. An idle A100 draws about 60 W; single GPUs draw 55 to 69 W. In the study's
+    released data, 30% of samples are at most 70 W, the share that the study calls idle.
 
     Args:
-        trace: with the metric POWER_USAGE; `Cluster.gpu_tdp_w` for the rated power.
-        idle_w: at most this is idle.
+        trace: a trace with the metric POWER_USAGE; `Cluster.gpu_tdp_w` is the rated power.
+        idle_w: greatest power of an idle GPU.
 
     Raises:
         LeftOut: there is no such telemetry.
@@ -69,9 +72,9 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
 
 
 def server_power(trace: "Trace") -> Result:
-    """CDF of the power of GPU and CPU servers, and how many times the mean of one is that of the other (Fig 8b).
+    """Chart the CDF of the power of GPU and CPU servers, and the ratio of their means (Fig 8b).
 
-    A server that draws less than 1 W is a board that did not answer, and telemetry drops it.
+    Telemetry below 1 W is dropped: the board did not answer.
 
     Raises:
         LeftOut: there is no such telemetry.
@@ -110,12 +113,13 @@ def server_power(trace: "Trace") -> Result:
 
 
 def power_breakdown(trace: "Trace") -> Result:
-    """Where a GPU server's power goes, as far as telemetry tells: its GPUs and the rest, beside the study's (Fig 9).
+    """Divide a GPU server's power into GPUs and the rest, beside the study's shares (Fig 9).
 
-    The GPUs' part is GPUs a node x mean POWER_USAGE, of mean GPU_SERVER_POWER; both over all the samples there are.
+    The GPUs' share is GPUs per node x mean POWER_USAGE, divided by mean GPU_SERVER_POWER; both
+    means are over all samples.
 
     Raises:
-        LeftOut: no cluster has both metrics and a number of GPUs a node.
+        LeftOut: no cluster has both metrics and a number of GPUs per node.
     """
     servers = distributions(trace, "GPU_SERVER_POWER")
     gpus = distributions(trace, "POWER_USAGE")
@@ -134,12 +138,14 @@ def power_breakdown(trace: "Trace") -> Result:
         ]
         numbers[f"{slug(cluster)}.server_power.gpu_share"] = share
         said[cluster] = (
-            f"the {known.gpus_per_node} GPUs draw {gpus_w:,.0f} of a server's {server_w:,.0f} W in the mean "
+            f"the {known.gpus_per_node} GPUs draw {gpus_w:,.0f} of a server's {server_w:,.0f} W in "
+            "the mean "
             f"({share:.0%}; the study: {STUDY_SHARES['GPUs']:.0%})"
         )
     if not rows:
         raise LeftOut(
-            "Left out: no cluster has the power of GPUs and of servers, and a number of GPUs a node."
+            "Left out: no cluster has the power of GPUs and of servers, and a number of GPUs a "
+            "node."
         )
     parts["the study"] = {**STUDY_SHARES, "the rest": 1 - sum(STUDY_SHARES.values())}
     rows += [("the study", part, np.nan, share) for part, share in parts["the study"].items()]

@@ -1,4 +1,4 @@
-"""ETTR, effective training time ratio: what a run's wall time brought it; measured, bounded, or to be expected."""
+"""Compute ETTR, the effective training time ratio: measured, bounded or expected."""
 
 import math
 from pathlib import Path
@@ -30,20 +30,22 @@ def ettr_bound(
     checkpoint_interval_h: float = 0.5,
     restart_within_h: float = 1.0,
 ) -> Result:
-    """An upper bound of the ETTR of large jobs, from job records alone, by size.
+    """Chart an upper bound of the ETTR of large jobs by size, from job records alone.
 
-    Of all the time that their GPUs were held, a failed job loses what it ran since the last multiple of the checkpoint
-    interval. Records say no more: that steps ran without a stall, that a cancelled job kept all it did, and that none
-    was rolled back further is assumed, so the truth lies below. GPU time, not runs, is what is weighted.
+    The ratio is over the GPU time held. A failed job loses the time since the last multiple of the
+    checkpoint interval. The bound assumes that steps never stalled, that cancelled jobs kept all
+    their work, and that no job was rolled back further; so the true ETTR is lower.
 
-    With waits the number is a guess: after a failure the GPUs' worth of time is counted too until work goes on, with
-    the next attempt or the same user's next job of the same name and GPUs, which may be another's work.
+    With waits the number is a guess: after a failure the waiting GPU time also counts until work
+    continues. Work continues with the next attempt, or with the same user's next job of the same
+    name and GPUs, which may be other work.
 
     Args:
-        trace: with states, sizes, run times and, for the waits, users and submission times.
-        least_gpus: only jobs of at least so many; by default those that outgrow a node of eight.
+        trace: a trace with states, sizes, run times and, for the waits, users and submission
+            times.
+        least_gpus: least GPUs of a job; by default more than one node of eight.
         checkpoint_interval_h: hours; the study saves every 30 minutes (section 6.1).
-        restart_within_h: work that goes on later than this did not go on.
+        restart_within_h: hours after which a restart no longer counts.
 
     Raises:
         LeftOut: columns are missing, or there are no such jobs.
@@ -76,13 +78,15 @@ def ettr_bound(
         used, gone, waited = sum(held_h.values()), sum(lost_h.values()), sum(waits_h.values())
         numbers[f"{slug(cluster)}.ettr_bound"] = 1 - gone / used
         said[cluster] = (
-            f"at most {1 - gone / used:.1%} of the GPU time of jobs of at least {least_gpus:g} GPUs brought training "
+            f"at most {1 - gone / used:.1%} of the GPU time of jobs of at least {least_gpus:g} "
+            "GPUs brought training "
             f"forward: {gone:,.0f} of {used:,.0f} GPU-hours were computed since a last save"
         )
         if has_waits:
             numbers[f"{slug(cluster)}.ettr_with_waits"] = (used - gone) / (used + waited)
             said[cluster] += (
-                f" ({(used - gone) / (used + waited):.1%} with {waited:,.0f} GPU-hours of likely waits)"
+                f" ({(used - gone) / (used + waited):.1%} with {waited:,.0f} GPU-hours of likely "
+                "waits)"
             )
     if not rows:
         raise LeftOut(f"Left out: no job of at least {least_gpus:g} GPUs ran and ended.")
@@ -108,24 +112,26 @@ def ettr_bound(
     return Result(
         table=table,
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} An upper bound, assuming a checkpoint every {60 * checkpoint_interval_h:g} min: "
+        caption=f"{sentences(said)} An upper bound, assuming a checkpoint every "
+        f"{60 * checkpoint_interval_h:g} min: "
         "records do not say what a run saved or rolled back.",
         numbers=numbers,
     )
 
 
 def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
-    """The measured ETTR of each run of a ledger, and where the rest of its wall time went.
+    """Show the measured ETTR of each run of a ledger, and the uses of the rest of its wall time.
 
-    From the run's records and its journal of steps (`holdfast.core.accounting`): the time of the steps that survive in
-    the final state, divided by the wall time since the first start.
+    The ETTR is the time of the steps that survive in the final state, divided by the wall time
+    since the first start. Both come from the run's records and its journal of steps
+    (`holdfast.core.accounting`).
 
     Args:
-        trace: of Holdfast's own ledger.
-        most: runs that are shown, the latest; all are in the table and in the numbers.
+        trace: a trace of Holdfast's own ledger.
+        most: number of the latest runs shown; the table and the numbers have all.
 
     Raises:
-        LeftOut: no ledger was given, or it has no run that took any time.
+        LeftOut: no ledger was given, or no run of the ledger took any time.
         HoldfastError: a journal is damaged.
     """
     from holdfast.core.accounting import summarize
@@ -170,14 +176,16 @@ def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
             ],
             columns=1,
         ),
-        caption=f"ETTR {whole:.1%} over {len(runs)} runs ({wall_s.sum() / 3600:,.1f} h of wall time), the least "
-        f"{ettr[least]:.1%} of {runs[least].run.run_id}. Measured from the ledger and the journals of steps.",
+        caption=f"ETTR {whole:.1%} over {len(runs)} runs ({wall_s.sum() / 3600:,.1f} h of wall "
+        "time), the least "
+        f"{ettr[least]:.1%} of {runs[least].run.run_id}. Measured from the ledger and the journals "
+        "of steps.",
         numbers={"ettr": whole, "ettr.least": float(ettr.min()), "ettr.runs": float(len(runs))},
     )
 
 
 def _home(url: str) -> Path:
-    """Where the journals of a ledger's runs lie: beside an SQLite file, else at home."""
+    """Return the folder of the journals of a ledger: beside an SQLite file, else `holdfast_home()`."""
     from sqlalchemy.engine import make_url
 
     parsed = make_url(url)
@@ -188,18 +196,21 @@ def _home(url: str) -> Path:
 def expected_ettr(
     mttf_h: npt.ArrayLike, *, checkpoint_interval_h: float, restart_h: float, queue_h: float = 0.0
 ) -> Values:
-    """The ETTR (effective training time ratio) to expect of a long run, 0 to 1.
+    """Return the expected ETTR (effective training time ratio) of a long run, 0 to 1.
 
-    From one failure to the next a run holds its GPUs for 1 / f = MTTF on average. Of that the failure costs the restart
-    u and what ran since the last checkpoint, on average half of the interval c; then the run waits for GPUs for q. So
-    its share of the wall time is (1 / f - u - c / 2) / (1 / f + q) = (1 - f (u + c / 2)) / (1 + f q). It holds for a
-    run of many failures, u and c much shorter than 1 / f, and saves that do not stall it; 0 where it would be negative.
+    A run holds its GPUs for 1 / f = MTTF on average between failures. A failure costs the restart
+    time u and the time since the last checkpoint, on average half of the interval c. Then the run
+    waits for GPUs for q. So the ETTR is (1 / f - u - c / 2) / (1 / f + q) = (1 - f (u + c / 2)) /
+    (1 + f q).
+
+    The formula assumes many failures, u and c much shorter than 1 / f, and saves that do not stall
+    the run. Negative values are replaced by 0.
 
     Args:
         mttf_h: mean time to failure of the run, hours.
         checkpoint_interval_h: hours from one checkpoint to the next.
-        restart_h: hours from getting the GPUs until training goes on.
-        queue_h: hours of waiting for the GPUs after each failure.
+        restart_h: hours from the allocation of GPUs until training continues.
+        queue_h: hours of waiting for GPUs after each failure.
     """
     rate = 1 / np.asarray(mttf_h, dtype=float)
     return np.maximum(1 - rate * (restart_h + checkpoint_interval_h / 2), 0.0) / (
@@ -214,19 +225,20 @@ def expected_ettr_by_size(
     restart_h: float = 5 / 60,
     queue_h: float = 0.0,
 ) -> Result:
-    """The ETTR to expect of a run against its size, if infrastructure failures come at this trace's rate of a GPU.
+    """Chart the expected ETTR of a run by size, at this trace's rate of infrastructure failures.
 
-    The study saves every 30 minutes (section 6.1); 5 minutes to restart and no waiting are assumptions of this module.
+    The rate is per GPU. The study saves every 30 minutes (section 6.1). Restarts of 5 minutes
+    without waiting are assumptions of this module.
 
     Args:
-        trace: with states, sizes and run times.
+        trace: a trace with states, sizes and run times.
         checkpoint_intervals_h: hours, one curve each.
         restart_h: hours to restart, see `expected_ettr`.
         queue_h: hours of waiting, see `expected_ettr`.
 
     Raises:
-        LeftOut: as `by_size`, or no failure is known to be the infrastructure's: users' mistakes, which come at the
-            start of a job, say nothing of a long run.
+        LeftOut: as `by_size`, or there is no infrastructure failure. Users' mistakes fail at
+            the start of a job and do not predict failures of a long run.
     """
     found = by_size(trace)
     rows, series, numbers, said = [], [], {}, {}
@@ -255,7 +267,8 @@ def expected_ettr_by_size(
                     float(value)
                 )
         words = [
-            f"{numbers[f'{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.1024_gpus']:.3f} saved every "
+            f"{numbers[f'{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.1024_gpus']:.3f} "
+            "saved every "
             f"{60 * interval_h:g} min"
             for interval_h in checkpoint_intervals_h
         ]
@@ -264,7 +277,8 @@ def expected_ettr_by_size(
         )
     if not rows:
         raise LeftOut(
-            "Left out: no failure is known to be the infrastructure's, and only those have a steady rate."
+            "Left out: no failure is known to be the infrastructure's, and only those have a "
+            "steady rate."
         )
     chart = Lines(
         title="ETTR to expect by job size",
@@ -290,16 +304,18 @@ def _large(table: Table, least_gpus: float) -> Table:
 def _hours(
     table: Table, column: str, *, modulo_h: float = math.inf, most_h: float = math.inf
 ) -> dict[str, dict[float, float]]:
-    """GPU-hours by cluster and bucket of size: seconds of `column` times GPUs, times `n` unless it is a sum.
+    """Sum GPU-hours by cluster and size bucket: seconds of `column` times GPUs, times `n`.
+
+    A column `sum_…` is not multiplied by `n`.
 
     Args:
-        table: with `cluster`, `gpu_num` and `n`.
+        table: rows with `cluster`, `gpu_num` and `n`.
         column: seconds; NaN does not count.
-        modulo_h: only what is left after whole multiples of so many hours.
+        modulo_h: count only the remainder after whole multiples of this many hours.
         most_h: rows of more hours do not count.
     """
     hours = table[column].astype(float) / 3600
-    hours = np.where(hours <= most_h, hours, 0.0) % modulo_h  # NaN is no such hours
+    hours = np.where(hours <= most_h, hours, 0.0) % modulo_h  # NaN counts as 0 hours.
     gpu_h = hours * table["gpu_num"] * (1 if column.startswith("sum_") else table["n"])
     found: dict[str, dict[float, float]] = {}
     size = buckets(table["gpu_num"])

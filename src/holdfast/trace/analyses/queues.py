@@ -1,4 +1,4 @@
-"""How long jobs wait between submission and start: CDFs of all, by type, by number of GPUs and by pool."""
+"""Analyze how long jobs wait from submission to start: CDFs of all, by type, by size and by pool."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -43,14 +43,15 @@ def queues(
     parts: Sequence[str] | None = None,
     gpu: bool = True,
 ) -> Counted:
-    """Seconds that a cluster's GPU jobs (or CPU jobs) waited.
+    """Return the seconds that a cluster's GPU (or CPU) jobs waited.
 
     Args:
         trace: the trace.
         cluster: one of its clusters.
         split: `type`, `pool` or `gpu_num`.
-        parts: only the jobs whose `split` is one of these; a job without is `UNKNOWN`; None: all.
-        gpu: GPU jobs, not CPU jobs.
+        parts: only jobs whose `split` is one of these; a missing value is `UNKNOWN`; None: all
+            jobs.
+        gpu: True for GPU jobs, False for CPU jobs.
     """
     where = f"cluster = ? AND split = ? AND is_gpu = {gpu}"
     parameters: list[object] = [cluster, split]
@@ -61,9 +62,10 @@ def queues(
 
 
 def queue(trace: "Trace") -> Result:
-    """CDF of the time that GPU jobs waited, by jobs and by the GPU time that they then took, every cluster together.
+    """Chart the CDF of the time that GPU jobs waited, by jobs and by their later GPU time.
 
-    Table: `cluster`, `part`, `weight`, `queue_s`, `share_at_most`. CPU jobs are in the numbers.
+    All clusters share a panel; CPU jobs are in the numbers. Table: `cluster`, `part`, `weight`,
+    `queue_s`, `share_at_most`.
 
     Raises:
         LeftOut: no GPU job has both times.
@@ -94,25 +96,29 @@ def queue(trace: "Trace") -> Result:
     return Result(
         table=cdf_table(groups, column="queue_s"),
         chart=Figure(panels=[cdf_panel(groups, x=_axis(), weight=weight) for weight in BOTH]),
-        caption=f"The median GPU job waits {', '.join(each)}; what waited less than a second is drawn at 1 s.",
+        caption=(
+            f"The median GPU job waits {', '.join(each)}; what waited less than a second is "
+            "drawn at 1 s."
+        ),
         numbers=numbers,
     )
 
 
 def queue_by_type(trace: "Trace") -> Result:
-    """CDF of the time that GPU jobs waited by type, a cluster a row (study: Fig 6b and 6d), and by GPU time.
+    """Chart the CDF of the time that GPU jobs waited, by type, by jobs and by GPU time.
 
-    Table: `cluster`, `part` (the type), `weight`, `queue_s`, `share_at_most`.
+    The charts by jobs are the study's Fig 6b and 6d. There is one row per cluster. Table:
+    `cluster`, `part` (the type), `weight`, `queue_s`, `share_at_most`.
 
     Raises:
-        LeftOut: no cluster has types, or no job both times.
+        LeftOut: no cluster has types, or no job has both times.
     """
     trace.require("type")
     return _by_part(trace, "type", "type")
 
 
 def queue_by_size(trace: "Trace") -> Result:
-    """CDF of the time that GPU jobs waited by number of GPUs, in buckets up to powers of two.
+    """Chart the CDF of the time that GPU jobs waited, by number of GPUs in power-of-two buckets.
 
     Table: `cluster`, `part` (the bucket), `weight`, `queue_s`, `share_at_most`.
 
@@ -123,12 +129,13 @@ def queue_by_size(trace: "Trace") -> Result:
 
 
 def queue_by_pool(trace: "Trace", *, most: int = 8) -> Result:
-    """CDF of the time that GPU jobs waited by pool: the `most` pools with the most jobs, and the others together.
+    """Chart the CDF of the time that GPU jobs waited, by pool.
 
-    Table: `cluster`, `part` (the pool), `weight`, `queue_s`, `share_at_most`.
+    The `most` pools with the most jobs have a curve each; the other pools share one. Table:
+    `cluster`, `part` (the pool), `weight`, `queue_s`, `share_at_most`.
 
     Raises:
-        LeftOut: no cluster has pools, or no job both times.
+        LeftOut: no cluster has pools, or no job has both times.
     """
     trace.require("pool")
     return _by_part(trace, "pool", "pool", most=most)
@@ -154,7 +161,8 @@ def _by_part(trace: "Trace", split: str, word: str, *, most: int | None = None) 
         shortest, longest = by_mean[0], by_mean[-1]
         sentence = (
             f"{longest.cluster}: by {word}, {longest.part} waits longest (mean "
-            f"{words.duration(longest.counted.jobs.mean)}, median {words.duration(longest.counted.jobs.median)}, "
+            f"{words.duration(longest.counted.jobs.mean)}, median "
+            f"{words.duration(longest.counted.jobs.median)}, "
             f"n = {longest.counted.jobs.total:,.0f})"
         )
         if len(by_mean) > 1:
@@ -179,7 +187,8 @@ def _by_part(trace: "Trace", split: str, word: str, *, most: int | None = None) 
 
 def _groups(trace: "Trace", cluster: str, split: str, most: int | None) -> list[Group]:
     found = trace.query(
-        f"SELECT coalesce(part, '{UNKNOWN}') AS part, sum(n)::DOUBLE AS n FROM {trace.prepare('job_queues')} "
+        f"SELECT coalesce(part, '{UNKNOWN}') AS part, sum(n)::DOUBLE AS n FROM "
+        f"{trace.prepare('job_queues')} "
         "WHERE cluster = ? AND split = ? AND is_gpu GROUP BY ALL ORDER BY n DESC, part",
         [cluster, split],
     )
@@ -204,7 +213,7 @@ def _groups(trace: "Trace", cluster: str, split: str, most: int | None) -> list[
 
 
 def _kind(split: str, part: str) -> str:
-    """How a part is named in the key of a number: a type alone, `gpus_5_8`, `pool_vc1`."""
+    """Name a part in the key of a number: the type alone, `gpus_5_8`, `pool_vc1`."""
     if split == "gpu_num":
         return size_slug(part)
     return slug(part) if split == "type" else f"pool_{slug(part)}"

@@ -1,4 +1,4 @@
-"""What an analysis answers with, and what it is to the report."""
+"""The result of an analysis, and the analysis as an entry of the report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A table and a figure, with the words that go with them."""
+    """A table and a chart with a caption and named numbers."""
 
     table: Table
-    """The figure's data, tidy: one row a point, a bar or a box; written as CSV beside it."""
+    """The chart's data, tidy: one row per point, bar or box; written as CSV beside the figure."""
     chart: Figure | None
-    """None: the table itself is what is shown."""
+    """The chart; None: the report shows the table."""
     caption: str
-    """What is to be seen, with n, units and weights; one to three sentences, computed from the data."""
+    """One to three sentences computed from the data, with n, units and weights."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Named headline numbers, for the findings: `seren.gpu.median_duration_s`."""
 
     def figure(self) -> "matplotlib.figure.Figure":
-        """The chart drawn by matplotlib; needs `holdfast[trace]`."""
+        """Draw the chart with matplotlib; needs `holdfast[trace]`."""
         from holdfast.trace.figures import draw
 
         assert self.chart is not None, "this result is a table"
@@ -44,6 +44,6 @@ class Analysis:
     """One of `analyses.SECTIONS`."""
     title: str
     run: Callable[["Trace"], Result]
-    """Raises LeftOut where the trace has not what it needs."""
+    """The analysis; raises LeftOut if the trace lacks an input."""
     source: str = ""
-    """Where the study has it: `Fig 2a`; empty: what the study lacks."""
+    """Place in the study, such as `Fig 2a`; empty if the study has no such figure."""

@@ -1,4 +1,4 @@
-"""The two tables that open the report: the clusters, and their jobs side by side."""
+"""Make the two tables that open the report: the clusters, and a comparison of their jobs."""
 
 import math
 from typing import TYPE_CHECKING
@@ -30,19 +30,21 @@ COMPARISON_COLUMNS = (
     "avg_run_time_cpu_s", "avg_queue_time_cpu_s", "med_run_time_cpu_s", "med_queue_time_cpu_s",
     "complete_rate_cpu", "cancel_rate_cpu", "fail_rate_cpu", "preempt_rate_cpu",
 )  # fmt: skip
-"""Those of AcmeTrace's cluster_summary.csv, with units, and preempted jobs apart."""
+"""Columns of AcmeTrace's cluster_summary.csv with units, and preempted jobs as a column."""
 
 
 def cluster_table(trace: "Trace") -> Result:
-    """The clusters: nodes, GPUs, what the trace covers (study: Table 1). A table; missing where nobody said.
+    """Tabulate the clusters: nodes, GPUs and the time covered (study: Table 1).
 
-    Times are of submission, ISO 8601, UTC; `days` is from the first to the last.
+    Unknown values are missing. Times are of submission, ISO 8601, UTC; `days` is from the first to
+    the last.
 
     Raises:
         LeftOut: the trace has no job.
     """
     sums = trace.query(
-        "SELECT cluster, sum(n)::DOUBLE AS n, coalesce(sum(n) FILTER (is_gpu), 0)::DOUBLE AS n_gpu, "
+        "SELECT cluster, sum(n)::DOUBLE AS n, coalesce(sum(n) FILTER (is_gpu), 0)::DOUBLE AS "
+        "n_gpu, "
         "coalesce(sum(sum_gpu_time_s), 0)::DOUBLE / 3600 AS gpu_time_h, "
         "strftime(min(min_submit_at), '%Y-%m-%dT%H:%M:%S') AS first_at, "
         "strftime(max(max_submit_at), '%Y-%m-%dT%H:%M:%S') AS last_at, "
@@ -91,10 +93,10 @@ def cluster_table(trace: "Trace") -> Result:
 
 
 def comparison_table(trace: "Trace") -> Result:
-    """The clusters' jobs side by side: counts, run and queue times, GPUs, and how jobs end (study: Table 2).
+    """Compare the clusters' jobs: counts, run and queue times, GPUs, final states (study: Table 2).
 
-    Columns as AcmeTrace's cluster_summary.csv, times in seconds, rates of jobs that ended; missing where the trace
-    cannot tell. A table.
+    Columns are as in AcmeTrace's cluster_summary.csv, with times in seconds and rates of jobs that
+    ended. Unknown values are missing.
 
     Raises:
         LeftOut: the trace has no job.
@@ -131,11 +133,13 @@ def comparison_table(trace: "Trace") -> Result:
 
 
 def _row(trace: "Trace", name: str) -> dict[str, float]:
-    """The row of a cluster, in the order of `COMPARISON_COLUMNS`."""
+    """Make the row of a cluster, in the order of `COMPARISON_COLUMNS`."""
     (total, of_cpu, of_gpu) = next(
         trace.query(
-            "SELECT coalesce(sum(n), 0)::DOUBLE AS n, coalesce(sum(n) FILTER (NOT is_gpu), 0)::DOUBLE AS cpu, "
-            f"coalesce(sum(n) FILTER (is_gpu), 0)::DOUBLE AS gpu FROM {trace.prepare('job_counts')} WHERE cluster = ?",
+            "SELECT coalesce(sum(n), 0)::DOUBLE AS n, coalesce(sum(n) FILTER (NOT is_gpu), "
+            "0)::DOUBLE AS cpu, "
+            "coalesce(sum(n) FILTER (is_gpu), 0)::DOUBLE AS gpu FROM "
+            f"{trace.prepare('job_counts')} WHERE cluster = ?",
             [name],
         ).rows()
     )

@@ -1,4 +1,4 @@
-"""Who uses the cluster: each person's share of GPU time and jobs, how long they wait, how their jobs end."""
+"""Analyze each user's share of GPU time and jobs, waits and final states."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 Values = npt.NDArray[np.float64]
 
 SHOWN = 20
-"""How many people are shown by name; the rest together are `others`."""
-NO_USERS = "no GPU job says whose it is"
+"""Number of users shown by name; the rest are `others`."""
+NO_USERS = "no GPU job has a user"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Users:
-    """GPU jobs by person, most GPU time first; each array has one entry a person."""
+    """GPU jobs by user, most GPU time first; each array has one entry per user."""
 
     names: list[str]
     jobs: Values
     gpu_time_s: Values
     queued: Values
-    """Jobs of which it is known how long they waited."""
+    """Jobs with a known wait."""
     queue_s: Values
-    """The sum of their waits."""
+    """Sum of the waits."""
     ended: Values
     """Jobs with a final state."""
     cancelled: Values
     failed: Values
 
     def shown(self, most: int) -> "Users":
-        """The first `most`, and all others as one."""
+        """Keep the first `most` users and sum all others into one."""
         if len(self.names) <= most:
             return self
 
@@ -60,7 +60,7 @@ class Users:
 
 
 def users_of(trace: "Trace", cluster: str) -> Users | None:
-    """The people of a cluster with GPU jobs; None where it has none or does not name them."""
+    """Return the users of a cluster with GPU jobs; None without such jobs or user names."""
     if not trace.has("username", cluster=cluster):
         return None
 
@@ -95,23 +95,23 @@ def users_of(trace: "Trace", cluster: str) -> Users | None:
 
 
 def lorenz(amounts: Values) -> tuple[Values, Values]:
-    """Shares of people, most first, from 0 to 1, and the share of the amount that they have together."""
+    """Return shares of users (most first, 0 to 1) and the share of the amount that they hold."""
     ordered = np.sort(amounts)[::-1]
     have = np.append(0.0, np.cumsum(ordered)) / max(float(ordered.sum()), 1e-300)
     return np.linspace(0.0, 1.0, len(have)), have
 
 
 def gini(amounts: Values) -> float:
-    """Gini coefficient: 0 where all have alike, near 1 where one has all; twice the area between `lorenz` and alike."""
+    """Return the Gini coefficient: 0 for equal amounts, near 1 if one user has all."""
     people, have = lorenz(amounts)
     return float(2 * np.trapezoid(have, people) - 1)
 
 
 def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
-    """How GPU time and GPU jobs are spread over people: the Lorenz curve, and the largest shares by name.
+    """Chart how GPU time and GPU jobs are spread over users: Lorenz curves and the largest shares.
 
-    Table: `cluster`, `user`, `jobs`, `gpu_time_h`, `share_of_jobs`, `share_of_gpu_time`: the `most` with the most GPU
-    time, and all others as one.
+    Table: `cluster`, `user`, `jobs`, `gpu_time_h`, `share_of_jobs`, `share_of_gpu_time`, for the
+    `most` users with the most GPU time and for all others as one.
 
     Raises:
         LeftOut: no cluster names its users.
@@ -137,7 +137,10 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
         if cluster not in trace.compared:
             bars.append(
                 Bars(
-                    title=f"{cluster} (n = {of_jobs:,.0f} GPU jobs, {users.gpu_time_s.sum() / 3600:,.0f} GPU h)",
+                    title=(
+                        f"{cluster} (n = {of_jobs:,.0f} GPU jobs, "
+                        f"{users.gpu_time_s.sum() / 3600:,.0f} GPU h)"
+                    ),
                     value=Axis(label="share", low=0.0),
                     groups=shown.names,
                     parts={"jobs": shown.jobs / of_jobs, "GPU time": shown.gpu_time_s / of_time},
@@ -154,8 +157,10 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
             f"{key}.gini_jobs": gini(users.jobs),
         }
         sentences.append(
-            f"{cluster}: the {tenth:,} of {len(users.names):,} people with the most GPU time have {top:.1%} of it "
-            f"(Gini coefficient {numbers[f'{key}.gini_gpu_time']:.2f}; of jobs {numbers[f'{key}.gini_jobs']:.2f})."
+            f"{cluster}: the {tenth:,} of {len(users.names):,} people with the most GPU time have "
+            f"{top:.1%} of it "
+            f"(Gini coefficient {numbers[f'{key}.gini_gpu_time']:.2f}; of jobs "
+            f"{numbers[f'{key}.gini_jobs']:.2f})."
         )
     lines = [
         Lines(
@@ -176,9 +181,10 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
 
 
 def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
-    """How long each person's GPU jobs waited on average, the `most` with the most GPU time and all others as one.
+    """Chart the mean wait of each user's GPU jobs.
 
-    Table: `cluster`, `user`, `n`, `mean_queue_s`, `waited_h` (job-hours).
+    The `most` users with the most GPU time have a bar each, all others share one. Table: `cluster`,
+    `user`, `n`, `mean_queue_s`, `waited_h` (job-hours).
 
     Raises:
         LeftOut: no cluster names its users, or no GPU job has both times.
@@ -214,11 +220,13 @@ def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
         numbers[f"{slug(cluster)}.users.longest_mean_queue_s"] = float(mean[longest])
         numbers[f"{slug(cluster)}.users.shortest_mean_queue_s"] = float(mean[least])
         sentences.append(
-            f"{cluster}: of those shown {shown.names[longest]} waits longest, {words.duration(float(mean[longest]))} a "
-            f"job, {shown.names[least]} least, {words.duration(float(mean[least]))}; all {words.duration(overall)} "
+            f"{cluster}: of those shown {shown.names[longest]} waits longest, "
+            f"{words.duration(float(mean[longest]))} a "
+            f"job, {shown.names[least]} least, {words.duration(float(mean[least]))}; all "
+            f"{words.duration(overall)} "
             f"(n = {users.queued.sum():,.0f})."
         )
-    some(panels, "no GPU job that says whose it is has both a time of submission and one of start")
+    some(panels, "no GPU job with a user has both a submission and a start time")
     return Result(
         table=Table.of_rows(("cluster", "user", "n", "mean_queue_s", "waited_h"), rows),
         chart=Figure(panels=panels),
@@ -228,9 +236,10 @@ def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
 
 
 def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
-    """Which share of each person's GPU jobs was cancelled or failed: the `most` with the most GPU time, and others.
+    """Chart the share of each user's GPU jobs that were cancelled or failed.
 
-    Table: `cluster`, `user`, `n` (jobs that ended), `cancelled_share`, `failed_share`.
+    The `most` users with the most GPU time have a bar each, all others share one. Table: `cluster`,
+    `user`, `n` (jobs that ended), `cancelled_share`, `failed_share`.
 
     Raises:
         LeftOut: no cluster names its users, or no GPU job has a final state.
@@ -263,10 +272,11 @@ def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
         overall = float(users.failed.sum() / users.ended.sum())
         numbers[f"{slug(cluster)}.users.greatest_failed_share"] = float(failed[worst])
         sentences.append(
-            f"{cluster}: of those shown {shown.names[worst]} has the most failures, {failed[worst]:.1%} of "
+            f"{cluster}: of those shown {shown.names[worst]} has the most failures, "
+            f"{failed[worst]:.1%} of "
             f"{shown.ended[worst]:,.0f} jobs; all {overall:.1%} of {users.ended.sum():,.0f}."
         )
-    some(panels, "no GPU job that says whose it is has a final state")
+    some(panels, "no GPU job with a user has a final state")
     return Result(
         table=Table.of_rows(("cluster", "user", "n", "cancelled_share", "failed_share"), rows),
         chart=Figure(panels=panels),

@@ -1,8 +1,8 @@
-"""How much of the hardware is used: the study's Fig 2b and Fig 7, and how that changes over time.
+"""Analyze hardware utilisation over all samples (study: Fig 2b and Fig 7) and over time.
 
-Which metric is meant is always said: GPU_UTIL is the share of time in which any kernel ran, on however little of the
-GPU; SM_ACTIVE is the share of the multiprocessors that had work, and is what says how busy a GPU is (DCGM's field
-definitions).
+Every chart names its metric. GPU_UTIL is the share of time in which any kernel ran, on any part of
+the GPU. SM_ACTIVE is the share of multiprocessors with work and measures how busy a GPU is (DCGM's
+field definitions).
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,13 @@ ANY_KERNEL = METRICS["GPU_UTIL"].note
 
 
 def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
-    """CDF of GPU_UTIL over all GPUs and samples, and how polarised it is (study: Fig 2b).
+    """Chart the CDF of GPU_UTIL over all GPUs and samples (study: Fig 2b).
+
+    The numbers have the shares of idle and busy samples.
 
     Args:
-        trace: with the metric GPU_UTIL.
-        busy_pct: from here on a GPU counts as busy.
+        trace: a trace with the metric GPU_UTIL.
+        busy_pct: least GPU_UTIL of a busy GPU.
 
     Raises:
         LeftOut: there is no such telemetry.
@@ -75,7 +77,7 @@ def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
 
 
 def sm_activity(trace: "Trace") -> Result:
-    """CDF of SM_ACTIVE and of PIPE_TENSOR_ACTIVE (study: Fig 7a).
+    """Chart the CDF of SM_ACTIVE and of PIPE_TENSOR_ACTIVE (study: Fig 7a).
 
     Raises:
         LeftOut: the telemetry has neither.
@@ -84,18 +86,19 @@ def sm_activity(trace: "Trace") -> Result:
         trace,
         "Multiprocessor and tensor-core activity",
         {"SM_ACTIVE": "sm_active", "PIPE_TENSOR_ACTIVE": "tensor_active"},
-        "SM_ACTIVE is the share of multiprocessors with work; PIPE_TENSOR_ACTIVE that of cycles in the tensor cores.",
+        "SM_ACTIVE is the share of multiprocessors with work; PIPE_TENSOR_ACTIVE that of cycles in "
+        "the tensor cores.",
     )
 
 
 def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
-    """CDF of GPU memory and of host memory in use, in percent of what there is (study: Fig 7b).
+    """Chart the CDF of GPU memory and of host memory in use, in percent (study: Fig 7b).
 
-    FB_USED is in MiB: a percentage where the cluster says how much memory its GPUs have.
+    FB_USED is in MiB and becomes a percentage if the cluster's GPU memory is known.
 
     Args:
-        trace: with the metrics FB_USED or NODE_MEMORY_UTILIZATION.
-        full_pct: the number `over_share` is the share of the samples above it.
+        trace: a trace with the metrics FB_USED or NODE_MEMORY_UTILIZATION.
+        full_pct: limit of the number `over_share`, the share of samples above it.
 
     Raises:
         LeftOut: the telemetry has neither.
@@ -111,7 +114,8 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
     }
     if not curves:
         raise LeftOut(
-            "Left out: the telemetry has no NODE_MEMORY_UTILIZATION, and no FB_USED of GPUs whose memory is known."
+            "Left out: the telemetry has no NODE_MEMORY_UTILIZATION, and no FB_USED of GPUs whose "
+            "memory is known."
         )
     numbers: dict[str, float] = {}
     said: dict[str, str] = {}
@@ -121,7 +125,10 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
         numbers[f"{key}.over_share"] = over(used, full_pct)
         numbers[f"{key}.over_half_share"] = over(used, 50.0)
         what = "GPU" if metric == "FB_USED" else "host"
-        words = f"median {used.median:.3g}% of {what} memory, above {full_pct:g}% in {over(used, full_pct):.1%}"
+        words = (
+            f"median {used.median:.3g}% of {what} memory, above {full_pct:g}% in "
+            f"{over(used, full_pct):.1%}"
+        )
         said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
     panel, table = cdf(trace, "Memory in use", _percent("memory in use"), curves, unit="pct")
     return Result(
@@ -133,7 +140,7 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
 
 
 def cpu(trace: "Trace") -> Result:
-    """CDF of the CPU utilisation of nodes, NODE_CPU_UTILIZATION (study: Fig 7c).
+    """Chart the CDF of the CPU utilisation of nodes, NODE_CPU_UTILIZATION (study: Fig 7c).
 
     Raises:
         LeftOut: there is no such telemetry.
@@ -147,14 +154,15 @@ def cpu(trace: "Trace") -> Result:
 
 
 def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.25) -> Result:
-    """CDF of InfiniBand traffic as a share of the greatest that was seen, sending and receiving (study: Fig 7d).
+    """Chart the CDF of InfiniBand traffic as a share of the observed maximum (study: Fig 7d).
 
-    The released data are counters without a stated unit, so the study divides by their maximum; so does this.
+    Sending and receiving are separate curves. The released data are counters without a stated unit,
+    so the study divides by their maximum, as this chart does.
 
     Args:
-        trace: with the metrics NODE_IB_SEND or NODE_IB_RECEIVE.
-        idle_share: at most this share of the maximum is idle.
-        heavy_share: above this share of the maximum is heavy.
+        trace: a trace with the metrics NODE_IB_SEND or NODE_IB_RECEIVE.
+        idle_share: greatest share of the maximum that counts as idle.
+        heavy_share: share of the maximum above which traffic is heavy.
 
     Raises:
         LeftOut: the telemetry has neither.
@@ -177,7 +185,8 @@ def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.
             f"{key}.heavy_share": over(rate, 100 * heavy_share),
         }
         said[cluster] = (
-            f"idle (at most {idle_share:.0%} of the greatest) in {numbers[f'{key}.idle_share']:.1%} of the samples, "
+            f"idle (at most {idle_share:.0%} of the greatest) in "
+            f"{numbers[f'{key}.idle_share']:.1%} of the samples, "
             f"above {heavy_share:.0%} in {numbers[f'{key}.heavy_share']:.1%}"
         )
     panel, table = cdf(
@@ -192,10 +201,10 @@ def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.
 
 
 def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
-    """The mean of a metric of every hour, and the share of its samples that are 0 (idle).
+    """Chart the hourly mean of a metric, and the share of its samples that are 0 (idle).
 
     Args:
-        trace: with the metric.
+        trace: a trace with the metric.
         metric: a percentage of a GPU or a node.
 
     Raises:
@@ -237,10 +246,10 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
 
 
 def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
-    """The share of samples at 0 against the hour of the day, on the clock of the cluster's people.
+    """Chart the share of samples at 0 by local hour of the day.
 
     Args:
-        trace: with the metric.
+        trace: a trace with the metric.
         metric: a percentage of a GPU or a node.
 
     Raises:
@@ -265,7 +274,8 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
         numbers[f"{slug(cluster)}.{metric.lower()}.idle_most_share"] = float(share[most])
         numbers[f"{slug(cluster)}.{metric.lower()}.idle_least_share"] = float(share[least])
         said[cluster] = (
-            f"idle most at {most:02d}:00 ({share[most]:.1%} of samples), least at {least:02d}:00 ({share[least]:.1%})"
+            f"idle most at {most:02d}:00 ({share[most]:.1%} of samples), least at {least:02d}:00 "
+            f"({share[least]:.1%})"
         )
     chart = Lines(
         title=f"{metric} = 0 by hour of the day",
@@ -282,7 +292,7 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
 
 
 def _hours(trace: "Trace", metric: str) -> tuple[Table, dict[str, Table]]:
-    """Hourly means of a metric: all, and of each cluster."""
+    """Return the hourly means of a metric as one table, and by cluster."""
     hours = measured(trace, "metric_hours").where(metric=metric)
     if not len(hours):
         raise LeftOut(f"Left out: the telemetry has no {metric}.")
@@ -304,7 +314,7 @@ def _hours(trace: "Trace", metric: str) -> tuple[Table, dict[str, Table]]:
 
 
 def _percentages(trace: "Trace", title: str, metrics: Mapping[str, str], note: str) -> Result:
-    """CDFs of percentages: the metric and its name in the keys of the numbers."""
+    """Make CDFs of percentages; `metrics` maps each metric to its name in number keys."""
     curves = {
         (cluster, metric): distribution
         for metric in metrics

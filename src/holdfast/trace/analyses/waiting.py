@@ -1,4 +1,4 @@
-"""Who waits for whom: waiting attributed to those who held the GPUs meanwhile, and waiting while enough were free."""
+"""Attribute waiting to the jobs that held the GPUs, and find waits while enough GPUs were free."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -33,7 +33,7 @@ Values = npt.NDArray[np.float64]
 
 NO_TIMES = "no GPU job has a time of submission, a start and an end"
 NOBODY = "nobody"
-"""Whoever waits in an hour in which no GPU is in use, waits for nobody."""
+"""Holder of the GPUs in an hour in which no GPU is in use."""
 WEIGHTS: dict[Literal["waiting", "wanted"], str] = {
     "waiting": "job-hours waited",
     "wanted": "GPU-hours waited",
@@ -43,20 +43,22 @@ WEIGHTS: dict[Literal["waiting", "wanted"], str] = {
 def who_waits(
     trace: "Trace", cluster: str, by: Literal["type", "pool"], measure: Literal["waiting", "wanted"]
 ) -> tuple[list[str], Values]:
-    """The hours that jobs of each kind waited, split among the kinds that held GPUs in those same hours.
+    """Divide the hours that jobs of each kind waited among the kinds that held GPUs in those hours.
 
-    Within an hour the waiting of a kind is split in proportion to the GPU time that each kind (the waiter's own too)
-    held; it says who held what others waited for, not that these would have had it.
+    Within an hour the waiting of a kind is divided in proportion to the GPU time that each kind
+    held, the waiter's own included. A holder did not necessarily take the GPUs that the waiter
+    would have had.
 
     Args:
         trace: the trace.
         cluster: one of its clusters.
         by: `type` or `pool`.
-        measure: `waiting` (an hour of a job is 1) or `wanted` (an hour of a job is its number of GPUs).
+        measure: `waiting` (an hour of a job is 1) or `wanted` (an hour of a job is its number
+            of GPUs).
 
     Returns:
-        The kinds, and shape (kinds, kinds + 1): waiter by holder in job-hours or GPU-hours, the last holder being
-        `NOBODY`. The sum is all the waiting of jobs that started.
+        The kinds, and an array of shape (kinds, kinds + 1): waiter by holder, in job-hours or
+        GPU-hours. The last holder is `NOBODY`. The sum is all the waiting of jobs that started.
     """
     waited, held = hourly(trace, cluster, measure, by), hourly(trace, cluster, "busy", by)
     if waited is None or held is None:
@@ -67,25 +69,26 @@ def who_waits(
 
 
 def who_waits_for_whom(trace: "Trace") -> Result:
-    """Waiting by the waiter's type and the type that held the GPUs, in job-hours and in GPU-hours waited.
+    """Chart waiting by the waiter's type and the holder's type, in job-hours and in GPU-hours.
 
-    See `who_waits` for what is attributed. Table: `cluster`, `weight`, `waiter`, `holder`, `hours`,
+    `who_waits` attributes the waiting. Table: `cluster`, `weight`, `waiter`, `holder`, `hours`,
     `share_of_waiting`.
 
     Raises:
-        LeftOut: no cluster has types, or no GPU job all three times.
+        LeftOut: no cluster has types, or no GPU job has all three times.
     """
     trace.require("type")
     return _matrix(trace, "type", most=None)
 
 
 def who_waits_for_whom_by_pool(trace: "Trace", *, most: int = 12) -> Result:
-    """Waiting by the waiter's pool and the pool whose jobs held GPUs: the `most` pools that waited most, and others.
+    """Chart waiting by the waiter's pool and the holder's pool.
 
-    Table as of `who_waits_for_whom`.
+    The `most` pools that waited most have a row each, others share one. The table has the columns
+    of `who_waits_for_whom`.
 
     Raises:
-        LeftOut: no cluster has pools, or no GPU job all three times.
+        LeftOut: no cluster has pools, or no GPU job has all three times.
     """
     trace.require("pool")
     return _matrix(trace, "pool", most=most)
@@ -128,7 +131,8 @@ def _matrix(trace: "Trace", by: Literal["type", "pool"], *, most: int | None) ->
             greatest, of = divmod(int(matrix.argmax()), matrix.shape[1])
             longest = int(matrix.sum(axis=1).argmax())
             sentences.append(
-                f"{cluster}, {unit}: {kinds[longest]} does {matrix[longest].sum() / total:.1%} of {total:,.0f}; the "
+                f"{cluster}, {unit}: {kinds[longest]} does {matrix[longest].sum() / total:.1%} of "
+                f"{total:,.0f}; the "
                 f"largest part is {kinds[greatest]} while {[*kinds, NOBODY][of]} held the GPUs "
                 f"({matrix[greatest, of] / total:.1%})."
             )
@@ -146,7 +150,7 @@ def _matrix(trace: "Trace", by: Literal["type", "pool"], *, most: int | None) ->
 
 
 def _order(kinds: Sequence[str], matrix: Values, by: str) -> list[int]:
-    """The places of the types in the study's order, or of the pools, those that waited most first."""
+    """Order types as in the study, and pools by waiting, most first."""
     if by == "type":
         return [list(kinds).index(name) for name in types_in_order(kinds)]
     return [int(place) for place in np.argsort(-matrix.sum(axis=1), kind="stable")]
@@ -155,7 +159,7 @@ def _order(kinds: Sequence[str], matrix: Values, by: str) -> list[int]:
 def _gathered(
     kinds: Sequence[str], matrix: Values, order: Sequence[int], most: int | None
 ) -> tuple[list[str], Values]:
-    """The matrix in an order, all kinds after the first `most` summed as `others`."""
+    """Reorder the matrix; sum all kinds after the first `most` as `others`."""
     kept = order if most is None else order[:most]
     others = [] if most is None else order[most:]
     into = np.zeros((len(kinds), len(kept) + bool(others)))
@@ -170,10 +174,10 @@ def _gathered(
 
 
 def wait_by_size(trace: "Trace") -> Result:
-    """Mean and median wait of GPU jobs against their number of GPUs, in buckets up to powers of two.
+    """Chart mean and median wait of GPU jobs by number of GPUs, in power-of-two buckets.
 
-    Table: `cluster`, `gpus` (the bucket), `size` (its upper end; 0.5: less than 1), `n`, `mean_queue_s`,
-    `median_queue_s`.
+    Table: `cluster`, `gpus` (the bucket), `size` (its upper end; 0.5: less than 1), `n`,
+    `mean_queue_s`, `median_queue_s`.
 
     Raises:
         LeftOut: no GPU job has both times.
@@ -217,7 +221,8 @@ def wait_by_size(trace: "Trace") -> Result:
         longest = max(range(len(sizes)), key=lambda place: waits[place].mean)
         sentences.append(
             f"{cluster}: jobs of {size_label(sizes[longest])} GPUs wait longest, "
-            f"{words.duration(waits[longest].mean)} on average (n = {waits[longest].total:,.0f} of {n:,.0f})."
+            f"{words.duration(waits[longest].mean)} on average (n = {waits[longest].total:,.0f} of "
+            f"{n:,.0f})."
         )
     some(rows, "no GPU job has both a time of submission and one of start")
     return Result(
@@ -240,11 +245,12 @@ def wait_by_size(trace: "Trace") -> Result:
 
 
 def waiting_while_free(trace: "Trace") -> Result:
-    """The share of waiting done in hours whose mean of free GPUs was enough for the waiting job, by size.
+    """Chart the share of waiting in hours with enough free GPUs for the waiting job, by size.
 
-    Such waiting is not for want of GPUs: it is fragmentation, quota, priority or the scheduler's own time. The hourly
-    mean hides minutes in which the cluster was full, so it is an estimate. Table: `cluster`, `gpus` (bucket),
-    `waited_h` (job-hours), `waited_while_free_h`, `share_while_free`.
+    Such waiting is not caused by a lack of GPUs, but by fragmentation, quota, priority or the
+    scheduler's own time. The share is an estimate, because the hourly mean of free GPUs hides
+    minutes in which the cluster was full. Table: `cluster`, `gpus` (bucket), `waited_h`
+    (job-hours), `waited_while_free_h`, `share_while_free`.
 
     Raises:
         LeftOut: the capacity of no cluster is known, or no GPU job has all three times.
@@ -291,8 +297,10 @@ def waiting_while_free(trace: "Trace") -> Result:
             for label, each in zip(labels, share, strict=True)
         }
         sentences.append(
-            f"{cluster}: {overall:.1%} of {all_h.sum():,.0f} job-hours were waited while, in the hour's mean, enough "
-            f"of the {capacity:,.0f} GPUs were free: for quota, placement or the scheduler, not for want of GPUs."
+            f"{cluster}: {overall:.1%} of {all_h.sum():,.0f} job-hours were waited while, in the "
+            "hour's mean, enough "
+            f"of the {capacity:,.0f} GPUs were free: for quota, placement or the scheduler, not "
+            "for want of GPUs."
         )
     some(panels, f"the capacity of no cluster is known, or {NO_TIMES}")
     return Result(

@@ -1,4 +1,4 @@
-"""What the cluster is used for: each type's share of the jobs and of the GPU time."""
+"""Analyze each workload type's share of the jobs and of the GPU time."""
 
 from typing import TYPE_CHECKING
 
@@ -20,13 +20,14 @@ TOLD_BY = {
     "habit": "what its user mostly runs",
     "guess": "its size and duration alone",
 }
-"""What the rules of `jobtypes` went by, in words."""
+"""The origin of a type by the rules of `jobtypes`, in words."""
 
 
 def workload_shares(trace: "Trace") -> Result:
-    """Each type's share of GPU jobs and of GPU time, a cluster a panel (study: Fig 4), those without a type too.
+    """Chart each type's share of GPU jobs and of GPU time (study: Fig 4), with untyped jobs.
 
-    Table: `cluster`, `type`, `jobs`, `gpu_time_h`, `share_of_jobs`, `share_of_gpu_time`.
+    There is one panel per cluster. Table: `cluster`, `type`, `jobs`, `gpu_time_h`, `share_of_jobs`,
+    `share_of_gpu_time`.
 
     Raises:
         LeftOut: no cluster has types of GPU jobs.
@@ -69,7 +70,10 @@ def workload_shares(trace: "Trace") -> Result:
             numbers[f"{key}.share_of_gpu_time"] = float(of_time[place])
         panels.append(
             Bars(
-                title=f"{cluster} (n = {jobs.sum():,.0f} GPU jobs, {gpu_time_s.sum() / 3600:,.0f} GPU h)",
+                title=(
+                    f"{cluster} (n = {jobs.sum():,.0f} GPU jobs, {gpu_time_s.sum() / 3600:,.0f} "
+                    "GPU h)"
+                ),
                 value=Axis(label="share", low=0.0),
                 groups=types,
                 parts={"jobs": of_jobs, "GPU time": of_time},
@@ -77,15 +81,19 @@ def workload_shares(trace: "Trace") -> Result:
         )
         many, much = (int(shares[: len(named(types))].argmax()) for shares in (of_jobs, of_time))
         sentence = (
-            f"{cluster}: {types[many]} is {of_jobs[many]:.1%} of {jobs.sum():,.0f} GPU jobs and {of_time[many]:.1%} of "
+            f"{cluster}: {types[many]} is {of_jobs[many]:.1%} of {jobs.sum():,.0f} GPU jobs and "
+            f"{of_time[many]:.1%} of "
             f"the GPU time"
         )
         if much != many:
-            sentence += f"; {types[much]} is {of_jobs[much]:.1%} of jobs and {of_time[much]:.1%} of GPU time"
+            sentence += (
+                f"; {types[much]} is {of_jobs[much]:.1%} of jobs and {of_time[much]:.1%} "
+                "of GPU time"
+            )
         if UNKNOWN in own:
             sentence += f"; the type of {of_jobs[-1]:.1%} of jobs is unknown"
         if told := [(rule, n / jobs.sum()) for _, rule, n in rules.where(cluster=cluster).rows()]:
-            sentence += "; types were told by " + ", ".join(
+            sentence += "; types were assigned by " + ", ".join(
                 f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in told
             )
             numbers |= {

@@ -1,20 +1,21 @@
-"""Charts as data, drawn: for the page as SVG in its colours, for a paper as PDF and PNG.
+"""Draw charts: as SVG in the page's colours, and as PDF and PNG for a paper.
 
-Enter `holdfast.trace.charts.Figure` objects; leave matplotlib figures, SVG text or files. The stages, in order:
+The input is `holdfast.trace.charts.Figure` objects. The output is matplotlib figures, SVG text or
+files. The stages, in order:
 
 | module | one idea |
 |---|---|
-| `look` | colours, dashes and sizes, of the page and of a paper |
-| `ticks` | an axis: its limits and its ticks, numbers and durations in words |
-| `plan` | what every panel comes to before a stroke is drawn: axes, keys, and who draws inside |
-| `curves`, `bars` (and boxes), `heatmap` | a kind of panel each: its plan |
-| `text` | the width of text, and text that can be shown |
-| `frame` | margins, axes, keys and titles around what a plan draws |
-| `drawing` | panels side by side: `draw` |
-| `export` | compact SVG for a page or a file, PDF and PNG for a paper |
+| `look` | define colours, dashes and sizes of the page and of a paper |
+| `ticks` | plan an axis: limits and ticks, numbers and durations in words |
+| `plan` | describe a panel before drawing: axes, legend keys, and the function that draws inside |
+| `curves`, `bars` (and boxes), `heatmap` | make the plan of one kind of panel each |
+| `text` | measure text, and clean text for display |
+| `frame` | lay out margins, axes, keys and titles around a plan |
+| `drawing` | put panels side by side: `draw` |
+| `export` | write compact SVG for a page or a file, PDF and PNG for a paper |
 
-Nothing measures and nothing lays out twice: ticks, keys and margins are computed from the data and from the widths of
-the texts, which is ten times faster than matplotlib's constrained layout.
+Nothing is measured or laid out twice: ticks, keys and margins follow from the data and from text
+widths. This is ten times faster than matplotlib's constrained layout.
 """
 
 from holdfast.trace.figures.drawing import draw

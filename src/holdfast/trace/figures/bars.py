@@ -1,4 +1,4 @@
-"""Horizontal bars, grouped or stacked, and boxes of quartiles."""
+"""Plan horizontal bars, grouped or stacked, and boxes of quartiles."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _SMALLER_PT = 0.7
 LABELLED_LIMIT = 60
-"""Up to so many bars carry their values."""
+"""Maximum number of bars that carry their values."""
 
 
 def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
-    """The plan of bars: the parts of a group side by side, or one after another where they are stacked."""
+    """Plan bars: the parts of a group side by side, or one after another if stacked."""
     values = {part: np.asarray(column, dtype=float) for part, column in panel.parts.items()}
     together = np.concatenate([np.empty(0), *values.values()])
     if panel.stacked and values:
@@ -67,7 +67,7 @@ def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
 def _beside(
     panel: charts.Bars, values: dict[str, charts.Values], value: AxisPlan, look: Look
 ) -> list[tuple[float, float]]:
-    """Where the words beside each bar begin, and their length in points."""
+    """Return the start of the words beside each bar, and their length in points."""
     found = []
     for part, column in values.items():
         ends = np.fmax(column, panel.high[part]) if part in panel.high else column
@@ -122,7 +122,11 @@ def _draw(
 def _interval(
     panel: charts.Bars, part: str, group: int, at: float, axes: "Axes", look: Look, amount: float
 ) -> float:
-    """Draw the interval about a value, where there is one; answers with how far to the right the bar reaches."""
+    """Draw the interval about a value, if any.
+
+    Returns:
+        The right end of the bar and its interval, in data.
+    """
     if part not in panel.low or part not in panel.high:
         return amount
     low, high = float(panel.low[part][group]), float(panel.high[part][group])
@@ -144,7 +148,7 @@ _NAMES = ("whisker", "first quartile", "median", "third quartile", "whisker")
 
 
 def plan_boxes(panel: charts.Boxes, look: Look, *, width_in: float) -> Plan:
-    """The plan of box plots: one row a group, its box from quartile to quartile, its median a thick stroke."""
+    """Plan box plots: one row per group, a box from quartile to quartile, a thick stroke as median."""
     five = np.asarray(panel.five, dtype=float).reshape(-1, 5)
     value = plan_axis(panel.value, five.ravel(), length_pt=width_in * 55, gap_pt=40)
     y = AxisPlan(
@@ -179,7 +183,7 @@ def _draw_boxes(
                 fontsize=look.text_pt - 0.7, color=look.colours["muted"], family=look.fonts,
             )  # fmt: skip
             continue
-        # What is at or below 0 stands at the edge of a logarithmic axis.
+        # Values at or below 0 stand at the edge of a logarithmic axis.
         low, q1, median, q3, high = (
             np.maximum(numbers, value.low) if value.scale == "log" else numbers
         )

@@ -1,4 +1,4 @@
-"""Curves and points over a common x."""
+"""Plan curves and points over a common x."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from holdfast.trace.charts import Values
 
 DENSE = 200
-"""Curves over time of more points than this are thin and have no dashes, which a jagged line would make a blur of."""
+"""Number of points above which curves over time are thin and solid.
+
+Dashes would blur a jagged line.
+"""
 FEW_POINTS = 60
-"""Up to so many points have markers of their own shape; more are dots."""
+"""Maximum number of points with markers of their own shape; more points are dots."""
 
 
 def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
-    """The plan of curves, bands, error bars and points."""
+    """Plan curves, bands, error bars and points."""
     every = [np.empty(0), *(series.x for series in panel.series)]
     heights = [np.empty(0)]
     for series in panel.series:
         heights += [part for part in (series.y, series.low, series.high) if part is not None]
     x = plan_axis(panel.x, np.concatenate(every), length_pt=width_in * 62, gap_pt=38)
     y = plan_axis(panel.y, np.concatenate(heights), length_pt=PLOT_HEIGHT_IN * 72, gap_pt=26)
-    if not y.category:  # so that a curve along the edge keeps its full stroke
+    if not y.category:  # A curve along the edge keeps its full stroke.
         y = replace(
             y, high=y.high + 0.012 * (y.high - y.low) if y.scale == "linear" else y.high * 1.12
         )
@@ -46,7 +49,7 @@ def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
 
 
 def dash_of(panel: charts.Lines, number: int) -> int:
-    """Which of `DASHES` the series `number` has."""
+    """Return the index in `DASHES` for the series `number`."""
     if panel.series[number].style == "dashed":
         return 1
     return 0 if _dense(panel, number) else number % len(DASHES)
@@ -77,7 +80,8 @@ def _draw(
         np.isfinite(series.x).any() and np.isfinite(series.y).any() for series in panel.series
     ):
         empty(axes, look)
-    # Those compared lie behind; of equals the first is on top, as it is first in the legend.
+    # Draw compared series first, behind. Among equals the first series is drawn last, on top, as in
+    # the legend.
     for number in reversed(range(len(panel.series))):
         series, key = panel.series[number], keys[number]
         order = 2.5 if series.role == "compared" else 3.0
@@ -96,7 +100,7 @@ def _draw(
         axes.plot(
             across, up, linewidth=key.width_pt, linestyle=key.dash, solid_joinstyle="round", **style
         )
-        if alone.any():  # a point without neighbours is no line
+        if alone.any():  # A point without neighbours is no line.
             axes.plot(
                 across[alone],
                 up[alone],
@@ -111,10 +115,10 @@ def _draw(
 def vertices(
     series: charts.Series, x: AxisPlan, y: AxisPlan, values: "Values | None" = None
 ) -> tuple["Values", "Values"]:
-    """The corners of a curve, as they can be drawn on these axes.
+    """Return the vertices of a curve that can be drawn on these axes.
 
-    What lies at or below 0 has no place on a logarithmic axis: a curve has a gap there; a step comes in from the
-    left edge at the height it has by then, so the share of zeros is seen.
+    On a logarithmic axis a curve has a gap for values at or below 0. A step enters from the left
+    edge at the height that it has there, so the share of zeros is visible.
     """
     across = np.asarray(series.x, dtype=float)
     up = np.asarray(series.y if values is None else values, dtype=float)
@@ -166,9 +170,9 @@ def _points(
 def _dots(
     across: "Values", up: "Values", key: Key, x: AxisPlan, axes: "Axes", order: float
 ) -> None:
-    """Dots as one path of strokes, round at their ends: a tenth of the size of as many markers.
+    """Draw dots as one path of strokes with round ends: a tenth of the size of as many markers.
 
-    The strokes are a millionth of the axis long: what has no length at all, a PNG leaves out.
+    The strokes are a millionth of the axis long, because a PNG omits strokes without length.
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path

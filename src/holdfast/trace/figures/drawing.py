@@ -1,4 +1,4 @@
-"""Panels side by side."""
+"""Draw panels side by side."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from matplotlib import figure as mpl
 
 PANEL_IN = 4.2
-"""Width of a panel on the page; two of them stand side by side on a desk, one fills a telephone."""
+"""Width of a panel on the page: two fit side by side on a desktop, one fills a phone."""
 WIDE_IN = 7.4
-"""Width of a panel that stands alone and runs over time, or has many columns."""
+"""Width of a single panel that runs over time or has many columns."""
 _GAP_IN = 0.22
 _ROW_GAP_IN = 0.16
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A panel framed, and how high its axes are."""
+    """A panel with its frame, and the height of its axes."""
 
     framed: Frame
     width_in: float
@@ -34,19 +34,20 @@ class Placed:
 
     @property
     def height_in(self) -> float:
-        """Of the panel and all around it."""
+        """Height of the panel and everything around it."""
         return self.axes_in + (self.framed.margins.top + self.framed.margins.bottom) / 72
 
 
 def draw(
     figure: charts.Figure, *, look: Look | None = None, width_in: float | None = None
 ) -> "mpl.Figure":
-    """The figure drawn by matplotlib, without any global state of pyplot.
+    """Draw the figure with matplotlib, without global state of pyplot.
 
     Args:
         figure: at least one panel.
-        look: colours and sizes; the look of a paper by default.
-        width_in: of the whole figure; a panel's width times the columns by default.
+        look: colours and sizes; by default those of a paper.
+        width_in: width of the whole figure in inches; by default a panel's width times the
+            columns.
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -63,7 +64,10 @@ def draw(
 def draw_panels(
     figure: charts.Figure, look: Look
 ) -> Iterator[tuple[Placed, "mpl.Figure", dict[str, str]]]:
-    """Each panel as a figure of its own, as the page shows them; and its titles on hover by gid."""
+    """Draw each panel as its own figure, as the page shows them.
+
+    Also yield the hover titles by gid.
+    """
     for row in layout(figure, look, width_in=panel_width_in(figure)):
         for placed in row:
             drawn = new_figure(placed.width_in, placed.height_in, layout=None)
@@ -81,7 +85,7 @@ def draw_panels(
 
 
 def panel_width_in(figure: charts.Figure) -> float:
-    """How wide each panel stands on the page."""
+    """Return the width of each panel on the page."""
     if len(figure.panels) > 1 and _columns(figure) > 1:
         return PANEL_IN
     wide = [
@@ -93,7 +97,10 @@ def panel_width_in(figure: charts.Figure) -> float:
 
 
 def layout(figure: charts.Figure, look: Look, *, width_in: float) -> list[list[Placed]]:
-    """The panels measured, in rows; those of a row share their top and bottom, those of a column their left."""
+    """Measure the panels, in rows.
+
+    The panels of a row share top and bottom; the panels of a column share the left edge.
+    """
     assert figure.panels, "a figure has at least one panel"
     letters = "abcdefghijklmnopqrstuvwxyz" if len(figure.panels) > 1 else ""
     frames = [
@@ -135,7 +142,7 @@ def _plan(panel: charts.Panel, look: Look, width_in: float) -> Plan:
 
 
 def _shared(frames: Sequence[Frame], *sides: str) -> list[Frame]:
-    """The frames with the widest of their margins on these sides."""
+    """Give all frames the widest of their margins on these sides."""
     widest = {side: max(getattr(framed.margins, side) for framed in frames) for side in sides}
     return [replace(framed, margins=replace(framed.margins, **widest)) for framed in frames]
 

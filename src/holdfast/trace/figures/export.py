@@ -1,4 +1,4 @@
-"""Export a drawn figure: compact SVG, inline for the page or alone in a file, and PDF and PNG for a paper."""
+"""Export a figure as compact SVG, inline for the page or alone in a file, and as PDF and PNG."""
 
 import html
 import re
@@ -30,28 +30,31 @@ class Drawn:
     width_pt: float
     height_pt: float
     box: tuple[float, float, float, float]
-    """Left, top, right and bottom of its axes, as shares of the panel."""
+    """Left, top, right and bottom of the axes, as shares of the panel."""
     x_ends: tuple[float, float]
     y_ends: tuple[float, float]
-    """Where the axes begin and end, in data."""
+    """Ends of the vertical axis in data; `x_ends`: of the horizontal axis."""
     wide: bool
-    """Whether it stands across the page."""
+    """True if the panel spans the page."""
 
 
 def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
-    """Each panel as an `<svg>` element of its own in the page's variables, so that a narrow page can stack them.
+    """Draw each panel as a separate `<svg>` element with the page's variables.
+
+    Separate elements let a narrow page stack the panels.
 
     Args:
-        figure: what to draw.
+        figure: the figure.
         name: unique on the page, a slug; the elements' ids begin with it.
-        label: what a reader hears who cannot see it; plain text.
+        label: plain text for screen readers.
     """
     made = []
     for number, (placed, drawn, titles) in enumerate(draw_panels(figure, PAGE)):
         suffix = f", panel {number + 1} of {len(figure.panels)}" if len(figure.panels) > 1 else ""
         own = f"{name}-{number}"
         with warnings.catch_warnings():
-            # A name in a script that the font of the layout lacks: the page's own font has it, or a box.
+            # The layout font may lack a glyph of a script; the page's own font has the glyph, or
+            # shows a box.
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
             text = page.inline_svg(
                 drawn, name=own, label=html.escape(label + suffix), variables=_VARIABLES
@@ -83,12 +86,12 @@ def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
 
 
 def svg(figure: charts.Figure, name: str, label: str) -> str:
-    """The whole figure as one inline `<svg>` element in the page's variables; see `panels`."""
+    """Draw the whole figure as one inline `<svg>` element with the page's variables; see `panels`."""
     return joined(panels(figure, name, label), figure.columns, label)
 
 
 def joined(drawn: Sequence[Drawn], columns: int, label: str) -> str:
-    """Panels put together into one `<svg>` element, in rows of `columns`."""
+    """Combine panels into one `<svg>` element, in rows of `columns`."""
     columns = max(1, min(columns, len(drawn)))
     parts, top = [], 0.0
     for start in range(0, len(drawn), columns):
@@ -109,7 +112,7 @@ def joined(drawn: Sequence[Drawn], columns: int, label: str) -> str:
 
 
 def standalone(inline: str) -> str:
-    """An inline `<svg>` as a file of its own: light colours, a font, a namespace and a size."""
+    """Convert an inline `<svg>` to a complete file: light colours, a font, a namespace and a size."""
     text = re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], inline)
     found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
     assert found, "an SVG element of this module has a viewBox"
@@ -121,7 +124,7 @@ def standalone(inline: str) -> str:
 
 
 def _titled(text: str, name: str, titles: dict[str, str]) -> str:
-    """Put a `<title>` into each element that has one: what a browser shows on hover."""
+    """Put a `<title>` into each element of `titles`, which a browser shows on hover."""
     for gid, title in titles.items():
         opening = f'<g id="{name}-{gid}">'
         text = text.replace(opening, f"<g><title>{html.escape(title)}</title>", 1)
@@ -129,13 +132,13 @@ def _titled(text: str, name: str, titles: dict[str, str]) -> str:
 
 
 def _compact(text: str) -> str:
-    """The same drawing in a third of the bytes: relative coordinates in tenths of a point, no idle attributes."""
+    """Shrink the SVG to a third: relative coordinates in tenths of a point, no unused attributes."""
     text = _PATH.sub(lambda found: f'{found[1]}d="{_relative(found[2])}"', text)
     text = _STYLE.sub(lambda found: _attributes(found[1]), text)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
-    # Numbers in tags; those in words, the label of the whole among them, say what they say.
+    # Shorten numbers inside tags only; numbers in texts and in the label stay.
     head, rest = text.split(">", 1)
     text = f"{head}>{_TAG.sub(lambda tag: _WHOLE.sub('', _TENTHS.sub('', tag[0])), rest)}"
     text = re.sub(r"<g>\s*(<path [^>]*/>)\s*</g>", r"\1", text)
@@ -145,7 +148,7 @@ def _compact(text: str) -> str:
 
 
 def _attributes(style: str) -> str:
-    """A style without what goes without saying."""
+    """Remove properties with default values from a style."""
     idle = {
         "stroke-linejoin: miter", "stroke-linejoin: round", "stroke-linecap: butt", "fill-opacity: 1",
         "stroke-opacity: 1", "stroke-dashoffset: 0",
@@ -155,7 +158,7 @@ def _attributes(style: str) -> str:
 
 
 def _relative(path: str) -> str:
-    """Path data with relative coordinates, rounded to a tenth of a point without adding up errors."""
+    """Convert path data to relative coordinates in tenths of a point without adding up errors."""
     out: list[str] = []
     tokens = path.split()
     index, x, y, begin = 0, 0, 0, (0, 0)
@@ -187,7 +190,7 @@ def _relative(path: str) -> str:
             (x, y), command = begin, "z"
             index += 1
         else:
-            return path.strip()  # curves: markers, already small
+            return path.strip()  # Curves are markers, which are already small.
     return "".join(out)
 
 
@@ -199,7 +202,7 @@ def _tenths(value: int) -> str:
 
 SINGLE_COLUMN_IN = 3.33
 DOUBLE_COLUMN_IN = 7.0
-"""Widths of a column and of a page of a paper in two columns (USENIX, ACM)."""
+"""Widths of a column and of a page of a paper in two columns (USENIX, ACM), in inches."""
 DOTS_PER_INCH = 300
 _METADATA = {
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
@@ -208,16 +211,17 @@ _METADATA = {
 
 
 def write_paper(figure: charts.Figure, stem: Path) -> tuple[Path, Path]:
-    """Write the figure as PDF and PNG at the size it has in a paper: its fonts embedded, no title inside.
+    """Write the figure as PDF and PNG at its size in a paper, with embedded fonts and no title.
 
-    One panel, or panels below one another, are as wide as a column; panels side by side as a page.
+    One panel, or panels below one another, are as wide as a column; panels side by side are as wide
+    as a page.
 
     Args:
-        figure: what to draw.
+        figure: the figure.
         stem: the files' path without `.pdf` and `.png`; its folder exists.
 
     Returns:
-        The PDF and the PNG.
+        The paths of the PDF and the PNG.
 
     Raises:
         HoldfastError: matplotlib is not installed.

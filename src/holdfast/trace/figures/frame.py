@@ -1,4 +1,4 @@
-"""Margins, axes, keys and titles around what a plan draws."""
+"""Lay out and draw margins, axes, keys and titles around a plan."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 _LINE_KEY_PT, _AREA_KEY_PT, _POINT_KEY_PT = 17.0, 12.0, 6.0
 _KEY_GAP_PT, _COLUMN_GAP_PT = 4.0, 13.0
 _LEAD = 1.42
-"""Distance of lines of text, in sizes."""
+"""Distance of text lines, as a multiple of the text size."""
 _TILT_DEGREES = 40
 _BOLD = 1.16
-"""How much wider bold text is, at most: that of DejaVu Sans."""
+"""Greatest ratio of the widths of bold and regular text, measured on DejaVu Sans."""
 _LEFT_SHARE = 0.42
-"""Of the width, at most, for the labels on the left."""
+"""Largest share of the width for the labels on the left."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class Margins:
 
 @dataclass(frozen=True)
 class Frame:
-    """A plan and what stands around it."""
+    """A plan with its margins and labels."""
 
     plan: Plan
     title: str
     left_labels: Sequence[str]
     tilted: bool
-    """Whether the labels below stand at a slant: categories too long to lie side by side."""
+    """True if the labels below are tilted because they do not fit side by side."""
     margins: Margins
 
 
 def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame:
-    """Measure what stands around a panel of this width."""
+    """Measure the labels, keys and margins of a panel of this width."""
     size, width = look.text_pt, width_in * 72
     limit = width * _LEFT_SHARE
     labels = [cut(text, size, look.fonts, limit) for _, text in plan.y.ticks]
@@ -63,7 +63,7 @@ def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame
     else:
         lines = max((text.count("\n") + 1 for _, text in plan.x.ticks), default=0)
         bottom = lines * size * 1.2 + 5
-        if plan.x.ticks:  # the last label reaches over the end of its axis by what is not inside it
+        if plan.x.ticks:  # The last label reaches over the end of its axis.
             end, overhang = plan.x.place(plan.x.ticks[-1][0]), below[-1] / 2
             right = max(right, overhang - (1 - end) * (width - left - right) + 2)
             left = max(
@@ -83,14 +83,14 @@ def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame
 
 
 def _above_axes(plan: Plan, size: float) -> float:
-    """Room between the keys and the axes, in points: for the label of the vertical axis, where there is one."""
+    """Return the room between the keys and the axes, in points, for the vertical axis' label."""
     return size * (_LEAD + 0.55) if plan.y.label else size * 0.5
 
 
 def _key_places(keys: Sequence[Key], look: Look, width: float) -> list[tuple[int, float]]:
-    """The row of each key and where in it the key begins, in points.
+    """Return the row of each key and its start in the row, in points.
 
-    Curves stand in columns, as many as there is room for; areas follow one another as words do.
+    Keys of curves stand in as many columns as fit; keys of areas follow one another like words.
     """
     entries = [
         _key_pt(key) + width_pt(key.label, look.text_pt, look.fonts) + _COLUMN_GAP_PT
@@ -123,7 +123,7 @@ def _key_rows(keys: Sequence[Key], look: Look, width: float) -> int:
 
 
 def _key_pt(key: Key) -> float:
-    """How far the label of a key stands from its left end."""
+    """Return the distance of a key's label from the key's left end, in points."""
     return {"line": _LINE_KEY_PT, "area": _AREA_KEY_PT, "points": _POINT_KEY_PT}[
         key.kind
     ] + _KEY_GAP_PT
@@ -142,16 +142,16 @@ def draw_frame(
     """Draw a panel into a box of the figure.
 
     Args:
-        figure: drawn on.
-        framed: what to draw.
+        figure: the matplotlib figure.
+        framed: the panel.
         look: colours and sizes.
-        left_in: of the box, from the figure's left.
-        top_in: of the box, from the figure's top.
-        width_in: of the box.
-        height_in: of the axes alone; the margins come on top.
+        left_in: left of the box, from the figure's left, in inches.
+        top_in: top of the box, from the figure's top, in inches.
+        width_in: width of the box, in inches.
+        height_in: height of the axes without the margins, in inches.
 
     Returns:
-        The titles that a reader sees on hover, by the artist's gid.
+        The hover titles by the artist's gid.
     """
     plan, margins = framed.plan, framed.margins
     total_width, total_height = figure.get_size_inches()
@@ -227,7 +227,7 @@ def _around(
     width: float,
     height: float,
 ) -> None:
-    """Title, keys and labels, from the top of the panel's box down; all in points."""
+    """Draw title, keys and labels from the top of the panel's box down; all sizes in points."""
     plan, margins = framed.plan, framed.margins
     total_width, total_height = (side * 72 for side in figure.get_size_inches())
 

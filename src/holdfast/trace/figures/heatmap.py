@@ -1,4 +1,4 @@
-"""A matrix as shades of one colour."""
+"""Plan a matrix as shades of one colour."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHADES = 12
-"""Steps of opacity: one colour over the page's own, so that a map serves light and dark and prints in grey."""
+"""Steps of opacity: one colour over the page's own suits light, dark and grey print."""
 FAINTEST = 0.12
-"""Of the least value; what is not there is blank."""
+"""Opacity of the least value; missing values are blank."""
 CELLS_APART = 400
-"""Up to so many cells are drawn with a gap about each."""
+"""Maximum number of cells drawn with a gap about each."""
 
 
 def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
-    """The plan of a map: cells of `SHADES` shades, row 0 on top; what is not a number is left blank."""
+    """Plan a map: cells of `SHADES` shades, row 0 on top; NaN is left blank."""
     values = np.asarray(panel.values, dtype=float)
     rows, columns = values.shape
     low, high = shade_ends(values)
@@ -72,9 +72,9 @@ def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
 
 
 def shade_ends(values: charts.Values) -> tuple[float, float]:
-    """What the faintest and the strongest shade stand for; NaN of nothing.
+    """Return the values of the faintest and the strongest shade; NaN if there is no value.
 
-    Shades begin at 0 unless the values are far from it.
+    Shades begin at 0 unless the values are far from 0.
     """
     finite = values[np.isfinite(values)]
     if not finite.size:
@@ -91,7 +91,7 @@ def _opacity(value: float, low: float, high: float) -> float:
 def _positions(
     axis: charts.Axis, number: int, length_pt: float, *, gap_pt: float = 0.0
 ) -> AxisPlan:
-    """An axis of cells: the middle of cell k is at k."""
+    """Plan an axis of cells: the middle of cell k is at k."""
     labels = [shown(text, LABEL_LIMIT) for text in axis.ticks] or [
         str(index) for index in range(number)
     ]
@@ -114,7 +114,7 @@ def _positions(
 def _draw(
     values: charts.Values, low: float, high: float, look: Look, axes: "Axes"
 ) -> dict[str, str]:
-    """One path a shade; in a large map neighbours in a row are one rectangle, so it stays a small drawing."""
+    """Draw one path per shade; in a large map equal neighbours of a row share a rectangle."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 

@@ -1,4 +1,4 @@
-"""Colours, dashes and sizes: of the page, in light and dark, and of a paper."""
+"""Define colours, dashes and sizes of the page, light and dark, and of a paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ SERIES_COLOURS: Final = 7
 
 _OF_THE_PAGE: Final = ("ink", "muted", "hair", "paper")
 LIGHT: Final = {name: page.LIGHT[name] for name in _OF_THE_PAGE} | {
-    # The palette of Okabe and Ito, 2008 ("Color Universal Design"), less its yellow, which white paper swallows.
+    # The palette of Okabe and Ito, 2008 ("Color Universal Design"), without yellow, which is hard
+    # to see on white.
     "s1": "#0072b2",
     "s2": "#d55e00",
     "s3": "#009e73",
@@ -31,7 +32,7 @@ DARK: Final = {name: page.DARK[name] for name in _OF_THE_PAGE} | {
     "s6": "#a9dbff",
     "s7": "#c9c7c0",
 }
-"""The same, lighter, on dark paper."""
+"""The same variables, lighter, on dark paper."""
 
 DASHES: Final[Sequence[Any]] = (
     "solid",
@@ -40,37 +41,37 @@ DASHES: Final[Sequence[Any]] = (
     (0, (7, 1.6, 1.3, 1.6)),
     (0, (3, 1.2)),
 )
-"""Five dashes and seven colours: 35 curves, each with its own pair, told apart in greyscale too."""
+"""Five dashes and seven colours: 35 different pairs, so curves differ in greyscale too."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 HATCHES: Final = ("", "/////", "....", "xxxx", "-----", "\\\\\\\\\\", "++++")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """How a figure is drawn; sizes in points."""
+    """The style of a figure; sizes in points."""
 
     colours: Mapping[str, str]
     """A matplotlib colour for each name of `LIGHT`."""
     fonts: Sequence[str]
     text_pt: float = 8.2
-    """Tick labels, keys and axis labels."""
+    """Size of tick labels, keys and axis labels."""
     title_pt: float = 9.0
     line_pt: float = 1.5
     compared_pt: float = 1.0
     hatched: bool = False
-    """Whether areas carry hatches, for greyscale print."""
+    """True if areas carry hatches, for greyscale print."""
 
     def series(self, index: int) -> str:
-        """Colour of the series or part `index`."""
+        """Return the colour of the series or part `index`."""
         return self.colours[f"s{index % SERIES_COLOURS + 1}"]
 
 
 PAGE: Final = Look(colours=stand_ins(tuple(LIGHT)), fonts=("DejaVu Sans",))
-"""The page: stand-in colours; laid out in the wide font that comes with matplotlib, shown in the page's own."""
+"""The page: stand-in colours; laid out in matplotlib's wide font, shown in the page's font."""
 
 
 def paper_look() -> Look:
-    """A paper: real colours on white, the sans serif of the trade where it is installed."""
+    """Return the look of a paper: real colours on white, and the first common sans serif installed."""
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}

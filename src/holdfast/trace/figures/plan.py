@@ -1,4 +1,4 @@
-"""What every panel comes to before a stroke is drawn: axes, keys, and who draws inside."""
+"""Describe a panel before drawing: axes, legend keys, and the function that draws inside."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PLOT_HEIGHT_IN = 2.05
-"""Height inside the axes of curves."""
+"""Height inside the axes of curves, in inches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Key:
 
 
 def empty(axes: "Axes", look: Look) -> None:
-    """Say in the middle of the axes that there is nothing to draw."""
+    """Write "no data" in the middle of the axes."""
     axes.text(
         0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", fontsize=look.text_pt,
         color=look.colours["muted"], family=list(look.fonts),
@@ -38,18 +38,18 @@ def empty(axes: "Axes", look: Look) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A panel, ready to be laid out."""
+    """A panel, ready for layout."""
 
     title: str
     x: AxisPlan
     y: AxisPlan
     keys: Sequence[Key]
     draw: Callable[["Axes"], dict[str, str]]
-    """Draws inside the axes; answers with the titles that a reader sees on hover, by the artist's gid."""
+    """Draw inside the axes; return the hover titles by the artist's gid."""
     height_in: float = PLOT_HEIGHT_IN
     grid: str = "both"
-    """matplotlib's: along which axes lines are drawn."""
+    """The axes with grid lines, as matplotlib names them."""
     beside: Sequence[tuple[float, float]] = ()
-    """Texts right of something inside the axes: where along x they begin, and how many points they are long."""
+    """Start along x and length in points of texts to the right of bars."""
     framed: bool = True
-    """Whether the horizontal axis is a line."""
+    """True if the horizontal axis is drawn as a line."""

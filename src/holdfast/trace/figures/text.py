@@ -1,4 +1,4 @@
-"""The width of text, and text that can be shown."""
+"""Measure and cut text, and clean untrusted text for display."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,18 +8,18 @@ from holdfast.core import words
 
 
 def shown(text: str, limit: int = 160) -> str:
-    """Untrusted text on one line, without control characters, cut at `limit` characters."""
+    """Return untrusted text on one line, without control characters, cut at `limit` characters."""
     line = " ".join(words.clean(str(text)).split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def width_pt(text: str, size_pt: float, fonts: Sequence[str]) -> float:
-    """How wide the text is when drawn, in points; of several lines the widest."""
+    """Return the width of drawn text in points: the widest of its lines."""
     return max(_line_width_pt(line, tuple(fonts)) for line in text.split("\n")) * size_pt
 
 
 def cut(text: str, size_pt: float, fonts: Sequence[str], limit_pt: float) -> str:
-    """The text, shortened with an ellipsis where it is wider than `limit_pt`."""
+    """Shorten text with an ellipsis if wider than `limit_pt`."""
     if width_pt(text, size_pt, fonts) <= limit_pt:
         return text
     while len(text) > 1 and width_pt(text + "…", size_pt, fonts) > limit_pt:

@@ -1,4 +1,4 @@
-"""An axis: its limits, its ticks, and numbers and durations in words as ticks and labels show them."""
+"""Plan an axis: limits, ticks, and numbers and durations in words."""
 
 import math
 import re
@@ -24,7 +24,7 @@ _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def duration(seconds: float) -> str:
-    """Seconds in their largest unit: `10 min`, `1.5 d`; three figures."""
+    """Format seconds in their largest unit with three figures: `10 min`, `1.5 d`."""
     if seconds == 0 or not math.isfinite(seconds):
         return "0" if seconds == 0 else "\N{EN DASH}"
     size = abs(seconds)
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A number to three figures with k, M or G; powers of ten beyond."""
+    """Format a number with three figures and k, M or G; powers of ten beyond."""
     if not math.isfinite(value):
         return "\N{EN DASH}"
     size = abs(value)
@@ -51,7 +51,7 @@ def number(value: float) -> str:
 
 
 def _plain(value: float) -> str:
-    """Three figures, no exponent, no trailing zeros."""
+    """Format three figures without exponent and trailing zeros."""
     decimals = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     text = f"{value:.{min(decimals, 12)}f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
@@ -76,37 +76,37 @@ _DURATIONS_LOG_S = (
     1e-4,
     1e-5,
 )
-"""Ticks of a logarithmic axis of time, the welcome ones first."""
+"""Ticks of a logarithmic axis of time, in order of preference."""
 _DURATIONS_FINE_S = tuple(
     digit * unit_s
     for unit_s in (1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 60.0, 3600.0, 86400.0)
     for digit in (2, 5, 20, 30, 3)
 )
-"""More of them, for an axis of less than two decades."""
+"""More ticks, for an axis of less than two decades."""
 _DURATIONS_LINEAR_S = (60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 """Steps of a linear axis of time between a minute and a day."""
 LABEL_LIMIT = 34
-"""Characters of a category that are drawn; the table beside the figure has the rest."""
+"""Characters of a category that are drawn; the table beside the figure has the full text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AxisPlan:
-    """An axis as it will be drawn; positions in data coordinates."""
+    """A planned axis; positions in data coordinates."""
 
     label: str
     scale: str
-    """matplotlib's: linear, log or symlog."""
+    """Name of the scale in matplotlib: linear, log or symlog."""
     low: float
     high: float
     ticks: Sequence[tuple[float, str]]
     category: bool = False
     linear_within: float = 1.0
-    """Of symlog: the part about 0 that is linear."""
+    """The linear range about 0 of a symlog axis."""
     format: Callable[[float], str] = number
-    """A value of this axis in words."""
+    """Format a value of this axis in words."""
 
     def place(self, value: float) -> float:
-        """Where a value lies along the axis, 0 to 1."""
+        """Return the position of a value along the axis, 0 to 1."""
         low, at, high = (self._scaled(x) for x in (self.low, value, self.high))
         return (at - low) / (high - low)
 
@@ -115,7 +115,8 @@ class AxisPlan:
             return math.log10(max(value, 1e-300))
         if self.scale == "symlog":
             size = abs(value) / self.linear_within
-            # matplotlib's symlog gives the linear part the length of one decade and a bit: base / (base - 1).
+            # matplotlib's symlog makes the linear part longer than a decade by the factor base /
+            # (base - 1).
             return math.copysign(size * 10 / 9 if size <= 1 else 10 / 9 + math.log10(size), value)
         return value
 
@@ -123,14 +124,15 @@ class AxisPlan:
 def plan_axis(
     axis: charts.Axis, data: charts.Values, *, length_pt: float, gap_pt: float, zero: bool = False
 ) -> AxisPlan:
-    """The axis for these data.
+    """Plan the axis for these data.
 
     Args:
-        axis: as the analysis wants it.
-        data: all values along it; what is not finite is passed over.
-        length_pt: how long it is drawn.
-        gap_pt: the least distance between the middles of two tick labels.
-        zero: whether bars stand on it: a linear axis then begins at 0, a logarithmic one well below the least.
+        axis: the axis of the chart.
+        data: all values along the axis; non-finite values are ignored.
+        length_pt: drawn length, in points.
+        gap_pt: least distance between the middles of two tick labels, in points.
+        zero: True if bars stand on the axis: a linear axis then begins at 0, a logarithmic one
+            well below the least value.
     """
     label, room = shown(axis.label), max(2, int(length_pt / gap_pt))
     if axis.scale == "category" or (axis.ticks and axis.scale == "linear"):
@@ -176,7 +178,7 @@ def _category(axis: charts.Axis, label: str) -> AxisPlan:
 
 
 def _limits(axis: charts.Axis, data: charts.Values, *, zero: bool) -> tuple[float, float, float]:
-    """Lower and upper end; and where symlog stops being linear."""
+    """Return the lower end, the upper end, and the limit of symlog's linear part."""
     logarithmic = axis.scale in ("log", "log2")
     if logarithmic:
         data = data[data > 0]
@@ -191,7 +193,7 @@ def _limits(axis: charts.Axis, data: charts.Values, *, zero: bool) -> tuple[floa
     high = axis.high if axis.high is not None and (axis.high > 0 or not logarithmic) else None
     if logarithmic:
         pad = max((most / least) ** 0.03, 1.05) if most > least else 3.0
-        # A bar begins at the axis: the shortest is to be seen.
+        # A bar begins at the axis, so the lower end leaves room to see the shortest bar.
         ends = (
             (low or max(least / (max(pad, 2.0) if zero else pad), 1e-300)),
             (high or min(most * pad, 1e300)),
@@ -228,7 +230,7 @@ def _durations(plan: AxisPlan) -> list[float]:
 
 
 def _spread(plan: AxisPlan, welcome: Sequence[float], room: int) -> list[float]:
-    """Those of `welcome`, the first first, that have room beside those taken before."""
+    """Select values of `welcome`, in order of preference, that have room beside those selected."""
     taken: list[float] = []
     for value in welcome:
         at = plan.place(value)
@@ -284,7 +286,7 @@ def _linear(low: float, high: float, room: int) -> list[tuple[float, str]]:
 
 
 def _stepped(value: float, step: float, largest: float) -> str:
-    """A tick of a linear axis: all of them with the same unit and the same decimals."""
+    """Format a tick of a linear axis; all ticks share the unit and the decimals."""
     if not 1e-4 <= largest < 1e12:
         return number(value)
     unit, suffix = next(
@@ -314,7 +316,7 @@ def _linear_durations(plan: AxisPlan, room: int) -> list[float]:
 
 
 def _time(plan: AxisPlan, room: int) -> AxisPlan:
-    """Ticks at round moments of UTC, each labelled with what changed since the one before."""
+    """Place ticks at round times in UTC, each labelled with the change since the previous tick."""
     moments, pattern = _moments(plan.low, plan.high, room)
     ticks = []
     for before, moment in zip([None, *moments], moments, strict=False):
@@ -344,7 +346,7 @@ def _moments(low: float, high: float, room: int) -> tuple[list[datetime], str]:
     for days in (1, 2, 7, 14):
         if span / (86400 * days) <= room:
             first = math.ceil(low / 86400)
-            if days >= 7:  # weeks begin on Monday; day 0 of Unix time was a Thursday
+            if days >= 7:  # Weeks begin on Monday; day 0 of Unix time was a Thursday.
                 first += (4 - first) % 7
             return [
                 datetime.fromtimestamp(n * 86400, UTC)

@@ -1,15 +1,16 @@
-"""One page for a cluster: what was read, what was wrong with it, what holds, and every figure.
+"""Write one page for a cluster: the input, its faults, the findings, and every figure.
 
-Enter a `Report`, which `holdfast.trace.run.characterize` makes; leaves a folder: `index.html`, which needs no network,
-`findings.json`, and each figure's drawing and numbers. The stages, in order:
+The input is a `Report`, which `holdfast.trace.run.characterize` makes. The output is a folder:
+`index.html`, which needs no network, `findings.json`, and each figure's drawing and numbers. The
+stages, in order:
 
 | module | one idea |
 |---|---|
-| `model` | what a report is made of |
-| `embedded` | a chart's values, compact, for the script that makes it explorable |
-| `view` | everything the template shows: the answer on top, key figures, sections, tables |
-| `folder` | a folder written whole or not at all |
-| `write` | the template filled, the findings as JSON, and all of it in a folder: `write_report` |
+| `model` | the parts of a report |
+| `embedded` | pack a chart's values for the script that makes the chart explorable |
+| `view` | compute everything the template shows: answer, key figures, sections, tables |
+| `folder` | write a folder whole or not at all |
+| `write` | fill the template, write the findings as JSON, and write the folder: `write_report` |
 """
 
 from holdfast.trace.report.model import Entry, Read, Report

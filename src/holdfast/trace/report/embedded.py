@@ -1,7 +1,8 @@
-"""A chart's values, compact, for the script that makes it explorable.
+"""Pack a chart's values for the script that makes the chart explorable.
 
-A list of numbers travels as differences of whole multiples of a unit (of logarithms, on a logarithmic axis): a CDF of
-300 steps is 1.5 kB. A value is then right to five figures, which is more than is shown on hover.
+A list of numbers is stored as differences in whole multiples of a unit (of logarithms, on a
+logarithmic axis): a CDF of 300 steps takes 1.5 kB. Values are correct to five figures, more than
+hover shows.
 """
 
 import math
@@ -17,17 +18,20 @@ from holdfast.trace.figures.look import SERIES_COLOURS
 from holdfast.trace.figures.text import shown
 
 _LOG_UNIT = 1 / 20_000
-"""Of a decade: 0.01 %."""
+"""Unit in decades: 0.01 %."""
 _LINEAR_PARTS = 1e5
-"""A linear axis is cut into about so many units."""
+"""A linear axis is divided into about this many units."""
 
 
 def embedded(panel: charts.Panel, drawn: Drawn) -> dict[str, Any] | None:
-    """What the script needs of a panel: of curves, their values; of a map, its cells; None where there is nothing.
+    """Return a panel's data for the script: values of curves, cells of a map.
 
     Args:
-        panel: as the analysis made it.
-        drawn: as it stands on the page.
+        panel: the panel of the chart.
+        drawn: the panel as drawn on the page.
+
+    Returns:
+        The data, or None if the panel is not explorable.
     """
     if isinstance(panel, charts.Lines):
         return _curves(panel, drawn)
@@ -37,7 +41,10 @@ def embedded(panel: charts.Panel, drawn: Drawn) -> dict[str, Any] | None:
 
 
 def packed(values: charts.Values, *, log: bool) -> dict[str, Any]:
-    """A list of numbers as the script unpacks it: `unit`, whether logarithms, and the `steps`; null for no number."""
+    """Pack numbers for the script.
+
+    The result has `unit`, a flag for logarithms, and `steps` with null for no number.
+    """
     usable = np.isfinite(values) & ((values > 0) if log else True)
     scaled = np.full(len(values), np.nan)
     scaled[usable] = np.log10(values[usable]) if log else values[usable]
@@ -45,7 +52,7 @@ def packed(values: charts.Values, *, log: bool) -> dict[str, Any]:
     if not log:
         most = float(np.max(np.abs(scaled[usable]), initial=0.0)) or 1.0
         span = float(np.ptp(scaled[usable])) if usable.any() else 0.0
-        # No finer than the numbers themselves are.
+        # The unit is no finer than the precision of the numbers.
         unit = 10.0 ** math.floor(
             math.log10(max((span or most) / _LINEAR_PARTS, most * 1e-15, 1e-300))
         )
@@ -91,7 +98,11 @@ def _curves(panel: charts.Lines, drawn: Drawn) -> dict[str, Any] | None:
 def _ordered(
     series: charts.Series,
 ) -> tuple[charts.Values, charts.Values, charts.Values | None, charts.Values | None] | None:
-    """A series in ascending order of x, of equal x the last; None where it has several values at one x."""
+    """Sort a series by x; at equal x a step keeps its last value.
+
+    Returns:
+        The series, or None if there are several values at one x and the series is no step.
+    """
     keep = np.flatnonzero(np.isfinite(np.asarray(series.x, dtype=float)))
     keep = keep[np.argsort(series.x[keep], kind="stable")]
     repeated = np.flatnonzero(np.diff(series.x[keep]) == 0)

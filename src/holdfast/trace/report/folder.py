@@ -1,8 +1,8 @@
-"""A folder written whole or not at all.
+"""Write a folder whole or not at all.
 
-A crash at any instant leaves the old folder or the new one under the name, never a mixture; what it can leave besides
-is a `.NAME.*.tmp` folder beside it, which nobody reads. Where the file system cannot exchange two folders (some
-network file systems), a crash between two renames leaves the old one as `.NAME.*.old`.
+A crash at any time leaves the old folder or the new one under the name, never a mixture. A crash
+may also leave a `.NAME.*.tmp` folder beside, which is never read. Some network file systems cannot
+exchange two folders; there a crash between two renames leaves the old folder as `.NAME.*.old`.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ _RENAME_EXCHANGE = 2
 
 @contextmanager
 def replaced(folder: Path) -> Iterator[Path]:
-    """A new empty folder to write into, which takes the place of `folder` when the block ends well.
+    """Yield a new empty folder, which replaces `folder` if the block ends without an exception.
 
     Raises:
-        OSError: something could not be written; `folder` is as it was.
+        OSError: a write failed; `folder` is unchanged.
     """
-    # Through a link, so that the folder it leads to is replaced and not the link.
+    # Resolve links, so that the folder is replaced and not a link to it.
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.tmp")
@@ -45,10 +45,10 @@ def replaced(folder: Path) -> Iterator[Path]:
         if error.errno and error.filename is None:
             error.filename = str(
                 folder
-            )  # a write by a descriptor, as on a full disk, knows no name
+            )  # A write by a descriptor, as on a full disk, has no file name.
         raise
     finally:
-        # The new one where something failed; the old one where it was replaced; nothing where there was none.
+        # After a failure this is the new folder, after a replacement the old one; else nothing.
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -64,7 +64,7 @@ def _durable(folder: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders' names in one step; where the file system cannot, in two."""
+    """Exchange two folders in one step, or in two steps if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
         if not libc.renameat2(

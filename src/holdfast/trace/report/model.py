@@ -1,4 +1,4 @@
-"""What a report is made of."""
+"""Define the parts of a report."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ Progress = Callable[[str, float, float | None], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An analysis and what came of it."""
+    """An analysis and its result."""
 
     analysis: Analysis
     result: Result | None = None
     left_out: str = ""
-    """Where there is no result: the sentence that says why."""
+    """The reason in a sentence if there is no result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """What was read of a cluster."""
+    """Counts of the jobs read from a cluster."""
 
     cluster: Cluster
     jobs: int
     gpu_jobs: int
     gpu_time_s: float
     first: str
-    """Of the submissions, ISO 8601, UTC; empty where no job has one."""
+    """Time of the first submission, ISO 8601, UTC; empty if no job has one."""
     last: str
     compared: bool = False
 
@@ -46,9 +46,9 @@ class Report:
     findings: Sequence[Finding]
     entries: Sequence[Entry]
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """What was assumed, and its value, in words: `PUE`: `1.25`."""
+    """Name and value of each assumption, in words: `PUE`: `1.25`."""
     duration: str = "run"
-    """What a duration is: one of `schema.DURATIONS`."""
+    """Definition of a duration, one of `schema.DURATIONS`."""
 
     @property
     def numbers(self) -> dict[str, float]:

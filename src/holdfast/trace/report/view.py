@@ -1,4 +1,4 @@
-"""Everything the template shows, computed from the report."""
+"""Compute everything the template shows from the report."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from holdfast.trace.table import Table
 ROWS_LIMIT = 24
 """Rows shown of a figure's table; its CSV has all."""
 ALONE_ROWS_LIMIT = 60
-"""The same of a table that no figure goes with."""
+"""Rows shown of a table without a figure; its CSV has all."""
 MOMENTS = frozenset({"at_s", "day_start_s"})
 """Columns that hold Unix times."""
 _UPRIGHT_ROWS, _WIDE_COLUMNS = 6, 8
@@ -34,14 +34,14 @@ class TableView:
 
     head: list[str]
     numeric: list[bool]
-    """Whether each column holds numbers."""
+    """True for each column of numbers."""
     rows: list[list[str]]
     more: int
-    """Rows that are not shown."""
+    """Number of rows that are not shown."""
 
 
 def table_view(table: Table, *, alone: bool) -> TableView:
-    """The first rows of a table; one of few rows and many columns lies on its side."""
+    """Format the first rows of a table; a table of few rows and many columns is transposed."""
     limit = ALONE_ROWS_LIMIT if alone else ROWS_LIMIT
     names = list(table.columns)
     first = Table({name: column[:limit] for name, column in table.columns.items()})
@@ -63,14 +63,14 @@ def _turned(names: list[str], rows: list[list[str]]) -> list[list[str]]:
 
 
 def moment(value: object) -> str:
-    """A Unix time, s, as a date and an hour, UTC."""
+    """Format a Unix time in seconds as date and time, UTC."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return cell(value)
     return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def cell(value: object) -> str:
-    """A value in a cell: four figures of a number, nothing where it is missing."""
+    """Format a value for a cell: four figures of a number, empty if missing."""
     if value is None or value != value:  # noqa: PLR0124 - NaN and NaT differ from themselves
         return ""
     if isinstance(value, bool):
@@ -83,7 +83,7 @@ def cell(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Four figures; whole numbers whole, with thousands apart; powers of ten where they are far from 1."""
+    """Format four figures; whole numbers with thousands separators; powers of ten far from 1."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "\N{MINUS SIGN}∞" if value < 0 else "unknown"
     if value == int(value) and abs(value) < 1e15:
@@ -99,18 +99,18 @@ _YEAR_S = 365.25 * 86400
 
 
 def answer(report: Report) -> str:
-    """Where the GPU time of each cluster went, in a sentence."""
+    """State in a sentence where the GPU time of each cluster went."""
     numbers = report.numbers
     said = [_sentence(read, numbers) for read in report.clusters if not read.compared]
     return " ".join(said) or "No job was read."
 
 
 def key_figures(read: Read, numbers: Mapping[str, float]) -> list[KeyFigure]:
-    """Four to six numbers of a cluster; those the trace cannot tell are not there.
+    """Return four to six numbers of a cluster; unknown numbers are omitted.
 
     Args:
-        read: what was read of the cluster.
-        numbers: those of all analyses; `comparison_table` gives most that are asked for here.
+        read: the cluster's counts.
+        numbers: numbers of all analyses; most of the key figures come from `comparison_table`.
     """
     key = slug(read.cluster.name)
 
@@ -159,7 +159,7 @@ def _sentence(read: Read, numbers: Mapping[str, float]) -> str:
 
 
 def _gpu_time(gpu_time_s: float) -> tuple[str, str]:
-    """In years where it is many, and in hours."""
+    """Format GPU time in years if long, and in hours."""
     hours = f"{gpu_time_s / 3600:,.0f}"
     years = gpu_time_s / _YEAR_S
     if years < 1:
@@ -223,7 +223,7 @@ class FindingView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """A cluster: its key figures and where they come from."""
+    """A cluster: its key figures and the facts they rest on."""
 
     name: str
     compared: bool
@@ -239,7 +239,7 @@ class SectionView:
     name: str
     figures: list[FigureView]
     left_out: dict[str, list[FigureView]]
-    """Why, and what."""
+    """Figures left out, by reason."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ class TraceView:
     notes: list[Note]
     findings: list[FindingView]
     untold: list[FindingView]
-    """Those that this trace cannot tell."""
+    """Findings that this trace cannot answer."""
     findings_summary: str
     sections: list["SectionView"]
     methods: list[tuple[str, str]]
@@ -272,7 +272,7 @@ class TraceView:
 
 
 def page_view(report: Report, *, progress: Progress | None = None) -> TraceView:
-    """The view of a report; draws every figure.
+    """Compute the view of a report; draw every figure.
 
     Raises:
         HoldfastError: matplotlib is not installed.
@@ -354,7 +354,7 @@ def _drawn(
 
 
 def notes_summary(notes: Sequence[Note]) -> str:
-    """What the checks came to, in numbers; empty where they found nothing."""
+    """Summarize the checks in numbers; empty if they found nothing."""
     said = []
     for action, what in (
         ("dropped", "dropped"),
@@ -461,6 +461,6 @@ def _methods(report: Report) -> list[tuple[str, str]]:
         ),
         (
             "Time",
-            "UTC; an hour of the day is that of the clock where the cluster stands, where it is known.",
+            "UTC; hours of the day are in the cluster's local time, if known.",
         ),
     ]

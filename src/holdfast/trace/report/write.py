@@ -1,4 +1,4 @@
-"""The report as a folder: the page, its findings, and each figure's drawing and numbers."""
+"""Write the report as a folder: the page, its findings, and each figure's drawing and numbers."""
 
 import base64
 import hashlib
@@ -25,25 +25,25 @@ _SUFFIXES = {FIGURES: {".svg", ".pdf", ".png"}, DATA: {".csv"}}
 def write_report(
     folder: Path, report: Report, *, paper: bool = False, progress: Progress | None = None
 ) -> Path:
-    """Write the report, whole or not at all; an earlier report in `folder` is replaced by the complete new one.
+    """Write the report, whole or not at all; replace an earlier report in `folder`.
 
-    `index.html` needs no network and nothing beside it. `figures/NAME.svg` and `data/NAME.csv` are each figure's
-    drawing and numbers, `findings.json` what was found (`holdfast.trace.findings`). Equal reports give equal bytes,
-    PDF and PNG aside.
+    `index.html` needs no network and no other file. `figures/NAME.svg` and `data/NAME.csv` are each
+    figure's drawing and numbers; `findings.json` has the findings (`holdfast.trace.findings`).
+    Equal reports give equal bytes, except for PDF and PNG.
 
     Args:
-        folder: where it goes; its parents are made.
-        report: what to show.
-        paper: also write `figures/NAME.pdf` and `figures/NAME.png`, fit for a paper.
+        folder: the folder of the report; its parents are created.
+        report: the report.
+        paper: also write `figures/NAME.pdf` and `figures/NAME.png` for a paper.
         progress: called before each figure is drawn.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
         BadUse: the folder holds something that is not an earlier report.
         HoldfastError: jinja2 or matplotlib is not installed.
-        OSError: something could not be written; an earlier report is untouched.
+        OSError: a file could not be written; an earlier report is unchanged.
     """
     refuse_what_is_not_ours(folder)
     view = page_view(report, progress=progress)
@@ -66,10 +66,10 @@ def write_report(
 
 
 def refuse_what_is_not_ours(folder: Path) -> None:
-    """Do nothing if `folder` is missing, empty, or holds an earlier report and nothing else.
+    """Raise unless `folder` is missing, empty, or holds an earlier report and nothing else.
 
     Raises:
-        BadUse: it holds something else, or is a file.
+        BadUse: the folder holds something else, or is a file.
     """
     if not folder.exists():
         return
@@ -104,9 +104,10 @@ VERSION = 1
 
 
 def findings_json(report: Report) -> str:
-    """One object: `schema`, `version`, `title`, `clusters`, `findings`, `notes`, `analyses`, `numbers`.
+    """Format the report as one JSON object.
 
-    A number that cannot be told is null. Names of numbers are `CLUSTER.WHAT_UNIT`.
+    The keys are `schema`, `version`, `title`, `clusters`, `findings`, `notes`, `analyses` and
+    `numbers`. An unknown number is null. Names of numbers are `CLUSTER.WHAT_UNIT`.
     """
     made = {
         "schema": SCHEMA,
@@ -144,14 +145,14 @@ def findings_json(report: Report) -> str:
 
 
 def _told(value: Any) -> Any:
-    """The same with null for what is no finite number, which JSON has no word for."""
+    """Replace non-finite numbers by null, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _told(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_told(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    # NumPy's own numbers, if an analysis let one through.
+    # An analysis may have returned NumPy's own numbers.
     return value.item() if hasattr(value, "item") else value
 
 
@@ -159,9 +160,10 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(view: TraceView) -> str:
-    """The page as text. Equal views give equal text.
+    """Render the page as text. Equal views give equal text.
 
-    Its Content-Security-Policy lets nothing be fetched and no script run but the two in it, named by their hashes.
+    The page's Content-Security-Policy permits no fetches, and no scripts except the two in the
+    page, identified by their hashes.
 
     Raises:
         HoldfastError: jinja2 is not installed.

@@ -1,11 +1,20 @@
-"""Adapters: what enters is a file of some form, what leaves a table of jobs and what is known of their clusters.
+"""Adapters: each reads one format of job records into a table of jobs and descriptions of clusters.
 
-`reading` says what an adapter is and what it makes; `plain_text` reads bytes and lines, `json_stream` the objects of a
-long JSON document, `rows` takes rows that Python parsed, `joining` puts readings together, `recognition` finds the
-adapter of a file, and `guesses` says what a file is that none knows. Every module that `MODULES` names is an adapter, a
-form of job records, with its `SOURCE`: `slurm`, `kubernetes`, `accounting` (of other schedulers) and `csv` (of any
-columns, by a map) read forms of sites, `published` those of published traces and of simulators, `stored` and `ledger`
-Holdfast's own.
+| module | one idea |
+|---|---|
+| `reading` | define an adapter and its result |
+| `plain_text` | read bytes and lines |
+| `json_stream` | read the objects of a long JSON document |
+| `rows` | write rows of a Python parser to the database |
+| `joining` | combine the readings of several files |
+| `recognition` | find the adapter of a file |
+| `guesses` | guess the origin of a file that no adapter reads |
+| `slurm`, `kubernetes`, `accounting` | read the formats of sites' schedulers |
+| `csv` | read CSV files with any columns, by a column map |
+| `published` | read published traces and traces of simulators |
+| `stored`, `ledger` | read Holdfast's own stores and ledgers |
+
+Every module in `MODULES` is an adapter with a `SOURCE`.
 """
 
 from functools import cache
@@ -31,10 +40,10 @@ MODULES: Final = (
     "published.simulators",
     "ledger",
 )
-"""Adapter modules, in the order in which they are asked whether a file is theirs: the most particular first."""
+"""Adapter modules in the order of recognition, the most specific first."""
 
 
 @cache
 def adapters() -> "tuple[Source, ...]":
-    """Every adapter there is."""
+    """List every adapter."""
     return tuple(import_module(f"{__name__}.{name}").SOURCE for name in MODULES)

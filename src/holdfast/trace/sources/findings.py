@@ -1,4 +1,4 @@
-"""What an adapter comes upon while it reads, counted as it streams."""
+"""Count findings of an adapter while the adapter streams a file."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,7 +16,7 @@ class Findings:
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, check: str, *examples: str, rows: int = 1) -> None:
-        """Count a row, or several, for a check."""
+        """Count one or several rows for a check."""
         self.rows[check] = self.rows.get(check, 0) + rows
         kept = self.examples.setdefault(check, [])
         kept += [example for example in dict.fromkeys(examples) if example not in kept][
@@ -24,10 +24,10 @@ class Findings:
         ]
 
     def notes(self, cluster: str, sentences: dict[str, tuple[str, str]]) -> tuple[Note, ...]:
-        """A note of each check that counted anything.
+        """Make a note for each check with a count.
 
         Args:
-            cluster: whose they are.
+            cluster: name of the cluster.
             sentences: the action and the sentence of each check.
         """
         return tuple(

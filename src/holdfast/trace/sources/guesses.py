@@ -1,7 +1,7 @@
-"""What a file is that no adapter knows, and the command that exports what is needed instead.
+"""Guess the origin of a file that no adapter reads, and name the command for a readable export.
 
-Tables for people, snapshots of a queue and files in another encoding are known by their first lines. A guess is no
-promise: its sentence says that the file looks like something.
+The first lines identify tables for people, snapshots of a queue, and other encodings. A guess may
+be wrong, so its sentence says that the file looks like something.
 """
 
 import csv
@@ -15,7 +15,8 @@ from holdfast.trace.sources.plain_text import head, opened
 
 NOT_KNOWN: Final = "This is no form of job records that is known."
 SACCT: Final = (
-    "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime 2024-01-01 --format "
+    "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime "
+    "2024-01-01 --format "
     "Cluster,JobIDRaw,JobID,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES,ReqTRES,NodeList,"
     "ExitCode,Reason,JobName > jobs.txt"
 )
@@ -28,8 +29,10 @@ SGE: Final = (
     ' print $6 "," $4 "," $1 "," $9 "," $10 "," $11 "," $13 "," $40}\' accounting > jobs.csv'
 )
 CONDOR: Final = (
-    "(echo job_id,user,gpus,submitted,started,ended,status; condor_history -format '%d.' ClusterId -format '%d,' ProcId"
-    " -format '%s,' Owner -format '%d,' RequestGpus -format '%d,' QDate -format '%d,' JobCurrentStartDate"
+    "(echo job_id,user,gpus,submitted,started,ended,status; condor_history -format '%d.' ClusterId "
+    "-format '%d,' ProcId"
+    " -format '%s,' Owner -format '%d,' RequestGpus -format '%d,' QDate -format '%d,' "
+    "JobCurrentStartDate"
     " -format '%d,' CompletionDate -format '%d\\n' JobStatus) > jobs.csv"
 )
 _MAPPED: Final = ", and describe its columns by --map (docs/trace.md)"
@@ -37,12 +40,12 @@ _MAPPED: Final = ", and describe its columns by --map (docs/trace.md)"
 
 @dataclass(frozen=True)
 class Guess:
-    """What a file looks like, and the command that exports what is needed."""
+    """The likely origin of a file, and the command that exports a readable file."""
 
     what: str
     command: str
     after: str = ""
-    """What else is to be done."""
+    """Further steps after the command."""
 
 
 _TABLES: Final[tuple[tuple[str, Guess], ...]] = (
@@ -80,7 +83,7 @@ _ANYWHERE: Final = tuple((re.compile(form), guess) for form, guess in _TEXTS)
 
 
 def guess_of(path: Path) -> Guess | None:
-    """Return what a file looks like; None where nothing tells."""
+    """Return the likely origin of a file; None if nothing matches."""
     with opened(path) as file:
         first = file.read(8192)
     if first.startswith((b"\xff\xfe", b"\xfe\xff")) or (
@@ -102,10 +105,13 @@ def guess_of(path: Path) -> Guess | None:
 
 
 def what_to_do(path: Path) -> str:
-    """Return the next step of a file that no adapter knows."""
+    """Return the next step for a file that no adapter reads."""
     guess = guess_of(path) if path.is_file() else None
     if guess is None:
-        return "Describe its columns by --map, or look at `holdfast trace formats` for the forms that are known."
+        return (
+            "Describe its columns by --map, or look at `holdfast trace formats` for the forms "
+            "that are known."
+        )
     verb = "Convert" if str(path) in guess.command else "Export"
     return f"{verb} with: {guess.command}{guess.after}" if guess.command else guess.after
 

@@ -1,4 +1,4 @@
-"""Readings as one trace needs them: clusters by the names that the user gave, one table a cluster."""
+"""Combine readings: clusters by the names that the user gave, one table per cluster."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,16 +17,16 @@ ASSUMED_SIZE: Final = "assumed-size"
 
 
 def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str) -> Reading:
-    """The reading with its cluster called `name`; where it holds several, they become one.
+    """Rename the reading's cluster to `name`; several clusters become one.
 
-    An id of a job is then `CLUSTER/ID`, since each cluster counts its own.
+    The job ids of several clusters become `CLUSTER/ID`, because each cluster counts its own.
     """
     cluster = together(reading.clusters, name)
     if [one.name for one in reading.clusters] == [name]:
         return reading
     if len(reading.clusters) > 1 and "job_id" in reading.columns:
         connection.execute(f"UPDATE {reading.table} SET job_id = cluster || '/' || job_id")
-    # A column with a default costs nothing, whatever the number of rows.
+    # A column with a default costs nothing for any number of rows.
     connection.execute(f"ALTER TABLE {reading.table} DROP COLUMN cluster")
     connection.execute(
         f"ALTER TABLE {reading.table} ADD COLUMN cluster VARCHAR DEFAULT {literal(name)}"
@@ -34,7 +34,10 @@ def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str
     notes = tuple(replace(note, cluster=name) for note in reading.notes)
     if cluster.gpu_num:
         known = " and ".join(one.name for one in reading.clusters)
-        sentence = f"{name} is taken to have the {cluster.gpu_num:,} GPUs of {known}, as no capacity was given."
+        sentence = (
+            f"{name} is taken to have the {cluster.gpu_num:,} GPUs of {known}, as no "
+            "capacity was given."
+        )
         notes += (Note(cluster=name, check=ASSUMED_SIZE, sentence=sentence, rows=0, action="kept"),)
     return replace(reading, clusters=(cluster,), notes=notes, lacking={})
 
@@ -42,7 +45,7 @@ def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str
 def joined(
     connection: "duckdb.DuckDBPyConnection", readings: Sequence[Reading], new: Reading
 ) -> list[Reading]:
-    """The readings with one more; where it is of a cluster that is there already, its rows are added to that table."""
+    """Add a reading to the readings; append its rows if they are of a cluster already there."""
     names = {cluster.name for cluster in new.clusters}
     for place, old in enumerate(readings):
         if names.isdisjoint(cluster.name for cluster in old.clusters):

@@ -1,4 +1,4 @@
-"""The objects of a JSON document, one at a time: a list of a gigabyte is never held whole."""
+"""Yield the objects of a JSON document one at a time, without holding the document in memory."""
 
 import json
 import re
@@ -21,17 +21,18 @@ _TORN: Final = re.compile(r"[\w.+-]*\s*$")
 def json_objects(
     path: Path, lists: frozenset[str], *, next_step: str
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a document, each with the line it begins on.
+    """Yield the objects of a document, each with its first line.
 
     Args:
-        path: a file of one JSON object or of several in a row, or of a list of objects. Of an object that has a list
-            under one of the names `lists`, the list's items are the objects, and all else in it is left out; another
-            object is one itself.
+        path: a file of one JSON object, of several in a row, or of a list of objects. If an
+            object has a list under a name of `lists`, the items of the list are yielded and the
+            rest of the object is left out. Other objects are yielded whole.
         lists: names of lists.
-        next_step: what to do about a damaged file.
+        next_step: next step for the error of a damaged file.
 
     Raises:
-        BadTrace: with the line, where it is no JSON, is cut off, or an item is no object.
+        BadTrace: the file is not JSON, is cut off, or an item is not an object; the message has
+            the line.
     """
     with opened_text(path) as file:
         text = _Text(file, path, next_step)
@@ -58,7 +59,7 @@ def json_objects(
 
 
 def _items(text: "_Text", name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of the list that comes next, which is passed."""
+    """Yield the objects of the next list, and skip the list."""
     text.skip()
     while text.peek() != "]":
         line = text.line
@@ -70,7 +71,7 @@ def _items(text: "_Text", name: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class _Text:
-    """The text read so far and not yet passed."""
+    """The part of the text that is read but not yet skipped."""
 
     def __init__(self, file: TextIO, path: Path, next_step: str) -> None:
         self._file, self._path, self._next_step = file, path, next_step
@@ -79,13 +80,13 @@ class _Text:
 
     @property
     def line(self) -> int:
-        """The line of what comes next, counted from 1."""
+        """Line of the next character, counted from 1."""
         self._passed_lines += self._buffer.count("\n", self._counted_to, self._at)
         self._counted_to = self._at
         return self._passed_lines
 
     def peek(self) -> str:
-        """The next character that is no space or comma; empty at the end of the file."""
+        """Return the next character other than space and comma; empty at the end of the file."""
         while True:
             while self._at < len(self._buffer):
                 if self._buffer[self._at] not in _SPACE:
@@ -95,24 +96,25 @@ class _Text:
                 return ""
 
     def skip(self) -> None:
-        """Pass one character."""
+        """Skip one character."""
         self._at += 1
 
     def expect(self, character: str) -> None:
-        """Pass a character that must come next."""
+        """Skip `character`, which must come next."""
         if self.peek() != character:
             raise self.bad(f"expected {character!r}.")
         self.skip()
 
     def value(self) -> Any:
-        """Pass one JSON value."""
+        """Read and skip one JSON value."""
         if not self.peek():
             raise self.bad("expected JSON: it is cut off here.")
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._buffer, self._at)
             except json.JSONDecodeError as error:
-                # A text that is torn off is reported where it begins, a number or a word near the end of what there is.
+                # The decoder reports a cut text at its start, and a cut number or word near the end
+                # of the buffer.
                 torn = error.msg.startswith("Unterminated") or _TORN.match(self._buffer, error.pos)
                 if torn and self._more(max(CHUNK_CHARACTERS, len(self._buffer) - self._at)):
                     continue
@@ -124,10 +126,11 @@ class _Text:
                 raise self.bad("expected JSON that is not nested a thousand deep.") from None
             if end < len(self._buffer) or not self._more(CHUNK_CHARACTERS):
                 self._at = end
-                return value  # a number that ends with the buffer may go on: it is read again
+                # A number at the end of the buffer may be incomplete, so the number is read again.
+                return value
 
     def bad(self, problem: str) -> BadTrace:
-        """An error at this place."""
+        """Make an error at this place."""
         return BadTrace(self._path, problem, line=self.line, next_step=self._next_step)
 
     def _more(self, characters: int) -> bool:
@@ -137,7 +140,7 @@ class _Text:
             raise self.bad(f"expected objects of at most {LONGEST_OBJECT_CHARACTERS >> 20} MiB.")
         read = self._file.read(characters)
         self._ended = not read
-        _ = self.line  # counts what is about to be forgotten
+        _ = self.line  # Count the lines that are about to be dropped.
         self._buffer = self._buffer[self._at :] + read
         self._at = self._counted_to = 0
         return bool(read)

@@ -1,4 +1,4 @@
-"""Text files byte by byte or as a stream: their header, their lines, and what no parser should be given."""
+"""Read text files by bytes or lines, and reject files that would harm a parser."""
 
 import csv
 import gzip
@@ -12,16 +12,17 @@ from typing import IO, Final, TextIO, cast
 from holdfast.trace.errors import BadTrace
 
 LONGEST_LINE_BYTES: Final = 2_000_000
-"""No row of a trace is longer; what the database takes at most, unless told otherwise."""
+"""Longest line of a valid trace; also the database's default limit."""
 _BLOCK_BYTES: Final = 1 << 20
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """The file's bytes, unpacked where its suffix says that it is compressed.
+    """Open the file's bytes, decompressed according to the suffix.
 
     Raises:
-        OSError: it cannot be read; also EOFError or zlib.error where it is not compressed as its name says.
+        OSError: the file cannot be read; also EOFError or zlib.error if the content does not
+            match the suffix.
     """
     if path.suffix == ".gz":
         with gzip.open(path) as unpacked:
@@ -32,7 +33,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def head(path: Path, size_bytes: int = 65536) -> str:
-    """The first bytes of a file as text; empty where it is a folder or cannot be read."""
+    """Return the first bytes of a file as text; empty for a folder or an unreadable file."""
     try:
         if path.suffix == ".zst":
             return _zstd_head(path)
@@ -43,7 +44,7 @@ def head(path: Path, size_bytes: int = 65536) -> str:
 
 
 def csv_header(path: Path, delimiter: str = ",") -> tuple[str, ...]:
-    """The names in the first line of a CSV file; empty where there is none."""
+    """Return the names in the first line of a CSV file; empty without a first line."""
     line = head(path).lstrip("\ufeff").replace("\r", "\n").partition("\n")[0]
     if not line.strip():
         return ()
@@ -51,13 +52,14 @@ def csv_header(path: Path, delimiter: str = ",") -> tuple[str, ...]:
 
 
 def _zstd_head(path: Path) -> str:
-    """The first line, by the database, since Python reads Zstandard from 3.14 only."""
+    """Return the first line by the database, because Python reads Zstandard only from 3.14 on."""
     import duckdb
 
     with duckdb.connect(config={"temp_directory": ""}) as connection:
         try:
             line = connection.execute(
-                "SELECT line FROM read_csv($1, auto_detect=false, header=false, delim='\x01', quote='', escape='', "
+                "SELECT line FROM read_csv($1, auto_detect=false, header=false, delim='\x01', "
+                "quote='', escape='', "
                 "columns={line: 'VARCHAR'}) LIMIT 1",
                 [str(path)],
             ).fetchone()
@@ -67,12 +69,14 @@ def _zstd_head(path: Path) -> str:
 
 
 def scan(path: Path) -> None:
-    """Refuse what would cost unbounded memory or be cut in silence: an endless line, a NUL byte.
+    """Reject a file with an endless line or a NUL byte.
 
-    A file compressed by Zstandard is not looked into.
+    An endless line needs unbounded memory, and a NUL byte cuts text silently.
+
+    A file compressed by Zstandard is not checked.
 
     Raises:
-        BadTrace: with the line.
+        BadTrace: the file is rejected; the message has the line.
     """
     if path.suffix == ".zst":
         return
@@ -86,7 +90,10 @@ def scan(path: Path) -> None:
                         path,
                         "There is a NUL byte, where text was expected.",
                         line=at,
-                        next_step="Restore the file from its origin, or remove them: tr -d '\\000' < FILE.",
+                        next_step=(
+                            "Restore the file from its origin, or remove them: tr -d '\\000' "
+                            "< FILE."
+                        ),
                     )
                 end = max(block.rfind(b"\n"), block.rfind(b"\r"))
                 since_bytes = since_bytes + len(block) if end < 0 else len(block) - end - 1
@@ -102,13 +109,13 @@ def scan(path: Path) -> None:
 
 
 def too_long(path: Path, line: int) -> BadTrace:
-    """An error about an endless line."""
+    """Make the error for an endless line."""
     problem = f"The line is longer than {LONGEST_LINE_BYTES} bytes, which no row of a trace is."
     return BadTrace(path, problem, line=line, next_step="Look whether the file is text, and whole.")
 
 
 def open_quote(path: Path) -> int | None:
-    """The line on which the quote opens that the file's end leaves open; None where none is, or none can be told."""
+    """Return the line of the quote that is open at the file's end; None if none or unknown."""
     if path.suffix == ".zst":
         return None
     opened_at: int | None = None
@@ -120,18 +127,18 @@ def open_quote(path: Path) -> int | None:
 
 
 def line_at(path: Path, byte: int) -> int:
-    """Which line of the file, from 1, a row is on that the database says begins at the byte."""
+    """Return the line, from 1, of the row that begins at a byte position of the database."""
     line = 1
     with opened(path) as file:
         while byte > 0 and (block := file.read(min(byte, _BLOCK_BYTES))):
             line += block.count(b"\n")
             byte -= len(block)
-        # Where lines end by \r\n the database has the row begin at the \n.
+        # In files with \r\n the database's position is that of the \n.
         return line + (file.read(1) == b"\n")
 
 
 def line_of_record(path: Path, record: int) -> int:
-    """The line on which a record of a CSV file begins; the header is record 0, empty lines are none."""
+    """Return the first line of a CSV record; the header is record 0, empty lines do not count."""
     seen, inside_quotes = -1, False
     with opened(path) as file:
         for line, text in enumerate(file, start=1):
@@ -144,12 +151,14 @@ def line_of_record(path: Path, record: int) -> int:
 
 @contextmanager
 def opened_text(path: Path) -> Iterator[TextIO]:
-    r"""The file's text, without a byte order mark; only `\n` ends a line, and what is no UTF-8 is replaced.
+    r"""Open the file's text without a byte order mark.
+
+    Only `\n` ends a line. Bytes that are not UTF-8 are replaced.
 
     Raises:
-        BadTrace: it cannot be read, also while it is being read.
+        BadTrace: the file cannot be read, now or during reading.
     """
-    if path.suffix == ".zst":  # which Python reads from 3.14 only
+    if path.suffix == ".zst":  # Python reads Zstandard only from 3.14 on.
         raise BadTrace(path, "It is compressed by Zstandard.", next_step="Unpack it: zstd -d FILE.")
     try:
         with opened(path) as file:
@@ -165,5 +174,5 @@ def opened_text(path: Path) -> Iterator[TextIO]:
 
 
 def cluster_name(path: Path) -> str:
-    """What a cluster is called whose records do not say: the file's name up to its first dot."""
+    """Return the default name of a cluster: the file's name up to its first dot."""
     return path.name.partition(".")[0] or path.name

@@ -1,4 +1,4 @@
-"""What an adapter is, what it makes of its source, and the span of submissions that is wanted."""
+"""Define an adapter, its result, and the span of submissions to keep."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ __all__ = ["Note", "Reading", "Source", "csv_header", "drops_bad_rows", "head", 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A source read: a table of jobs in the database, and what is known beside it."""
+    """The result of reading a source: a table of jobs, and descriptions of clusters and findings."""
 
     table: str
     """Name of the table; its columns are some of `schema.JOB_COLUMNS`."""
@@ -28,12 +28,12 @@ class Reading:
     clusters: tuple[Cluster, ...]
     notes: tuple[Note, ...] = field(default=())
     lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By cluster, columns of the table that it has no values of, where only others of the table's clusters do."""
+    """Columns without values by cluster, if other clusters of the table have values."""
     ledger_url: str = ""
-    """Of Holdfast's own ledger, where that is the source: it and the journals of its runs know more than jobs."""
+    """URL of Holdfast's ledger, if that is the source; analyses also read its runs and journals."""
 
     def columns_of(self, cluster: str) -> frozenset[str]:
-        """The columns that a cluster has."""
+        """Return the columns that a cluster has."""
         return self.columns - self.lacking.get(cluster, frozenset())
 
     @classmethod
@@ -44,37 +44,42 @@ class Reading:
         *clusters: Cluster,
         notes: tuple[Note, ...] = (),
     ) -> "Reading":
-        """The reading of a table that was made: its columns are asked of the database."""
+        """Make the reading of an existing table; the columns come from the database."""
         columns = frozenset(row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall())
         return cls(table=table, columns=columns, clusters=clusters, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An adapter: one published or site's form of job records."""
+    """An adapter: reads one format of job records."""
 
     name: str
-    """As `--format` takes it."""
+    """Name of the format for `--format`."""
     title: str
     recognises: Callable[[Path], bool]
-    """Whether a path is of this form, by its name and its first few kB; never raises, never reads more."""
+    """Return True if a path has this format, by its name and its first few kB; never raises."""
     read: Callable[["duckdb.DuckDBPyConnection", Path, str], Reading]
     """`read(connection, path, table)` makes the table. Raises BadTrace."""
     settle: Callable[["duckdb.DuckDBPyConnection", Reading], Reading] | None = None
-    """What is left to do once several files of one cluster were joined, each of which may hold the same job."""
+    """Remove duplicates after several files of one cluster were joined, which may hold the same
+    job.
+    """
 
 
 def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:
-    """Whether rows that cannot be read are to be dropped and counted, in place of failing: `load` says so."""
+    """Return True if `load` was called to drop and count unreadable rows."""
     row = connection.execute("SELECT getvariable('bad_rows')").fetchone()
     return row is not None and row[0] == "drop"
 
 
 def span_ends(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
-    """Return the ends of the span of submissions, each ISO 8601 in UTC, without a zone; None: open.
+    """Parse the ends of the span of submissions, each ISO 8601 in UTC; None: open.
+
+    Returns:
+        Both ends without a zone.
 
     Raises:
-        BadUse: one is no time, or no time lies between them.
+        BadUse: a text is not a time, or the span is empty.
     """
     first, end = _moment("since", since), _moment("until", until)
     if first and end and end <= first:
@@ -93,7 +98,7 @@ def _moment(name: str, text: str | None) -> datetime | None:
 
 
 def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: str | None) -> None:
-    """Keep the jobs submitted from `since` on and before `until` (see `span_ends`) and no others.
+    """Keep only jobs submitted at `since` or later and before `until` (see `span_ends`).
 
     Raises:
         BadUse: as `span_ends`.
@@ -103,7 +108,10 @@ def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: 
 
 
 def wanted(connection: "duckdb.DuckDBPyConnection") -> str:
-    """SQL: whether a job is wanted; '' where all are. One of unknown submission is, in a span without a beginning."""
+    """Return SQL that is true for jobs to keep; '' to keep all.
+
+    Jobs without a submission time are kept if the span has no start.
+    """
     since, until = connection.execute(
         "SELECT getvariable('since'), getvariable('until')"
     ).fetchall()[0]
@@ -115,6 +123,6 @@ def wanted(connection: "duckdb.DuckDBPyConnection") -> str:
 
 
 def keep_span(connection: "duckdb.DuckDBPyConnection", reading: "Reading") -> None:
-    """Drop the jobs that are not wanted from a table; nothing of a source that knows no submissions."""
+    """Delete the jobs outside the span from a table, unless the source has no submission times."""
     if "submit_at" in reading.columns and (condition := wanted(connection)):
         connection.execute(f"DELETE FROM {reading.table} WHERE NOT coalesce({condition}, false)")

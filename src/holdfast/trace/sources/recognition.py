@@ -1,4 +1,4 @@
-"""Which adapter reads which file: paths as a user gives them in, (file, adapter) pairs out."""
+"""Find the adapter of each file: from paths as the user gave them to (file, adapter) pairs."""
 
 import re
 import zlib
@@ -23,23 +23,23 @@ _NAME: Final = re.compile(r"[\w.:+-]+( [\w.:+-]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """A file or folder that was given, or a file of such a folder."""
+    """A file or folder that the user gave, or a file in such a folder."""
 
     path: Path
     name: str = ""
-    """What its cluster is to be called; empty: as the source has it."""
+    """Name for the cluster; empty: the source's own name."""
     compared: bool = False
-    """It is only there to be compared with."""
+    """True if the cluster is for comparison only."""
     url: str = ""
-    """Of a ledger that is no file; then `path` is none."""
+    """URL of a ledger that is not a file; `path` is then unused."""
 
     @classmethod
     def of(cls, path: str | Path, name: str = "") -> "Input":
-        """From `NAME=PATH` or a path, which may itself hold a `=`, or the URL of a ledger.
+        """Parse `NAME=PATH`, a path (which may contain `=`), or the URL of a ledger.
 
         Raises:
             NotFound: there is no such path.
-            BadUse: NAME is no name.
+            BadUse: NAME is not a valid name.
         """
         text = str(path)
         before, equals, after = text.partition("=")
@@ -53,7 +53,8 @@ class Input:
             name, text = before, after
             if not _NAME.fullmatch(name):
                 raise BadUse(
-                    f"{name!r} is no name of a cluster. Give NAME=PATH, NAME of letters, digits, - and _."
+                    f"{name!r} is no name of a cluster. Give NAME=PATH, NAME of letters, digits, - "
+                    "and _."
                 )
         if _URL.match(text):
             return cls(path=Path(text), name=name, url=text)
@@ -63,10 +64,10 @@ class Input:
 
 
 def named_source(name: str) -> Source:
-    """The adapter of a name.
+    """Return the adapter with a name.
 
     Raises:
-        BadUse: there is none; lists them all.
+        BadUse: there is no such adapter; the message lists all names.
     """
     for source in adapters():
         if source.name == name:
@@ -79,12 +80,14 @@ def named_source(name: str) -> Source:
 def recognised(
     given: Input, chosen: Source | None, passed_over: list[Path]
 ) -> Iterator[tuple[Input, Source]]:
-    """The files of what was given, each with its adapter; folders in the order of their files' names.
+    """Yield the files of an input, each with its adapter.
 
-    In a folder, files that no adapter knows are added to `passed_over`; a file that was named must be known.
+    Files of a folder are in order of their names.
+
+    A folder's files without an adapter are added to `passed_over`.
 
     Raises:
-        BadTrace: a file was named that no adapter knows, or a folder holds none that one does.
+        BadTrace: no adapter reads the given file, or none reads any file of the folder.
     """
     if given.url:
         yield given, _ledger_at(given.url)
@@ -107,7 +110,7 @@ def recognised(
     if not found:
         if (
             next(given.path.iterdir(), None) is None
-        ):  # raises OSError where the folder is not to be read
+        ):  # Raises OSError if the folder is not readable.
             raise BadTrace(
                 given.path,
                 "The folder is empty.",
@@ -121,7 +124,7 @@ def recognised(
 
 
 def passed_over_note(cluster: str, paths: Sequence[Path]) -> Note:
-    """Return the note of the files of a folder that no adapter knows."""
+    """Make the note about a folder's files without an adapter."""
     guesses = [(path, guess_of(path)) for path in paths]
     examples = tuple(
         f"{path.name}: {guess.what}" if guess else path.name for path, guess in guesses
@@ -144,10 +147,10 @@ def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | N
 
 
 def _unknown(path: Path) -> BadTrace:
-    """What to say of a file that no adapter knows: first, whether there is anything to know it by."""
+    """Make the error for a file without an adapter; first check that the file has content."""
     try:
         with opened(path) as file:
-            first = file.read(65536)  # as much as adapters look at
+            first = file.read(65536)  # as much as adapters read
     except (OSError, EOFError, zlib.error) as error:
         problem = f"The file cannot be read: {getattr(error, 'strerror', None) or error}."
         return BadTrace(path, problem, next_step="Check that it is whole and readable.")

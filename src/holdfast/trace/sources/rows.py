@@ -1,4 +1,4 @@
-"""Rows that a Python parser makes, streamed into a table of the database."""
+"""Stream rows of a Python parser into a table of the database."""
 
 import csv
 import tempfile
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["literal", "read_rows"]
 
 BATCH_ROWS: Final = 100_000
-"""Rows written to disk before the database takes them: what bounds the space."""
+"""Rows written to disk before the database reads them, which bounds the disk space."""
 NULL: Final = "\x1bNULL"
 SEPARATOR: Final = "\x1f"
-"""Between the items of a list: ASCII's own unit separator, which no name has."""
+"""Separator of list items: ASCII's unit separator, which no name contains."""
 LONGEST_ROW_BYTES: Final = 32 << 20
 
 
@@ -28,19 +28,22 @@ def read_rows(
     columns: Mapping[str, str],
     rows: Iterable[Sequence[Any]],
 ) -> int:
-    """Create `table` from rows; bounded memory, about 200,000 rows of a dozen columns a second.
+    """Create `table` from rows in bounded memory.
+
+    The speed is about 200,000 rows of a dozen columns per second.
 
     Args:
         connection: the database; its `TimeZone` is UTC.
-        table: name of the table made; it exists afterwards even where there are no rows.
-        columns: name and DuckDB type of each column, in the order of the cells; one of VARCHAR, VARCHAR[], TIMESTAMP
-            or any number.
-        rows: cells in that order. None is NULL and '' is an empty text; a TIMESTAMP is seconds since the Unix epoch,
-            or a `datetime` (UTC where it has no zone); a VARCHAR[] is a sequence of texts. What the iterator
-            raises passes through, and the table is gone.
+        table: name of the new table, which is also made without rows.
+        columns: name and DuckDB type of each column, in the order of the cells: VARCHAR,
+            VARCHAR[], TIMESTAMP or any number.
+        rows: cells in that order. None is NULL and '' is an empty text. A TIMESTAMP is seconds
+            since the Unix epoch, or a `datetime` (UTC without a zone). A VARCHAR[] is a
+            sequence of texts. If the iterator raises, the exception passes through and the
+            table is dropped.
 
     Returns:
-        How many rows there were.
+        The number of rows.
     """
     definition = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
     connection.execute(f"CREATE OR REPLACE TABLE {table} ({definition})")
@@ -62,7 +65,7 @@ def read_rows(
 
 def _write(batch: Path, rows: Iterator[Sequence[Any]], lists: Sequence[int]) -> int:
     count = 0
-    # A text that UTF-8 cannot hold (half a surrogate pair) loses that character, not the trace.
+    # A text that UTF-8 cannot encode (half a surrogate pair) loses that character only.
     with batch.open("w", encoding="utf-8", errors="replace", newline="") as file:
         writer = csv.writer(file, quoting=csv.QUOTE_ALL, lineterminator="\n")
         for row in rows:
@@ -83,7 +86,7 @@ def _select(batch: Path, columns: Mapping[str, str]) -> str:
         cell = f'"{name}"'
         if kind == "TIMESTAMP":
             read[name] = "VARCHAR"
-            # The cast by way of TIMESTAMPTZ minds an offset, which a cast to TIMESTAMP drops.
+            # A cast by way of TIMESTAMPTZ applies an offset, which a cast to TIMESTAMP ignores.
             cell = (
                 f"coalesce(make_timestamp(round(try_cast({cell} AS DOUBLE) * 1e6)::BIGINT),"
                 f" timezone('UTC', {cell}::TIMESTAMPTZ))"
@@ -94,7 +97,8 @@ def _select(batch: Path, columns: Mapping[str, str]) -> str:
         cells.append(cell)
     schema = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in read.items())
     return (
-        f"SELECT {', '.join(cells)} FROM read_csv({literal(batch)}, auto_detect=false, header=false, delim=',', "
+        f"SELECT {', '.join(cells)} FROM read_csv({literal(batch)}, auto_detect=false, "
+        "header=false, delim=',', "
         f"quote='\"', escape='\"', nullstr='{NULL}', new_line='\\n', "
         f"max_line_size={LONGEST_ROW_BYTES}, columns={{{schema}}})"
     )

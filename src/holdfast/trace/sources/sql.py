@@ -1,4 +1,4 @@
-"""How SQL writes texts, names and files, and each source's words for states and types."""
+"""Write texts, names and files in SQL, and translate each source's states and types."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,17 +15,17 @@ _PATTERN: Final = frozenset("*?[")
 
 
 def literal(text: object) -> str:
-    """A text as SQL writes it."""
+    """Quote a text as an SQL literal."""
     return "'" + str(text).replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:
-    """A name as SQL writes it."""
+    """Quote a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def scratch_folder(connection: "duckdb.DuckDBPyConnection") -> str | None:
-    """The database's own folder for temporary files, where it is there."""
+    """Return the database's folder for temporary files, if the folder exists."""
     row = connection.execute("SELECT current_setting('temp_directory')").fetchone()
     folder = row[0] if row else ""
     return folder if folder and Path(folder).is_dir() else None
@@ -33,7 +33,7 @@ def scratch_folder(connection: "duckdb.DuckDBPyConnection") -> str | None:
 
 @contextmanager
 def openable(connection: "duckdb.DuckDBPyConnection", path: Path) -> Iterator[Path]:
-    """The path under a name that the database does not take for a pattern, with the same suffixes."""
+    """Yield the path, or a link without pattern characters and with the same suffixes."""
     if _PATTERN.isdisjoint(str(path)):
         yield path
         return
@@ -48,12 +48,12 @@ SLURM_STATES: Final = {state: state for state in STATES} | {"SUSPENDED": "RUNNIN
 
 
 def state_sql(column: str, words: Mapping[str, str] = SLURM_STATES) -> str:
-    """SQL of the state that a word of `column` stands for; UNKNOWN where it stands for none."""
+    """Return SQL of the state for a word of `column`; UNKNOWN for other words."""
     cases = "".join(f" WHEN {literal(word)} THEN '{state}'" for word, state in words.items())
     return f"CASE {column}{cases} ELSE 'UNKNOWN' END"
 
 
 def type_sql(column: str, words: Mapping[str, str]) -> str:
-    """SQL of the type that a word of `column` stands for; NULL where it stands for none."""
+    """Return SQL of the type for a word of `column`; NULL for other words."""
     cases = "".join(f" WHEN {literal(word)} THEN '{kind}'" for word, kind in words.items())
     return f"CASE {column}{cases} END"

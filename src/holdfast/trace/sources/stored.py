@@ -1,4 +1,4 @@
-"""A store that `holdfast.trace.store` wrote: a folder of jobs.parquet and manifest.json."""
+"""Read a store that `holdfast.trace.store` wrote: a folder of jobs.parquet and manifest.json."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ JOBS_FILE: Final = "jobs.parquet"
 
 
 def is_store(path: Path) -> bool:
-    """Whether the path is the folder of a store."""
+    """Return True if the path is the folder of a store."""
     return is_folder_of(path, "store")
 
 
@@ -43,7 +43,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
     if not condition and rows != expected:
         raise BadTrace(
             file,
-            f"It holds {rows} rows, its manifest says {expected}.",
+            f"It holds {rows} rows, its manifest has {expected}.",
             next_step="Write the store again.",
         )
     return Reading(

@@ -1,15 +1,15 @@
-"""TELEMETRY: what GPUs and servers measured of themselves, to aggregates that a trace's analyses read.
+"""Read telemetry of GPUs and servers and reduce it to the aggregates that a trace's analyses read.
 
-In: wide CSV (AcmeTrace), long Parquet, a store converted before, or a Prometheus. Out: exact value counts, hours and
-devices of every metric, Xid onsets, and notes of what was dropped, mended or contradicts itself.
+The input is wide CSV (AcmeTrace), long Parquet, a converted store, or a Prometheus server. The
+output is exact value counts, hours and devices of every metric, Xid onsets, and notes of dropped,
+mended and contradictory samples.
 
-1. `metrics`: names, units, physical ranges, DCGM's words for no value, names of GPUs and nodes.
-2. `inputs`: which telemetry a path holds.
-3. `wide_csv`, over `dictionary` and `values`: a wide file as blocks of numbers.
-4. `scan`: one pass by several threads into a `tally` and Xid onsets; `checks`: its notes; `summary`: its tables.
-5. `long`: rows of one sample each, by SQL over the same aggregates.
-6. `store` and `convert`: Parquet with its aggregates beside it; `prometheus`, over `prometheus_http`: from a server.
-7. `attach`: into a trace.
+1. `metrics`: names, units, physical ranges, DCGM's values for "no value", names of GPUs and nodes.
+2. `inputs`: find the telemetry in a path. 3. `wide_csv`, over `dictionary` and `values`: read a
+wide file as blocks of numbers. 4. `scan`: read a file once in several threads into a `tally` and
+Xid onsets; `checks`: make its notes; `summary`: make its tables. 5. `long`: read rows of one sample
+each, by SQL over the same aggregates. 6. `store` and `convert`: write Parquet with its aggregates;
+`prometheus`, over `prometheus_http`: fetch from a server. 7. `attach`: add telemetry to a trace.
 """
 
 from holdfast.trace.telemetry.attach import attach, value_counts

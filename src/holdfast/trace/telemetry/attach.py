@@ -1,4 +1,4 @@
-"""Telemetry for a trace: from files, a store or a Prometheus to the aggregates that the analyses read."""
+"""Add telemetry from files, a store or a Prometheus server to a trace, as aggregates."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -36,15 +36,18 @@ if TYPE_CHECKING:
 
 
 def value_counts(path: Path | str, metric: str | None = None) -> Distribution:
-    """The exact distribution of all values of a telemetry file, store or folder, in one pass and bounded memory.
+    """Return the exact distribution of all values of a telemetry file, store or folder.
+
+    The source is read once, in bounded memory.
 
     Args:
         path: a wide CSV, a long Parquet, or a converted store.
-        metric: a name of `metrics.METRICS`, or an exporter's; None: the file's name tells.
+        metric: a name in `metrics.METRICS`, or an exporter's name; None: the file's name
+            decides.
 
     Raises:
-        BadUse: the metric is not known, or there are several.
-        BadTrace: the file is not readable; says where.
+        BadUse: the metric is unknown, or there are several.
+        BadTrace: the file is not readable; the message has the place.
     """
     found: dict[str, list[Distribution]] = {}
     for given in telemetry_in(Path(path), metric=metric):
@@ -83,24 +86,27 @@ def attach(
     folder: Path | str | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Give a trace the telemetry of a cluster: its aggregates `metric_*` and `xid_onsets`, and the table `devices`.
+    """Add a cluster's telemetry to a trace.
 
-    Long Parquet and converted stores also give the view `samples`, for questions in SQL.
+    The trace gets the aggregates `metric_*` and `xid_onsets`, and the table `devices`.
+
+    Long Parquet and converted stores also add the view `samples`, for SQL queries.
 
     Args:
-        trace: whose database takes the tables; its `metrics` and `notes` grow.
-        where: a file or a folder of them, a converted store, or the URL of a Prometheus.
-        cluster: whose telemetry it is.
-        metric: what a file is of whose name does not tell; of a folder or a server, the only one that is wanted.
-        columns: of a long Parquet file, what its columns are called: see `long.NAMES`.
-        span: which time to fetch from a Prometheus.
-        folder: the store to fetch it into; what is there is not fetched again.
-        progress: told how much is read of how much.
+        trace: the trace; its `metrics` and `notes` grow.
+        where: a file, a folder of files, a converted store, or the URL of a Prometheus server.
+        cluster: name of the cluster.
+        metric: metric of a file whose name does not give one; the only metric to read from a
+            folder or a server.
+        columns: names of the columns in a long Parquet file: see `long.NAMES`.
+        span: time span to fetch from a Prometheus server.
+        folder: store for the fetched samples; samples already there are not fetched again.
+        progress: called with the amount read and the total.
 
     Raises:
-        BadUse: there is no telemetry there, or a server refuses.
-        BadTrace: a file is not readable; says where.
-        PrometheusError: a server does not answer; what was fetched is kept in `folder`.
+        BadUse: there is no telemetry, or a server refuses.
+        BadTrace: a file is not readable; the message has the place.
+        PrometheusError: a server does not answer; fetched samples stay in `folder`.
     """
     if str(where).startswith(("http://", "https://")):
         if span is None or folder is None:
@@ -140,7 +146,7 @@ def _summaries(
     metric: str | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Summary, str]]:
-    """The metrics of a long source or a store, or the one that is wanted, each with the SELECT of its rows."""
+    """Yield the metrics of a long source or a store, or the one wanted, each with SQL of its rows."""
     if given.form == "store":
         store = Store.open(given.path)
         wanted = metric_named(metric) if metric else None
@@ -153,7 +159,7 @@ def _summaries(
 
 
 def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: str) -> None:
-    """Let the view `samples` show these rows too; `ids` are the trace's ids of the rows' devices."""
+    """Add rows to the view `samples`; `ids` are the trace's ids of the rows' devices."""
     connection = trace.connection
     (number,) = connection.execute("SELECT count(*) FROM telemetry_rows").fetchall()[0]
     table = f"telemetry_ids_{number}"
@@ -174,9 +180,10 @@ def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: s
 
 
 def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
-    """Add a metric's aggregates to those that the trace has; the same metric of the same cluster adds up.
+    """Add a metric's aggregates to the trace; counts of an equal metric and cluster add up.
 
-    Answers the ids, in the table `devices`, of the summary's devices.
+    Returns:
+        The ids of the summary's devices in the table `devices`.
     """
     connection = trace.connection
     create_tables(connection)
@@ -199,7 +206,7 @@ def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
 
 
 def _with_ids(connection: "duckdb.DuckDBPyConnection", summary: Summary, cluster: str) -> Ids:
-    """The ids of a summary's devices in the table `devices`, which gets those that it lacks."""
+    """Return the ids of a summary's devices in the table `devices`; add missing devices."""
     known = dict(
         connection.execute(
             "SELECT name, device FROM devices WHERE cluster = ?", [cluster]

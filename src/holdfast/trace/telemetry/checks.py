@@ -1,4 +1,4 @@
-"""What telemetry contradicts or leaves out, as notes with counts: dropped, mended or kept."""
+"""Make notes with counts of contradictory, missing, dropped and mended telemetry."""
 
 import datetime as dt
 from collections.abc import Iterator
@@ -13,26 +13,26 @@ from holdfast.trace.telemetry.scan import Scan
 
 EXAMPLES: Final = 5
 STUCK_H: Final = 1.0
-"""A device that reports one and the same value for longer is stuck, where its metric cannot stand still."""
+"""Hours of equal values after which a device is stuck, for metrics that always vary."""
 
 
 def unit_sentence(metric: Metric) -> str:
-    """That a source was read as being in the metric's coarser unit."""
+    """Make the sentence about a source in the metric's coarser unit."""
     most, factor = metric.coarse or (1.0, RATIO)
     what = "ratios" if metric.unit == "%" else "MB/s"
     return f"no sample exceeded {most:,.0f}, so {metric.name} was read as {what} and multiplied by {factor:,.0f}."
 
 
 def notes_of(scan: Scan, cluster: str) -> list[Note]:
-    """What one pass over a file found."""
+    """Make the notes about one file."""
     if not scan.rows:
         return [empty_note(scan.wide.path.name, cluster)]
     return [*_of_values(scan, cluster), *_of_times(scan, cluster), *_of_devices(scan, cluster)]
 
 
 def empty_note(name: str, cluster: str) -> Note:
-    """That a source of telemetry holds none."""
-    sentence = f"{name}: it holds no sample, so nothing is said from it."
+    """Make the note about a telemetry source without samples."""
+    sentence = f"{name}: the file has no samples."
     return Note(cluster=cluster, check="telemetry-empty", sentence=sentence, rows=0, action="kept")
 
 

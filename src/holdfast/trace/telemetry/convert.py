@@ -1,4 +1,4 @@
-"""Telemetry files into a store: one pass over each, which also computes the aggregates."""
+"""Convert telemetry files to a store: read each once, and compute the aggregates on the way."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,20 +31,22 @@ def convert(
     columns: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Convert the telemetry of a file, or of a folder of them, into a store; a metric that is there is left as it is.
+    """Convert the telemetry of a file or a folder to a store; metrics already there stay unchanged.
 
-    A kill in the middle leaves every metric whole or absent; converting again goes on with the next metric.
+    After a kill every metric is whole or absent, and a second conversion continues with the next
+    metric.
 
     Args:
-        where: a file or a folder of them.
-        folder: the store; made where it is not there.
-        metric: what a file is of whose name does not tell.
-        columns: of a long Parquet file, what its columns are called: see `long.NAMES`.
-        progress: told how much is read of how much.
+        where: a file or a folder of files.
+        folder: the store; created if absent.
+        metric: metric of a file whose name does not give one.
+        columns: names of the columns in a long Parquet file: see `long.NAMES`.
+        progress: called with the amount read and the total.
 
     Raises:
-        BadUse: there is no telemetry, the folder is something else, or holds the metric from other files.
-        BadTrace: a file is not readable; says where.
+        BadUse: there is no telemetry, or the folder is no store, or has the metric from other
+            files.
+        BadTrace: a file is not readable; the message has the place.
     """
     given = telemetry_in(Path(where), metric=metric)
     store = Store.create(Path(folder))
@@ -116,7 +118,7 @@ class _WideConversion:
 def _convert_wide(
     writer: MetricWriter, given: Given, connection: "duckdb.DuckDBPyConnection", read: BytesRead
 ) -> Summary:
-    """The file's samples into parts; its summary, with the store's ids."""
+    """Write the file's samples into parts; return its summary with the store's device ids."""
     conversion = _WideConversion(writer, connection)
     scan = scan_wide(
         given.path,
@@ -148,7 +150,7 @@ def _convert_long(
 def _merged(
     name: str, summaries: list[Summary], connection: "duckdb.DuckDBPyConnection"
 ) -> Columns:
-    """An aggregate of several files, as one."""
+    """Merge an aggregate of several files."""
     columns = {
         key: np.concatenate([one.tables[name][key] for one in summaries])
         for key in summaries[0].tables[name]
@@ -164,6 +166,6 @@ def _merged(
 
 
 def _identity(path: Path) -> dict[str, Any]:
-    """What tells whether a source is still the same file."""
+    """Describe a source file, to detect later changes."""
     stat = path.stat()
     return {"name": path.name, "size_bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}

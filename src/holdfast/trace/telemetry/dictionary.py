@@ -1,8 +1,9 @@
-"""The distinct fields of a table of text, each read once, however often it occurs.
+"""Parse each distinct text field once, for any number of repetitions.
 
-A telemetry file holds hundreds of millions of fields and a few thousand distinct ones. So a field is looked up by its
-bytes, a block of fields at a time: the first 16 bytes as two words, hashed to a slot, compared with the field found
-there (so nothing rests on luck), and only a field never seen before is parsed, checked and given the next id.
+A telemetry file has hundreds of millions of fields and a few thousand distinct ones. So fields are
+looked up by their bytes, a block at a time. The first 16 bytes make two words, which are hashed to
+a slot and compared with the field in the slot, so hash collisions are harmless. Only a new field is
+parsed, checked and given the next id.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
-# Odd 64-bit constants of MurmurHash3's and SplitMix64's finalizers; the high bits of a product mix all of a word.
+# Odd 64-bit constants of MurmurHash3's and SplitMix64's finalizers; the high bits of a product
+# depend on the whole word.
 MULTIPLIERS: Final = tuple(
     np.uint64(m)
     for m in (
@@ -28,28 +30,28 @@ MULTIPLIERS: Final = tuple(
 SECOND_WORD: Final = np.uint64(0xD6E8FEB86659FD93)
 KEEP: Final = np.array([(1 << (8 * length)) - 1 for length in range(9)], dtype=np.uint64)
 NO_FIELD: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
-"""Stands where an id has no words: no text holds eight bytes of all ones."""
+"""Marks an id without words: no text contains eight bytes of all ones."""
 SLOTS_PER_FIELD: Final = 8
-"""So many that a second look is rare, so few that the table stays in a cache."""
+"""Large enough to make second lookups rare, small enough to keep the table in a cache."""
 PADDING_BYTES: Final = 16
-"""How many bytes of a buffer must follow the last field, so that its words can be read."""
+"""Bytes of a buffer that must follow the last field, so that its words can be read."""
 
 
 class TooManyDistinct(Exception):
-    """The fields are hardly ever alike: parse them one by one instead."""
+    """Raised if the fields rarely repeat: parse them one by one instead."""
 
 
 class FieldDictionary:
-    """Ids of distinct fields, 1, 2 …, in the order in which they were first seen.
+    """Ids of distinct fields, 1, 2 …, in the order of their first occurrence.
 
     Args:
-        read: called once for each distinct field; what it raises passes through `ids`.
-        limit: how many distinct fields there may be.
+        read: called once for each distinct field; exceptions pass through `ids`.
+        limit: maximum number of distinct fields.
     """
 
     def __init__(self, read: Callable[[bytes], None], *, limit: int = 1 << 18) -> None:
         self.size = 1
-        """The next id; ids run from 1, 0 is no field."""
+        """The next id; ids start at 1, and 0 is no field."""
         self._read, self._limit = read, limit
         self._first = np.full(64, NO_FIELD)
         self._second = np.zeros(64, dtype=np.uint64)
@@ -59,15 +61,15 @@ class FieldDictionary:
         self._longest: dict[bytes, int] = {}
 
     def ids(self, buffer: bytearray, starts: Ids, lengths: Ids) -> Ids:
-        """The id of each field of `buffer`.
+        """Return the id of each field of `buffer`.
 
         Args:
             buffer: text; at least `PADDING_BYTES` must follow the last field.
-            starts: where each field begins, shape (fields,).
-            lengths: bytes of each, shape (fields,).
+            starts: start of each field, shape (fields,).
+            lengths: bytes of each field, shape (fields,).
 
         Raises:
-            TooManyDistinct: more than `limit`.
+            TooManyDistinct: there are more than `limit` distinct fields.
         """
         first = _words(buffer, starts, lengths)
         long = np.flatnonzero(lengths > 8)
@@ -78,7 +80,7 @@ class FieldDictionary:
             second[long] = _words(buffer, starts[long] + 8, lengths[long] - 8)
         longest = long[lengths[long] > 16]
         if len(longest):
-            # Kept out of the table, which holds 16 bytes of a field.
+            # Keep long fields out of the table, which holds 16 bytes of a field.
             first[longest] = 0
             second[longest] = 0  # type: ignore[index]
         found = self._look_up(first, second)
@@ -122,7 +124,7 @@ class FieldDictionary:
         return mixed.view(np.int64)
 
     def _add(self, words: Words) -> None:
-        """Read new fields and give them ids and slots; `words` has shape (2, fields)."""
+        """Parse new fields and give them ids and slots; `words` has shape (2, fields)."""
         for first, second in words.T.tolist():
             self._read(
                 first.to_bytes(8, "little").rstrip(b"\0")
@@ -139,7 +141,7 @@ class FieldDictionary:
             crowded = False
 
     def _place(self, new: Ids) -> bool:
-        """Give ids the first free slots of their levels; False where there are too few levels."""
+        """Give ids the first free slots of their levels; return False if there are too few levels."""
         for level in range(len(MULTIPLIERS)):
             if level == len(self._levels):
                 self._levels.append(np.zeros(1 << self._bits, dtype=np.int64))
@@ -170,7 +172,7 @@ class FieldDictionary:
 
 
 def words_at(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
-    """The first 16 bytes of each field, zeros after its end; shape (fields, 2)."""
+    """Return the first 16 bytes of each field, zeros after its end; shape (fields, 2)."""
     return np.stack(
         [_words(buffer, starts, lengths), _words(buffer, starts + 8, np.maximum(lengths - 8, 0))],
         axis=1,
@@ -178,9 +180,10 @@ def words_at(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
 
 
 def _words(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
-    """Eight bytes from each start on, zeros after the field's end; a longer field is cut off."""
+    """Return eight bytes from each start, zeros after the field's end; longer fields are cut."""
     anywhere = np.ndarray((len(buffer) - 7,), dtype="<u8", buffer=buffer, strides=(1,))
     words: Words = anywhere[starts]
-    # Taking with `clip` is twice as fast as with a check of bounds, and keeps a whole word of a longer field.
+    # Taking with `clip` is twice as fast as with bounds checks, and keeps a whole word of a longer
+    # field.
     words &= KEEP.take(lengths, mode="clip")
     return words

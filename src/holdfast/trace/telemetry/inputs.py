@@ -1,4 +1,7 @@
-"""Which telemetry a path holds, and of which metric: wide CSV, IPMI, long Parquet, what tools print, or a store."""
+"""Find the telemetry in a path and its metric.
+
+The forms are wide CSV, IPMI, long Parquet, tool output, and stores.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +16,7 @@ from holdfast.trace.telemetry.recorded import form_of
 STORE_MARK: Final = "telemetry.json"
 """The file that makes a folder a converted store."""
 SERVER_POWER: Final = "Sys_Total_Power"
-"""The column of AcmeTrace's IPMI files that is the power of a whole server."""
+"""Column of AcmeTrace's IPMI files with the power of a whole server."""
 
 _SUFFIXES: Final = frozenset({".csv", ".json", ".parquet", ".prom", ".txt"})
 
@@ -22,25 +25,26 @@ Form = Literal["wide", "ipmi", "long", "recorded", "store"]
 
 @dataclass(frozen=True)
 class Given:
-    """A file of telemetry, or a store."""
+    """A telemetry file, or a store."""
 
     path: Path
     form: Form
     metric: Metric | None = None
-    """None: the file says, row by row, or the store does."""
+    """The metric; None: given in the file's rows, or by the store."""
     factor: float | None = 1.0
-    """From the file's unit to the metric's; None: the values tell."""
+    """Factor from the file's unit to the metric's; None: inferred from the values."""
 
 
 def telemetry_in(where: Path, *, metric: str | None = None) -> list[Given]:
-    """The telemetry of a file or of a folder and what is below it, in order of names.
+    """List the telemetry of a file, or of a folder and its subfolders, in order of names.
 
     Args:
-        where: a file, a folder of AcmeTrace's form (`GPU_UTIL.csv`, …), or a converted store.
-        metric: what a file is of whose name does not tell; of a folder, the only one that is wanted.
+        where: a file, a folder in AcmeTrace's form (`GPU_UTIL.csv`, …), or a converted store.
+        metric: metric of a file whose name does not give one; the only metric to read from a
+            folder.
 
     Raises:
-        BadUse: there is none, or a file's metric is not known.
+        BadUse: there is no telemetry, or a file's metric is unknown.
     """
     wanted = metric_named(metric) if metric is not None else None
     if metric is not None and wanted is None:

@@ -1,7 +1,7 @@
-"""Long telemetry: a row a sample. Parquet of anybody's, and AcmeTrace's IPMI files (CSV).
+"""Read long telemetry, one row per sample: Parquet of any source, and AcmeTrace's IPMI files (CSV).
 
-Columns are found by their usual names or given by a map; a device is a column of its own, or the labels of
-dcgm-exporter (`Hostname` or `instance`, and `gpu`).
+Columns are found by their usual names or given by a map. A device is a column of its own, or the
+labels of dcgm-exporter (`Hostname` or `instance`, and `gpu`).
 """
 
 import secrets
@@ -52,34 +52,37 @@ NAMES: Final = {
     "node": ("hostname", "node", "host", "instance"),
     "gpu": ("gpu", "gpu_index", "gpu_id"),
 }
-"""What columns are called, in lower case, the likeliest first."""
+"""Usual column names in lower case, the most likely first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongSource:
-    """Rows of one metric: a SELECT of at (TIMESTAMP, UTC), name (of the device) and value (DOUBLE, as written)."""
+    """Rows of one metric.
+
+    `select` gives at (TIMESTAMP, UTC), name (of the device) and value (DOUBLE, as written).
+    """
 
     path: Path
     metric: Metric
     factor: float | None
     select: str
     remark: str = ""
-    """What a reader of the report must know of its times."""
+    """Note for the report about the times."""
 
 
 def open_long(
     connection: "duckdb.DuckDBPyConnection", given: Given, columns: Mapping[str, str] | None = None
 ) -> list[LongSource]:
-    """The metrics of a long Parquet file or of an IPMI file.
+    """List the metrics of a long Parquet file, an IPMI file or recorded tool output.
 
     Args:
-        connection: to look at the file with.
-        given: the file, and its metric where its name or the user tells.
-        columns: of the roles of `NAMES`, the file's own names.
+        connection: database to read the file with.
+        given: the file, and its metric if the file's name or the user gives one.
+        columns: the file's column names for the roles of `NAMES`.
 
     Raises:
-        BadUse: no metric is told, by the user, a column or the file's name.
-        BadTrace: a column is missing or of the wrong kind.
+        BadUse: neither the user, a column nor the file's name gives the metric.
+        BadTrace: a column is missing or of the wrong type.
     """
     if given.form == "ipmi":
         return [_ipmi(connection, given)]
@@ -130,7 +133,7 @@ def open_long(
 
 
 def factor_of(connection: "duckdb.DuckDBPyConnection", source: LongSource) -> float:
-    """From the file's unit to the metric's: as `scan.found_factor`."""
+    """Return the factor from the file's unit to the metric's, as `scan.found_factor`."""
     if source.factor is None and source.metric.may_be_ratio:
         fractional = (
             "SELECT count(*) FILTER (value > 1) = 0 AND count(*) FILTER (value <> round(value)) > 0"
@@ -145,7 +148,7 @@ def factor_of(connection: "duckdb.DuckDBPyConnection", source: LongSource) -> fl
 
 
 def kept_sql(source: LongSource, factor: float) -> str:
-    """SELECT of at, name and value (FLOAT, in the metric's unit) of the samples that can be real."""
+    """SELECT at, name and value (FLOAT, in the metric's unit) of the valid samples."""
     metric = source.metric
     return (
         f'SELECT "at", name, (value * {factor})::FLOAT AS value FROM ({source.select}) WHERE "at" IS NOT NULL '
@@ -157,7 +160,7 @@ def kept_sql(source: LongSource, factor: float) -> str:
 def summary_of_long(
     connection: "duckdb.DuckDBPyConnection", source: LongSource, cluster: str
 ) -> tuple[Summary, str]:
-    """A metric's aggregates, and the SELECT of at, device and value that they were computed from."""
+    """Compute a metric's aggregates; also return the SELECT of the at, device and value used."""
     factor = factor_of(connection, source)
     kept = kept_sql(source, factor)
     notes = _notes_of_values(connection, source, factor, cluster)
@@ -168,7 +171,7 @@ def summary_of_long(
         ).fetchall()
     ]
     devices = [device_named(name, source.metric) for name in names]
-    # A name of its own: the rows stay in use, in a view, when another file of the metric is read.
+    # A unique name: the rows stay in use in a view when another file of the metric is read.
     table = f"names_of_{source.metric.name.lower()}_{secrets.token_hex(4)}"
     connection.execute(f"CREATE TABLE {table} (name VARCHAR, device INTEGER)")
     columns = {
@@ -188,7 +191,7 @@ def summary_of_long(
 def steps_of(
     connection: "duckdb.DuckDBPyConnection", rows: str, file: str, cluster: str
 ) -> tuple[list[Note], list[Note]]:
-    """Notes of samples that repeat a device's time, and of gaps, from the steps between a device's samples."""
+    """Make notes of repeated times and of gaps from the steps between a device's samples."""
     steps = connection.execute(
         f'SELECT device, step_us, count(*) AS n FROM (SELECT device, epoch_us("at") - '
         f'lag(epoch_us("at")) OVER (PARTITION BY device ORDER BY "at") AS step_us FROM ({rows})) '
@@ -305,7 +308,7 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
     if kind.startswith("TIMESTAMP"):
         return f'"{column}"::TIMESTAMP'
     if kind in ("BIGINT", "INTEGER", "UBIGINT", "UINTEGER", "DOUBLE", "FLOAT"):
-        # Seconds, or milliseconds as Prometheus' own files have them.
+        # Seconds, or milliseconds as in Prometheus' own files.
         seconds = f'CASE WHEN "{column}" > 1e11 THEN "{column}" / 1000.0 ELSE "{column}" END'
         return f"make_timestamp((({seconds}) * 1e6)::BIGINT)"
     if kind == "VARCHAR":
@@ -315,9 +318,9 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
 
 
 def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[LongSource]:
-    """The metrics of what a tool printed; where it does not name one, the file's own metric."""
+    """List the metrics of a tool's output; without metric names, use the file's own metric."""
     form = form_of(given.path)
-    assert form is not None, "whoever gave it looked"
+    assert form is not None, "telemetry_in has checked the form"
     table = f"recorded_{secrets.token_hex(4)}"
     kinds = {"at": "TIMESTAMP", "name": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE"}
     read_rows(connection, table, kinds, samples_of(given.path, form))
@@ -347,7 +350,7 @@ def _recorded(connection: "duckdb.DuckDBPyConnection", given: Given) -> list[Lon
 
 
 def _ipmi(connection: "duckdb.DuckDBPyConnection", given: Given) -> LongSource:
-    """AcmeTrace's ipmi/*.csv: a row a reading of a server's board; the power of the whole server is kept."""
+    """Read AcmeTrace's ipmi/*.csv, one row per reading; only the power of whole servers is kept."""
     assert given.metric is not None
     names = csv_header(given.path)
     time = next((name for name in names if name.lower() in NAMES["at"]), None)

@@ -1,8 +1,9 @@
-"""The metrics that telemetry is read into: names, units, physical ranges, and what their values do not say.
+"""Define the telemetry metrics: names, units, physical ranges, and special values.
 
-One name a metric whatever wrote it: AcmeTrace's files, dcgm-exporter, node-exporter, an IPMI exporter. A value outside
-the metric's physical range is no measurement and is dropped and counted, as are the words of DCGM for "no value"
-(`DCGM_INT64_BLANK` and its family in NVIDIA's `dcgm_structs.h`), which reach exporters as huge numbers.
+Each metric has one name for all sources: AcmeTrace's files, dcgm-exporter, node-exporter, an IPMI
+exporter. Values outside the metric's physical range are dropped and counted. So are DCGM's values
+for "no value" (`DCGM_INT64_BLANK` and its family in NVIDIA's `dcgm_structs.h`), which exporters
+pass on as huge numbers.
 """
 
 import math
@@ -17,33 +18,35 @@ class Metric:
 
     name: str
     title: str
-    """For an axis, without the unit."""
+    """Title for an axis, without the unit."""
     unit: str
     low: float
-    """Least and greatest value that can be real, inclusive, in `unit`."""
+    """Least and greatest valid value (`low`, `high`), inclusive, in `unit`."""
     high: float
     decimals: int
-    """Value counts are kept to this many decimals: 3 is 0.001, -5 is 100,000."""
+    """Decimals of the value counts: 3 is 0.001, -5 is 100,000."""
     kind: Literal["gpu", "node"] = "gpu"
     coarse: tuple[float, float] | None = None
-    """Where some sources write a coarser unit: the most a value of that unit can be, and the factor from it."""
+    """The largest value in a coarser unit that some sources use, and the factor from that unit."""
     may_be_ratio: bool = False
-    """Whether some sources write a ratio for whole per cent: they have fractions, and nothing above 1."""
+    """True if some sources write ratios instead of per cent: fractions, and nothing above 1."""
     blank: float = math.nan
-    """What an empty cell of a wide table means; NaN: nothing was measured."""
+    """Value of an empty cell in a wide table; NaN: not measured."""
     constant_is_normal: bool = True
-    """Whether a device may honestly report one and the same value, not 0, for hours."""
+    """True if a working device may report one value other than 0 for hours."""
     dcgm: str = ""
-    """Its name at dcgm-exporter."""
+    """Name of the metric in dcgm-exporter."""
     promql: str = ""
-    """The expression for `query_range` over node-exporter or an IPMI exporter: `$window` stands for the window of a
-    rate, `$matchers` for the user's conditions."""
+    """Expression for `query_range` over node-exporter or an IPMI exporter.
+
+    `$window` is the window of a rate, `$matchers` the user's conditions.
+    """
     note: str = ""
-    """What a reader must know of it."""
+    """Note for readers of the metric."""
 
     @property
     def resolution(self) -> float:
-        """The step of its value counts, in `unit`."""
+        """Step of the value counts, in `unit`."""
         return 10.0**-self.decimals
 
     @property
@@ -60,7 +63,7 @@ _RATIO: Final[dict[str, Any]] = {
     "coarse": (1.0, 100.0),
 }
 RATIO: Final = 100.0
-"""From a ratio to per cent."""
+"""Factor from a ratio to per cent."""
 _PERCENT: Final[dict[str, Any]] = {
     "unit": "%", "low": 0.0, "high": 100.0, "decimals": 0, "may_be_ratio": True,
 }  # fmt: skip
@@ -78,12 +81,17 @@ METRICS: Final[dict[str, Metric]] = {
     for metric in (
         Metric(
             name="GPU_UTIL", title="GPU utilisation", dcgm="DCGM_FI_DEV_GPU_UTIL", **_PERCENT,
-            note="GPU utilisation counts the time in which any kernel was running, on however few of the GPU's "
-            "multiprocessors: 100 % is not a GPU used to the full. SM activity says how many were busy.",
+            note="GPU utilisation counts the time in which any kernel was running, on however few "
+            "of the GPU's "
+            "multiprocessors: 100 % is not a GPU used to the full. SM activity is the share of "
+            "busy multiprocessors.",
         ),
         Metric(
             name="SM_ACTIVE", title="SM activity", dcgm="DCGM_FI_PROF_SM_ACTIVE", **_RATIO,
-            note="The share of multiprocessors with at least one warp assigned, averaged over all of them.",
+            note=(
+                "The share of multiprocessors with at least one warp assigned, averaged over all "
+                "of them."
+            ),
         ),
         Metric(
             name="SM_OCCUPANCY", title="SM occupancy", dcgm="DCGM_FI_PROF_SM_OCCUPANCY", **_RATIO,
@@ -98,9 +106,15 @@ METRICS: Final[dict[str, Metric]] = {
             note="The share of cycles in which the memory interface moved data.",
         ),
         Metric(name="MEM_COPY_UTIL", title="GPU memory utilisation", dcgm="DCGM_FI_DEV_MEM_COPY_UTIL", **_PERCENT,
-               note="The time in which memory was read or written at all, not the share of its bandwidth."),
+               note=(
+                   "The time in which memory was read or written at all, not the share of its "
+                   "bandwidth."
+               )),
         Metric(name="FB_USED", title="GPU memory used", dcgm="DCGM_FI_DEV_FB_USED", **_MEMORY,
-               note="What processes have reserved, caching allocators included, not what they touch."),
+               note=(
+                   "What processes have reserved, caching allocators included, not what they "
+                   "touch."
+               )),
         Metric(name="FB_FREE", title="GPU memory free", dcgm="DCGM_FI_DEV_FB_FREE", **_MEMORY),
         Metric(name="POWER_USAGE", title="GPU power", unit="W", low=0.0, high=5000.0, decimals=1,
                constant_is_normal=False, dcgm="DCGM_FI_DEV_POWER_USAGE"),
@@ -111,7 +125,8 @@ METRICS: Final[dict[str, Metric]] = {
         Metric(
             name="XID_ERRORS", title="Xid error", unit="code", low=0.0, high=1023.0, decimals=0, blank=0.0,
             dcgm="DCGM_FI_DEV_XID_ERRORS",
-            note="The gauge holds the last code until it is cleared: a fault is a transition into a code, not a sample "
+            note="The gauge holds the last code until it is cleared: a fault is a transition into "
+            "a code, not a sample "
             "of one. An empty cell of a wide table is no fault.",
         ),
         Metric(name="SM_CLOCK", title="SM clock", unit="MHz", low=0.0, high=10_000.0, decimals=0,
@@ -125,27 +140,42 @@ METRICS: Final[dict[str, Metric]] = {
         ),
         Metric(
             name="NODE_MEMORY_UTILIZATION", title="Memory utilisation of a node", kind="node", **_RATIO,
-            promql="100 * (1 - node_memory_MemAvailable_bytes{$matchers} / node_memory_MemTotal_bytes{$matchers})",
+            promql=(
+                "100 * (1 - node_memory_MemAvailable_bytes{$matchers} / "
+                "node_memory_MemTotal_bytes{$matchers})"
+            ),
         ),
         Metric(
             name="NODE_IB_SEND", title="InfiniBand sent by a node", **_PORTS,
-            promql="sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{$matchers}[$window]))",
+            promql=(
+                "sum by (instance) "
+                "(rate(node_infiniband_port_data_transmitted_bytes_total{$matchers}[$window]))"
+            ),
         ),
         Metric(
             name="NODE_IB_RECEIVE", title="InfiniBand received by a node", **_PORTS,
-            promql="sum by (instance) (rate(node_infiniband_port_data_received_bytes_total{$matchers}[$window]))",
+            promql=(
+                "sum by (instance) "
+                "(rate(node_infiniband_port_data_received_bytes_total{$matchers}[$window]))"
+            ),
         ),
         Metric(
             name="GPU_SERVER_POWER", title="Power of a GPU server", note=_BOARD, **_SERVER,
-            promql="ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) (ipmi_power_watts{$matchers})",
+            promql=(
+                "ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) "
+                "(ipmi_power_watts{$matchers})"
+            ),
         ),
         Metric(
             name="CPU_SERVER_POWER", title="Power of a CPU server", note=_BOARD, **_SERVER,
-            promql="ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) (ipmi_power_watts{$matchers})",
+            promql=(
+                "ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) "
+                "(ipmi_power_watts{$matchers})"
+            ),
         ),
     )
 }  # fmt: skip
-"""By canonical name."""
+"""All metrics by canonical name."""
 
 _OTHER_NAMES: Final = {
     "CPU_UTILIZATION": "NODE_CPU_UTILIZATION",
@@ -162,16 +192,24 @@ _DATE_SUFFIX: Final = re.compile(r"[-_.]?\d{4}-\d{2}(-\d{2})?$|[-_]\d+$")
 INT32_BLANK: Final = 0x7FFFFFF0
 INT64_BLANK: Final = 0x7FFFFFFFFFFFFFF0
 FP64_BLANK: Final = 140737488355328.0
-"""2 ** 47; the 16 values from each of the three mean blank, not found, not supported, not permissioned, …"""
+"""2 ** 47.
+
+The 16 values from each of the three mean blank, not found, not supported, not permissioned, …
+"""
 
 
 def metric_named(name: str) -> tuple[Metric, float | None] | None:
-    """The metric that a file stem, a column or an exporter calls `name`, and what to multiply its values by.
+    """Return the metric for a name in a source, and the factor to its unit.
 
-    `GPU_UTIL`, `GPU_UTIL-2023-07` (AcmeTrace splits some files by month) and `DCGM_FI_DEV_GPU_UTIL` are the same.
-    The factor is None where the source may have written another unit and only the values tell: ratios for per cent
-    (dcgm-exporter writes ratios, AcmeTrace's own script multiplies them by 100 before it publishes), or MB/s for
-    bytes/s (AcmeTrace's InfiniBand: at most 23,695, just under a port of 200 Gb/s). None: no such metric.
+    The name is a file stem, a column or an exporter's metric.
+
+    `GPU_UTIL`, `GPU_UTIL-2023-07` (AcmeTrace splits some files by month) and `DCGM_FI_DEV_GPU_UTIL`
+    are one metric. The factor is None if the unit can only be inferred from the values: ratios or
+    per cent (dcgm-exporter writes ratios, AcmeTrace's script multiplies them by 100), or MB/s or
+    bytes/s (AcmeTrace's InfiniBand: at most 23,695, just under a port of 200 Gb/s).
+
+    Returns:
+        Metric and factor, or None for an unknown name.
     """
     for word in (name, _DATE_SUFFIX.sub("", name)):
         upper = word.strip().upper()
@@ -185,32 +223,33 @@ def metric_named(name: str) -> tuple[Metric, float | None] | None:
 
 
 def is_sentinel(value: Any) -> Any:
-    """Whether a value, or each of an array, is one of DCGM's words for "no value" (16 about each `…_BLANK`)."""
+    """Return True for DCGM's values for "no value" (16 from each `…_BLANK`); also elementwise."""
     return (
         ((value >= INT32_BLANK) & (value < INT32_BLANK + 16))
         | ((value >= FP64_BLANK) & (value < FP64_BLANK + 16))
-        # A double has no room for the last digits of an int64: all 16 come as 2 ** 63.
+        # A double cannot represent the last digits of an int64, so all 16 values are 2 ** 63.
         | (value >= float(INT64_BLANK))
     )
 
 
-# AcmeTrace writes 172.31.0.1-3, others 172.31.0.1#3, node:3 or node/gpu3; pods and hosts may hold dashes themselves.
+# AcmeTrace writes 172.31.0.1-3, others 172.31.0.1#3, node:3 or node/gpu3; names of pods and hosts
+# may contain dashes.
 _GPU: Final = re.compile(r"(?P<node>.+)[-#:/_](?:gpu)?(?P<gpu>\d{1,2})", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a telemetry column or series is of."""
+    """The device of a telemetry column or series."""
 
     name: str
-    """As the source has it."""
+    """Name of the device in the source."""
     node: str
     gpu: int | None
-    """Index on its node; None: the device is a node."""
+    """Index of the GPU on its node; None: the device is a node."""
 
 
 def device_named(name: str, metric: Metric) -> Device:
-    """The device that a source calls `name`, for a metric of GPUs or of nodes."""
+    """Parse the name of a device, for a metric of GPUs or of nodes."""
     if metric.kind == "gpu" and (found := _GPU.fullmatch(name)):
         return Device(name, found["node"], int(found["gpu"]))
     return Device(name, name, None)

@@ -1,15 +1,15 @@
-"""How far a reading is, by bytes, for whoever shows it."""
+"""Report the progress of reading, in bytes."""
 
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 Progress = Callable[[str, float, float | None], None]
-"""`progress(description, done, total)`, as `holdfast.trace.load` has it."""
+"""`progress(description, done, total)`, as in `holdfast.trace.load`."""
 
 
 class BytesRead:
-    """Adds up what the threads of several files have read, and says so, one thread at a time."""
+    """Adds up the bytes that threads read from several files, and reports the sum."""
 
     def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
         self._progress = progress
@@ -18,7 +18,7 @@ class BytesRead:
         self._lock = threading.Lock()
 
     def of(self, path: Path) -> Callable[[int], None] | None:
-        """What a reader of the file tells how many more bytes it has read; None where nobody listens."""
+        """Return a function for readers of the file to add bytes; None without a progress callback."""
         if self._progress is None:
             return None
         show = self._progress

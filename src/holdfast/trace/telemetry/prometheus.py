@@ -1,9 +1,9 @@
-"""Telemetry from a Prometheus into a store, a chunk of time at a time.
+"""Fetch telemetry from a Prometheus server into a store, in chunks of time.
 
-A server gives at most 11,000 points of a series in an answer, and an answer must fit into memory, so the time is cut
-into chunks and, where there are many series, the instances into shards. Each chunk is written as Parquet, then
-marked; a run that was killed or cut off goes on at the first chunk without a mark, and at the end the metric becomes
-seen in the store like one converted from files.
+A server returns at most 11,000 points of a series per answer, and an answer must fit into memory.
+So the time is divided into chunks and, if there are many series, the instances into shards. Each
+chunk is written as Parquet, then marked. An interrupted run continues at the first chunk without a
+mark. At the end the metric becomes visible in the store, like one converted from files.
 """
 
 import datetime as dt
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     import duckdb
 
 SAMPLES_PER_ANSWER: Final = 400_000
-"""About 12 MB of JSON, 100 MB of Python."""
+"""About 12 MB of JSON, 100 MB of Python objects."""
 INSTANCES_PER_SHARD: Final = 200
 NODE_LABELS: Final = (
     "Hostname",
@@ -56,12 +56,12 @@ NODE_LABELS: Final = (
     "instance",
     "target",
 )
-"""Labels that may name the node, the likeliest first; a port is cut off."""
+"""Labels that may name the node, the most likely first; a port is cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """From when to when, and how often: seconds since the epoch, both ends included."""
+    """A time span with a step: seconds since the epoch, both ends included."""
 
     start_s: float
     end_s: float
@@ -76,10 +76,10 @@ class Span:
 
     @classmethod
     def of(cls, start: str, end: str, *, step_s: float = 15.0) -> "Span":
-        """From ISO 8601 times; one without an offset is UTC.
+        """Parse ISO 8601 times; a time without an offset is UTC.
 
         Raises:
-            BadUse: one is no time, or the end is before the start.
+            BadUse: a text is not a time, or the end is before the start.
         """
         try:
             times = [dt.datetime.fromisoformat(text) for text in (start, end)]
@@ -89,7 +89,7 @@ class Span:
         return cls(start_s=first.timestamp(), end_s=last.timestamp(), step_s=step_s)
 
     def chunks(self, points: int) -> list["Span"]:
-        """The same points in spans of at most so many."""
+        """Divide the span into spans of at most `points` points."""
         number = int((self.end_s - self.start_s) / self.step_s + 1e-9) + 1
         return [
             replace(
@@ -111,22 +111,25 @@ def fetch(
     expressions: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Fetch metrics into a store; those that are there are left, those half fetched are gone on with.
+    """Fetch metrics into a store; skip metrics already there, and continue incomplete ones.
 
     Args:
-        server: where from.
-        folder: the store; made where it is not there.
-        span: which time.
-        metrics: names of `metrics.METRICS`; None: all that the server has.
-        matchers: more conditions on every series, as PromQL writes them: `cluster="a",modelName=~"H100.*"`.
-        expressions: PromQL for some metrics in place of the usual; `$matchers` and `$window` may stand in it.
-        progress: told how many chunks of how many are there.
+        server: the Prometheus server.
+        folder: the store; created if absent.
+        span: time span to fetch.
+        metrics: names in `metrics.METRICS`; None: all that the server has.
+        matchers: further conditions on every series in PromQL:
+            `cluster="a",modelName=~"H100.*"`.
+        expressions: PromQL for some metrics in place of the default; may contain `$matchers`
+            and `$window`.
+        progress: called with the number of chunks done and the total.
 
     Raises:
-        BadUse: a metric is not known, the server refuses, or the store holds another fetch of the metric.
-        PrometheusError: the server does not answer; what was fetched is kept.
+        BadUse: a metric is unknown, the server refuses, or the store has another fetch of the
+            metric.
+        PrometheusError: the server does not answer; fetched chunks are kept.
     """
-    store = Store.to_be(Path(folder))  # made once the server has answered
+    store = Store.to_be(Path(folder))  # The folder is created after the server has answered.
     with open_database() as connection:
         for metric in _wanted(metrics):
             if not store.manifest(metric):
@@ -149,13 +152,13 @@ def _wanted(names: Sequence[str] | None) -> list[Metric]:
 
 
 def _expression(metric: Metric) -> str:
-    """PromQL of a metric with `$matchers` and `$window` to be filled in."""
+    """Return PromQL of a metric with the placeholders `$matchers` and `$window`."""
     factor = f"{metric.coarse[1]:g} * " if metric.coarse and metric.dcgm else ""
     return metric.promql or f"{factor}{metric.dcgm}{{$matchers}}"
 
 
 class _Fetch:
-    """One metric, from the plan to the finished store."""
+    """Fetches one metric, from the plan to the finished store."""
 
     def __init__(
         self,
@@ -179,7 +182,11 @@ class _Fetch:
         self._points = MOST_POINTS
 
     def plan(self, *, always: bool) -> bool:
-        """Decide on chunks and shards, or take up those decided before; whether there is anything to fetch."""
+        """Make the plan of chunks and shards, or read an earlier plan.
+
+        Returns:
+            True if there is something to fetch.
+        """
         path = self._building / "plan.json"
         asked = {
             "url": self._server.url,
@@ -196,7 +203,7 @@ class _Fetch:
                 )
             self._shards, self._points = plan["shards"], plan["points"]
             return True
-        # Series come and go: the middle and both ends say about how many there are at a time.
+        # Series come and go; the middle and both ends give the approximate number at a time.
         times = (self._span.start_s, (self._span.start_s + self._span.end_s) / 2, self._span.end_s)
         series = max(self._server.number_at(f"count({self._query('')})", at_s) for at_s in times)
         if not series and not always:
@@ -212,7 +219,7 @@ class _Fetch:
         return True
 
     def run(self, progress: Progress | None) -> None:
-        """Fetch what is not there yet, and finish the metric."""
+        """Fetch the missing chunks and finish the metric."""
         chunks = [
             (shard, chunk) for chunk in self._span.chunks(self._points) for shard in self._shards
         ]
@@ -226,7 +233,8 @@ class _Fetch:
 
     def _query(self, shard: str) -> str:
         matchers = ",".join(part for part in (self._matchers, shard) if part)
-        # Four points of a counter are enough for a rate and hide a lost scrape (Prometheus' own advice).
+        # Four points of a counter are enough for a rate and tolerate a lost scrape (Prometheus' own
+        # advice).
         window = f"{max(60, math.ceil(4 * self._span.step_s))}s"
         query = self._template.replace("$window", window)
         if "$matchers" in query:
@@ -234,7 +242,10 @@ class _Fetch:
         return query
 
     def _instances(self) -> list[str]:
-        """A matcher for each shard of the instances; [''] where they are few, or the expression takes none."""
+        """Return a matcher for each shard of the instances.
+
+        Returns [''] for few instances, or if the expression has no place for matchers.
+        """
         selector = re.search(r"[a-zA-Z_:][a-zA-Z0-9_:]*\{[^{}]*\$matchers[^{}]*\}", self._template)
         if not selector:
             return [""]
@@ -254,7 +265,7 @@ class _Fetch:
         ]
 
     def _fetch_chunk(self, number: int, shard: str, chunk: Span) -> dict[str, Any]:
-        """Write a chunk's samples; what the mark says of it."""
+        """Write a chunk's samples; return the content of its mark."""
         dropped = {"sentinel": 0, "out-of-range": 0, "missing": 0}
         devices, at_us, values = [], [], []
         for series in self._answers(shard, chunk):
@@ -275,7 +286,8 @@ class _Fetch:
             place = self._building / f"date={np.datetime64(day, 'D')}"
             place.mkdir(exist_ok=True)
             of_day = {name: column[days == day] for name, column in columns.items()}
-            # Where two series are one device, as when a pod label changes hands, one sample of a time is kept.
+            # If two series are one device, as when a pod label changes, one sample per time is
+            # kept.
             select = (
                 'SELECT arriving."at", device, max(value) AS value FROM arriving '
                 'GROUP BY arriving."at", device ORDER BY device, arriving."at"'
@@ -348,12 +360,12 @@ class _Fetch:
 
 
 def _joined(found: str, matchers: str) -> str:
-    """What stands in a selector for `$matchers`, with the comma before it where there is one."""
+    """Return the text in place of `$matchers`, with a comma before it if needed."""
     return f"{',' if found.startswith(',') and matchers else ''}{matchers}"
 
 
 def device_of(labels: Any, metric: Metric) -> Device:
-    """The device of a series: node and GPU by dcgm-exporter's labels, a MIG instance by its own."""
+    """Return the device of a series by dcgm-exporter's labels; a MIG instance is its own device."""
     node = next((labels[label] for label in NODE_LABELS if labels.get(label)), "unknown")
     node = re.sub(r":\d+$", "", node)
     if metric.kind == "node" or "gpu" not in labels:
@@ -364,7 +376,7 @@ def device_of(labels: Any, metric: Metric) -> Device:
 
 
 def _kept(metric: Metric, series: PrometheusSeries, dropped: dict[str, int]) -> Any:
-    """Which samples of a series can be real; counts the others by reason."""
+    """Return a mask of the valid samples of a series; count the others by reason."""
     kept = np.ones(len(series.values), dtype=bool)
     wrong = ~((series.values >= metric.low) & (series.values <= metric.high))
     for place in np.flatnonzero(wrong).tolist():

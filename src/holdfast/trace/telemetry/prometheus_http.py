@@ -1,7 +1,9 @@
-"""The HTTP API of Prometheus: bounded answers, retries, and credentials that no message shows.
+"""Query the HTTP API of Prometheus.
 
-Prometheus' HTTP API, "Range queries" and "Format overview"; servers that speak it (Thanos, Mimir, VictoriaMetrics)
-answer the same.
+Answers are bounded, failed requests retried, and credentials kept out of messages.
+
+The API is Prometheus' HTTP API, "Range queries" and "Format overview". Compatible servers (Thanos,
+Mimir, VictoriaMetrics) give the same answers.
 """
 
 import base64
@@ -25,26 +27,29 @@ import numpy.typing as npt
 from holdfast.core.errors import BadUse, HoldfastError
 
 MOST_POINTS: Final = 11_000
-"""Of one series in one answer; a server refuses more ("exceeded maximum resolution", prometheus' web/api/v1)."""
+"""Maximum points of one series per answer.
+
+A server refuses more ("exceeded maximum resolution", prometheus' web/api/v1).
+"""
 TOKEN_VARIABLE: Final = "HOLDFAST_PROMETHEUS_TOKEN"
 PASSWORD_VARIABLE: Final = "HOLDFAST_PROMETHEUS_PASSWORD"
 FIRST_TRIES: Final = 3
-"""Of a server that never answered: it is rather down, or another, than in passing trouble."""
+"""Tries for a server that never answered, which is probably down or not a Prometheus server."""
 PASSING: Final = frozenset({429, 500, 502, 503, 504})
-"""Statuses that another try may cure."""
+"""HTTP statuses after which a retry may succeed."""
 
 
 class PrometheusError(HoldfastError):
-    """A server could not be reached or would not answer, though asked again."""
+    """Raised if a server cannot be reached or does not answer after all tries."""
 
 
 class AnswerTooLarge(Exception):
-    """An answer passed the bound, or the server's own."""
+    """Raised if an answer exceeds the size limit of this client or of the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """A bearer token, or a user and password; what prints shows neither."""
+    """A bearer token, or a user and password; the repr shows neither."""
 
     token: str = field(default="", repr=False)
     user: str = ""
@@ -54,7 +59,9 @@ class Credentials:
     def found(
         cls, *, token_file: Path | None = None, user: str = "", password_file: Path | None = None
     ) -> "Credentials":
-        """From files, or from the environment (`HOLDFAST_PROMETHEUS_TOKEN`, `HOLDFAST_PROMETHEUS_PASSWORD`).
+        """Read credentials from files, or from the environment.
+
+        The variables are `HOLDFAST_PROMETHEUS_TOKEN` and `HOLDFAST_PROMETHEUS_PASSWORD`.
 
         Raises:
             BadUse: a file cannot be read.
@@ -66,7 +73,7 @@ class Credentials:
         )
 
     def headers(self) -> dict[str, str]:
-        """What a request carries."""
+        """Return the HTTP headers with the credentials."""
         if self.user:
             pair = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
             return {"Authorization": f"Basic {pair}"}
@@ -94,24 +101,26 @@ class PrometheusSeries:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the credentials to wherever it points."""
+    """Refuses redirects, which would send the credentials to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 class Prometheus:
-    """A server's HTTP API.
+    """A client for a server's HTTP API.
 
     Args:
-        url: of the server, such as `http://prometheus:9090`; a user and password in it are taken out of it.
-        credentials: what to show it.
-        pause: waits so many seconds; for tests.
-        chance: a number from 0 to 1, for the jitter of the waits.
-        timeout_s: of a connection and of each read.
-        tries: of one request, in all; of a server that has not answered yet, at most `FIRST_TRIES`.
-        most_bytes: of one answer.
-        waiting: told, before each wait for another try, what went wrong.
+        url: URL of the server, such as `http://prometheus:9090`; a user and password in the URL
+            are removed and used as credentials.
+        credentials: credentials to send.
+        pause: wait for a number of seconds; replaced in tests.
+        chance: return a number from 0 to 1, for the jitter of the waits.
+        timeout_s: time limit of a connection and of each read.
+        tries: maximum tries of one request; at most `FIRST_TRIES` before the server's first
+            answer.
+        most_bytes: maximum size of one answer.
+        waiting: called before each wait for another try, with the problem.
 
     Raises:
         BadUse: the URL is not of http or https.
@@ -149,7 +158,7 @@ class Prometheus:
             .geturl()
             .rstrip("/")
         )
-        """Without a user or password."""
+        """URL without a user or password."""
         self._headers = (credentials or Credentials.found()).headers()
         self._pause, self._chance, self._timeout_s, self._tries = pause, chance, timeout_s, tries
         self._most_bytes, self._waiting = most_bytes, waiting
@@ -159,10 +168,12 @@ class Prometheus:
     def range(
         self, expression: str, *, start_s: float, end_s: float, step_s: float
     ) -> list[PrometheusSeries]:
-        """The series of an expression from `start_s` to `end_s`, both inclusive, a point every `step_s`.
+        """Return the series of an expression.
+
+        Points are every `step_s` from `start_s` to `end_s`, both inclusive.
 
         Raises:
-            AnswerTooLarge: ask for a shorter time or for fewer series.
+            AnswerTooLarge: query a shorter time or fewer series.
             BadUse: the server refuses the expression or the credentials.
             PrometheusError: no answer after all tries.
         """
@@ -177,19 +188,25 @@ class Prometheus:
             return [_series(one["metric"], one["values"]) for one in result["result"]]
 
     def number_at(self, expression: str, at_s: float) -> float:
-        """The value of an expression of one series at a time; 0 where there is none. Raises as `range` does."""
+        """Return the value of an expression of one series at a time; 0 without a series.
+
+        Raises the same errors as `range`.
+        """
         found = self._ask("query", {"query": expression, "time": f"{at_s:.3f}"})
         with self._as_promised():
             return float(found["result"][0]["value"][1]) if found["result"] else 0.0
 
     def label_values(self, label: str, selector: str, *, start_s: float, end_s: float) -> list[str]:
-        """The values that a label has in the series of a selector. Raises as `range` does."""
+        """Return the values of a label in the series of a selector.
+
+        Raises the same errors as `range`.
+        """
         query = {"match[]": selector, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}"}
         return sorted(self._ask(f"label/{label}/values?{urllib.parse.urlencode(query)}", None))
 
     @contextmanager
     def _as_promised(self) -> Iterator[None]:
-        """What is taken from an answer; PrometheusError where the answer is of another shape."""
+        """Convert errors of reading an answer's fields to PrometheusError."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -206,7 +223,8 @@ class Prometheus:
         problem, attempt = "", 0
         while attempt < (self._tries if self._has_answered else min(self._tries, FIRST_TRIES)):
             if attempt:
-                # Full jitter (Brooker, "Exponential backoff and jitter"): many who wait do not come back together.
+                # Full jitter (Brooker, "Exponential backoff and jitter"): many waiting clients do
+                # not retry at once.
                 pause_s = min(30.0, 0.5 * 2**attempt) * (0.5 + 0.5 * self._chance())
                 if self._waiting:
                     self._waiting(f"{self.url} {problem}; trying again in {pause_s:.0f} s")

@@ -1,9 +1,12 @@
-"""Read samples from what tools print: nvidia-smi, dcgmi dmon, an answer of Prometheus, exposition text, long CSV.
+"""Read samples from the text output of tools.
 
-Enters a text file, leaves its samples: seconds since the Unix epoch, device, the metric's name as the tool has it, and
-the value. `form_of` says which of the forms a file has. A time without an offset is UTC. Two forms have no times of
-their own: `dcgmi dmon` and exposition text; their samples end when the file was last changed, those of dmon a second
-apart, which is its default, and the report says so.
+The tools are nvidia-smi, dcgmi dmon, Prometheus (answers), exporters (exposition text), and any
+program that writes long CSV.
+
+A sample is seconds since the Unix epoch, device, the tool's name of the metric, and the value.
+`form_of` returns the form of a file. A time without an offset is UTC. Two forms have no times:
+`dcgmi dmon` and exposition text. Their samples end at the file's time of change; those of dmon are
+a second apart, dmon's default. The report states this.
 """
 
 import csv
@@ -18,7 +21,7 @@ from holdfast.trace.sources.plain_text import csv_header, head, opened_text
 from holdfast.trace.telemetry.wide_csv import TIME_NAMES, parse_time
 
 Sample = tuple[float, str, str, float | None]
-"""Time in s since the Unix epoch, device, metric as the tool has it, value."""
+"""Time in s since the Unix epoch, device, metric as the tool names it, value."""
 
 _VALUE_NAMES: Final = frozenset({"value", "val"})
 _METRIC_NAMES: Final = frozenset({"metric", "__name__", "metric_name"})
@@ -37,7 +40,7 @@ _DMON_METRICS: Final = {
     "SMACT": "DCGM_FI_PROF_SM_ACTIVE", "SMOCC": "DCGM_FI_PROF_SM_OCCUPANCY",
     "TENSO": "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DRAMA": "DCGM_FI_PROF_DRAM_ACTIVE",
 }  # fmt: skip
-"""Short names of dcgmi's columns; those of the profiler are ratios, as dcgm-exporter writes them."""
+"""Short names of dcgmi's columns; profiler metrics are ratios, as in dcgm-exporter."""
 _SMI_COLUMN: Final = re.compile(r"([a-z_.]+)(?: \[[^\]]*\])?")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _EXPOSED: Final = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
@@ -48,7 +51,7 @@ _NEXT_STEP: Final = "Correct or delete that line, or fetch the file again if it 
 
 
 def form_of(path: Path) -> str | None:
-    """Return a key of `READERS`; None where a file has none of these forms."""
+    """Return a key of `READERS`; None if a file has none of these forms."""
     start = head(path).lstrip("\ufeff")
     if re.match(r"#\s*Entity\b", start.lstrip()) or _DMON_ROW.match(start):
         return "dmon"
@@ -71,13 +74,13 @@ def samples_of(path: Path, form: str) -> Iterator[Sample]:
     """Yield the samples of a file.
 
     Raises:
-        BadTrace: with the line and what was expected.
+        BadTrace: a sample cannot be read; the message has the line and the expected form.
     """
     return READERS[form](path)
 
 
 def remark_of(form: str) -> str:
-    """Return what a reader of the report must know of the times; empty where they are the file's own."""
+    """Return a note for the report about the times; empty if the file has its own times."""
     return {
         "dmon": "dcgmi dmon writes no times; its samples were taken to end when the file was last changed, 1 s apart.",
         "exposition": "samples without a time were taken to be of the moment when the file was last changed.",
@@ -89,7 +92,10 @@ def _smi_columns(header: list[str]) -> list[str]:
 
 
 def _of_nvidia_smi(path: Path) -> Iterator[Sample]:
-    """`nvidia-smi --query-gpu=timestamp,index,… --format=csv`, with units or without; the node is the file's name."""
+    """Read `nvidia-smi --query-gpu=timestamp,index,… --format=csv`, with or without units.
+
+    The file's name is the node.
+    """
     header = _smi_columns([name.lower() for name in csv_header(path)])
     at = header.index("timestamp")
     who = next(
@@ -97,7 +103,7 @@ def _of_nvidia_smi(path: Path) -> Iterator[Sample]:
     )  # fmt: skip
     if who is None:
         raise BadTrace(
-            path, "no column says which GPU a row is of.", line=1,
+            path, "no column identifies the GPU of a row.", line=1,
             next_step="Query with index: nvidia-smi --query-gpu=timestamp,index,utilization.gpu --format=csv -l 15",
         )  # fmt: skip
     measured = [
@@ -110,12 +116,12 @@ def _of_nvidia_smi(path: Path) -> Iterator[Sample]:
         for place, metric in measured:
             match = _NUMBER.match(
                 row[place].strip()
-            )  # "[N/A]" and "[Not Supported]" are no numbers
+            )  # "[N/A]" and "[Not Supported]" are not numbers.
             yield at_s, device, metric, float(match[0]) if match else None
 
 
 def _of_long_csv(path: Path) -> Iterator[Sample]:
-    """A row a sample: a time, a value, the device by its name or by node and GPU, and perhaps the metric."""
+    """Read a row per sample: time, value, device by name or by node and GPU, and optionally metric."""
     header = [name.lower() for name in csv_header(path)]
     place = {name: header.index(name) for name in header}
 
@@ -148,7 +154,7 @@ def _of_long_csv(path: Path) -> Iterator[Sample]:
 
 
 def _of_dmon(path: Path) -> Iterator[Sample]:
-    """`dcgmi dmon -e …`: a table again and again, of which a row is a GPU."""
+    """Read `dcgmi dmon -e …`: a repeated table with one row per GPU."""
     columns: list[str] = []
     rounds: list[list[tuple[str, list[str]]]] = []
     seen: set[str] = set()
@@ -180,7 +186,7 @@ def _of_dmon(path: Path) -> Iterator[Sample]:
 
 
 def _of_answer(path: Path) -> Iterator[Sample]:
-    """An answer of Prometheus' HTTP API to `query_range`, or to `query`, as it was saved."""
+    """Read a saved answer of Prometheus' HTTP API to `query_range` or `query`."""
     with opened_text(path) as file:
         try:
             answer = json.load(file)
@@ -196,7 +202,7 @@ def _of_answer(path: Path) -> Iterator[Sample]:
 
 
 def _of_exposition(path: Path) -> Iterator[Sample]:
-    """Prometheus' exposition text, what an exporter's /metrics answers; scrapes may follow each other."""
+    """Read Prometheus' exposition text, the answer of an exporter's /metrics; scrapes may repeat."""
     changed_s = path.stat().st_mtime
     with opened_text(path) as file:
         for text in file:

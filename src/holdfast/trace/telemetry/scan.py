@@ -1,4 +1,4 @@
-"""One pass over a wide file by several threads: its tally, and whatever else wants to see the blocks."""
+"""Read a wide file once in several threads, into a tally; other consumers may watch the blocks."""
 
 import os
 import threading
@@ -23,7 +23,7 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Onset:
-    """A device fell into a fault."""
+    """A device's change into a fault."""
 
     at_us: int
     device: int
@@ -33,7 +33,7 @@ class Onset:
 
 @dataclass
 class Onsets:
-    """Onsets in a stretch of samples, and the gauges at its ends, so that stretches can be joined."""
+    """Onsets in a range of samples, with the gauges at its ends for joining adjacent ranges."""
 
     devices: int
     found: list[Onset] = field(default_factory=list)
@@ -44,11 +44,11 @@ class Onsets:
         self._last = np.full(self.devices, np.nan)
 
     def add(self, at_us: Times, codes: Values) -> None:
-        """Look for onsets in samples of shape (rows, devices) at ascending times; NaN was not measured."""
+        """Add samples of shape (rows, devices) at ascending times; NaN is not measured."""
         gauges = np.vstack([self._last, codes])
         missing = np.isnan(gauges)
         if missing[1:].any():
-            # Where a code was not measured, the gauge stands where it stood.
+            # A code that was not measured keeps the gauge's last value.
             last_seen = np.maximum.accumulate(
                 np.where(missing, 0, np.arange(len(gauges))[:, None]), axis=0
             )
@@ -65,7 +65,7 @@ class Onsets:
         self._last = gauges[-1]
 
     def merge(self, later: "Onsets") -> None:
-        """Join a stretch whose samples are all later."""
+        """Join a range whose samples are all later."""
         for device in np.flatnonzero((self._last == 0) & (later._first > 0)).tolist():
             self.found.append(
                 Onset(int(later._first_at[device]), device, int(later._first[device]))
@@ -78,45 +78,45 @@ class Onsets:
 
     @property
     def left_censored(self) -> int:
-        """How many devices were in a fault at their first sample."""
+        """Number of devices that were in a fault at their first sample."""
         return int((self._first > 0).sum())
 
 
 PART_BYTES: Final = 1 << 24
-"""A thread is worth its start for this much."""
+"""Least size in bytes that is worth starting a thread for."""
 
 
 See = Callable[[Block], None]
-"""Takes a block of one thread; the blocks of a thread come in the file's order."""
+"""Receives the blocks of one thread, in the file's order."""
 
 
 class Watcher(Protocol):
-    """Something else that wants to see the blocks of a pass."""
+    """Another consumer of the blocks."""
 
     def begin(self, wide: WideFile) -> None:
-        """A pass begins. It may be the second: then what was seen before is void."""
+        """Begin reading. A second call discards the blocks of the first."""
 
     def thread(self) -> See:
-        """What takes the blocks of one more thread; called in that order, before the pass."""
+        """Return the receiver of one more thread's blocks; called in order, before reading."""
 
 
 @dataclass
 class Scan:
-    """What one pass over a wide file, or over a part of it, found."""
+    """The result of reading a wide file, or a part of the file, once."""
 
     wide: WideFile
     metric: Metric
     factor: float
     counts: ValueCounts
     totals: DeviceTotals | None
-    """None where only the values were asked for."""
+    """None if only values were requested."""
     onsets: Onsets | None
-    """None but for XID_ERRORS."""
+    """None for metrics other than XID_ERRORS."""
     rows: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     """Fields without a value, by reason."""
     duplicates: list[int] = field(default_factory=list)
-    """Times, microseconds, of rows left out because a row of the same time came before."""
+    """Times in microseconds of rows left out, because an earlier row has the same time."""
     backward_steps: int = 0
     offsets: set[str] = field(default_factory=set)
     first_us: int | None = None
@@ -156,19 +156,20 @@ def scan_wide(
     watcher: Watcher | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Scan:
-    """Read a wide file once; a row whose time was there before is left out, as AcmeTrace's own script does.
+    """Read a wide file once; leave out rows with a repeated time, as AcmeTrace's own script does.
 
     Args:
         path: the file.
-        metric: what its values are.
-        factor: from the file's unit to the metric's; None: find out (`found_factor`), which may take a pass.
+        metric: metric of the values.
+        factor: factor from the file's unit to the metric's; None: infer the factor by
+            `found_factor`, which may read the file once more.
         values_only: only count values.
-        threads: how many, by default one a core; each holds a few MB.
-        watcher: sees every block too.
-        progress: told how many more bytes are read, by any of the threads.
+        threads: number of threads, by default one per core; each holds a few MB.
+        watcher: also receives every block.
+        progress: called with the number of bytes just read, by any of the threads.
 
     Raises:
-        BadTrace: the file is not readable as such; says where.
+        BadTrace: the file is not readable as wide CSV; the message has the place.
     """
     wide = open_wide(path)
     if factor is None:
@@ -201,9 +202,10 @@ def scan_wide(
 
 
 def found_factor(wide: WideFile, metric: Metric) -> float:
-    """From the file's unit to the metric's: 1, or that of the coarser unit where no real value is too great for it.
+    """Infer the factor from the file's unit to the metric's.
 
-    Usually the first block tells; a file in the coarser unit, or of a cluster idle throughout, is read to its end.
+    The factor is that of the coarser unit if no value is too large for the unit, else 1. Usually
+    the first block decides. A file in the coarser unit, or of an idle cluster, is read to its end.
     """
     if metric.may_be_ratio:
         return _ratio_factor(wide, metric)
@@ -218,7 +220,10 @@ def found_factor(wide: WideFile, metric: Metric) -> float:
 
 
 def _ratio_factor(wide: WideFile, metric: Metric) -> float:
-    """From a ratio to per cent where there are fractions and nothing above 1; an idle cluster has 0 and 1 alone."""
+    """Return the factor from ratios to per cent, or 1.
+
+    Ratios have fractions and no value above 1. An idle cluster has only 0 and 1, so its factor is 1.
+    """
     has_fractions = False
     for block in blocks(wide, FieldValues(metric, 1.0), wide.body, wide.size_bytes):
         if (block.values > 1).any():
@@ -229,13 +234,16 @@ def _ratio_factor(wide: WideFile, metric: Metric) -> float:
 
 
 def _ascend(times: list[npt.NDArray[np.int64]]) -> bool:
-    """Whether each part's rows are all later than those of the part before, so that parts can simply be joined."""
+    """Return True if each part's rows are all later than those of the previous part.
+
+    Parts can then be joined without sorting.
+    """
     ends = [(int(part.min()), int(part.max())) for part in times if len(part)]
     return all(before[1] < after[0] for before, after in pairwise(ends))
 
 
 def _run(reads: list[Callable[[int, int], None]], ranges: list[tuple[int, int]]) -> None:
-    """Run each on its range, in threads; the first error of the file's order is raised."""
+    """Run each reader on its range in threads; raise the first error in the file's order."""
     errors: dict[int, BaseException] = {}
 
     def run(index: int) -> None:
@@ -299,7 +307,7 @@ class _Reader:
         scan.dropped += scan.counts.settle(self._fields)
 
     def _fresh(self, block: Block) -> Iterator[Block]:
-        """The block without rows of times seen before; notes what its times tell."""
+        """Yield the block without rows of repeated times; record its times."""
         scan, at_us = self.scan, block.at_us
         if not len(at_us):
             return

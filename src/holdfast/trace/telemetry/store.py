@@ -1,14 +1,15 @@
-"""The converted store: long Parquet by metric and day, with the aggregates of every metric beside its samples.
+"""The converted store: long Parquet by metric and day, with the aggregates of every metric.
 
-    FOLDER/telemetry.json                                        what makes it a store
-    FOLDER/devices.parquet                                       device, name, node, gpu
-    FOLDER/samples/metric=NAME/date=YYYY-MM-DD/part-*.parquet    at TIMESTAMP (UTC), device INTEGER, value FLOAT
-    FOLDER/samples/metric=NAME/manifest.json                     its sources, rows and notes
-    FOLDER/samples/metric=NAME/aggregates/*.parquet              see `summary.AGGREGATES`
+    FOLDER/telemetry.json                                       marks the folder as a store
+    FOLDER/devices.parquet                                      device, name, node, gpu
+    FOLDER/samples/metric=NAME/date=YYYY-MM-DD/part-*.parquet   at TIMESTAMP (UTC), device INTEGER, value FLOAT
+    FOLDER/samples/metric=NAME/manifest.json                    sources, rows and notes
+    FOLDER/samples/metric=NAME/aggregates/*.parquet             see `summary.AGGREGATES`
 
-A metric's folder is made whole under another name and renamed, so it is there whole or not at all; what a kill leaves
-besides is a folder `.metric=NAME.*.tmp`, which nobody reads and the next conversion of that metric removes. Devices
-are written before: a store may know a device without samples, never samples of an unknown device.
+A metric's folder is written under another name and renamed, so the folder is complete or absent. A
+kill may leave a folder `.metric=NAME.*.tmp`, which is never read and is removed by the next
+conversion of the metric. Devices are written first: a store may have a device without samples, but
+no samples of an unknown device.
 """
 
 import json
@@ -39,18 +40,20 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 PART_SAMPLES: Final = 3_000_000
-"""A part of so many samples takes about 100 MB to make."""
+"""Samples of a part; writing a part takes about 100 MB."""
 DAY_US: Final = 86_400_000_000
 DEVICES: Final = "devices.parquet"
 PARQUET: Final = "FORMAT parquet, PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
-"""V2's encodings and level 1 cost a tenth less to write than the defaults, at the same size."""
+"""V2's encodings and level 1 take a tenth less time to write than the defaults, at the same size.
+"""
 
 
 def open_database() -> "duckdb.DuckDBPyConnection":
-    """A database in memory that reads and writes Parquet in little of it."""
+    """Open a database in memory that reads and writes Parquet in little memory."""
     import duckdb
 
-    # Not the default, which is a folder `.tmp` here; the database removes its own files again.
+    # The default would be a folder `.tmp` in the working folder; the database removes its own
+    # files.
     spill = str(Path(tempfile.gettempdir()) / f"holdfast-spill-{os.getpid()}")
     connection = duckdb.connect(
         config={
@@ -76,10 +79,10 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path) -> "Store":
-        """Make the folder a store, if it is not yet.
+        """Make the folder a store, if it is none yet.
 
         Raises:
-            BadUse: the folder holds other things, or a store of another version.
+            BadUse: the folder holds other files, or a store of another version.
         """
         store, mark = cls.to_be(folder), folder / STORE_MARK
         if not mark.exists():
@@ -92,7 +95,7 @@ class Store:
 
     @classmethod
     def to_be(cls, folder: Path) -> "Store":
-        """The store in a folder, or that `create` would make there; nothing is made yet.
+        """Return the store that `create` would make or open, without creating anything.
 
         Raises:
             BadUse: as `create`.
@@ -109,10 +112,10 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
-        """The store in a folder.
+        """Open the store in a folder.
 
         Raises:
-            BadUse: there is none, or it is of another version.
+            BadUse: the folder is no store, or one of another version.
         """
         try:
             version = json.loads((folder / STORE_MARK).read_text())["version"]
@@ -127,7 +130,7 @@ class Store:
         return cls(folder)
 
     def metrics(self) -> list[Metric]:
-        """The metrics that are there, whole."""
+        """List the complete metrics."""
         found = [
             path.parent.name.partition("=")[2]
             for path in self.folder.glob("samples/metric=*/manifest.json")
@@ -135,11 +138,11 @@ class Store:
         return [METRICS[name] for name in METRICS if name in found]
 
     def place(self, metric: Metric) -> Path:
-        """The folder of a metric."""
+        """Return the folder of a metric."""
         return self.folder / "samples" / f"metric={metric.name}"
 
     def manifest(self, metric: Metric) -> dict[str, Any]:
-        """What a metric was made of; empty where it is not there."""
+        """Read the sources of a metric; empty if the metric is absent."""
         try:
             manifest: dict[str, Any] = json.loads(
                 (self.place(metric) / "manifest.json").read_text()
@@ -149,14 +152,14 @@ class Store:
         return manifest
 
     def samples_sql(self, metric: Metric | None = None) -> str:
-        """SELECT of metric, at, device and value from the Parquet files of one metric, or of all."""
+        """SELECT metric, at, device and value from the Parquet files of one metric, or of all."""
         pattern = (
             f"{self.folder}/samples/metric={metric.name if metric else '*'}/date=*/part-*.parquet"
         )
         return f'SELECT metric, "at", device, value FROM read_parquet({quoted(pattern)}, hive_partitioning = true)'
 
     def devices(self, connection: "duckdb.DuckDBPyConnection") -> list[Device]:
-        """Its devices; a device's id is its index here."""
+        """List the devices; a device's id is its index in the list."""
         if not (self.folder / DEVICES).exists():
             return []
         table = quoted(str(self.folder / DEVICES))
@@ -166,7 +169,7 @@ class Store:
     def with_devices(
         self, connection: "duckdb.DuckDBPyConnection", devices: Iterable[Device]
     ) -> Ids:
-        """The ids of devices, which the store from now on knows."""
+        """Return the ids of devices; add missing devices to the store."""
         known = self.devices(connection)
         ids = {device.name: index for index, device in enumerate(known)}
         wanted = list(devices)
@@ -187,7 +190,7 @@ class Store:
         return np.array([ids[device.name] for device in wanted], dtype=np.int64)
 
     def summary(self, connection: "duckdb.DuckDBPyConnection", metric: Metric) -> Summary:
-        """A metric's aggregates, as they were computed when it was converted."""
+        """Read a metric's aggregates as computed by its conversion."""
         tables: dict[str, Columns] = {}
         for name, types in AGGREGATES.items():
             path = self.place(metric) / "aggregates" / f"{name}.parquet"
@@ -203,7 +206,7 @@ class Store:
 
 
 class MetricWriter:
-    """Writes one metric into a store: parts first, then `finish`; without it nothing of it is seen."""
+    """Writes one metric into a store: parts first, then `finish`, which makes the metric visible."""
 
     def __init__(
         self, store: Store, metric: Metric, connection: "duckdb.DuckDBPyConnection"
@@ -220,7 +223,7 @@ class MetricWriter:
         self._lock = threading.Lock()
 
     def begin_source(self) -> None:
-        """Number the parts that follow after their own source."""
+        """Number the following parts as a new source."""
         self._source += 1
 
     def restart_source(self) -> None:
@@ -229,7 +232,10 @@ class MetricWriter:
             part.unlink()
 
     def part_writer(self, ids: Ids) -> "PartWriter":
-        """What takes the blocks of one thread; `ids` are the store's ids of the file's columns."""
+        """Return the receiver of one thread's blocks.
+
+        `ids` are the store's ids of the file's columns.
+        """
         return PartWriter(self, ids, self._connection.cursor())
 
     def write_rows(self, rows: str, ids: Ids) -> None:
@@ -250,7 +256,7 @@ class MetricWriter:
                 os.fsync(file.fileno())
 
     def next_part(self, day: int) -> Path:
-        """Where the next part of a day (since the epoch) goes."""
+        """Return the path of the next part of a day (since the epoch)."""
         with self._lock:
             self._parts += 1
             folder = self._building / f"date={np.datetime64(day, 'D')}"
@@ -260,13 +266,13 @@ class MetricWriter:
     def finish(
         self, tables: dict[str, Columns], sources: list[dict[str, Any]], notes: Iterable[Note]
     ) -> None:
-        """Write the aggregates and the manifest, and make the metric seen."""
+        """Write the aggregates and the manifest, and make the metric visible."""
         finish_metric(
             self.store, self.metric, self._building, self._connection, tables, sources, notes
         )
 
     def abandon(self) -> None:
-        """Remove what was written; for when the source turned out unreadable."""
+        """Remove the parts; call this if the source is unreadable."""
         shutil.rmtree(self._building, ignore_errors=True)
 
 
@@ -284,7 +290,7 @@ class PartWriter:
         self._held = 0
 
     def __call__(self, block: Block) -> None:
-        """Take a block."""
+        """Add a block."""
         days = block.at_us // DAY_US
         cuts = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(days)]
         values = block.values.astype(np.float32)
@@ -297,11 +303,11 @@ class PartWriter:
             self._held += values[low:high].size
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the gathered blocks."""
         if not self._held or self._day is None:
             return
         at_us = np.concatenate(self._at_us).astype("datetime64[us]")
-        # Device by device: neighbours are alike, and a question about one device reads few row groups.
+        # Order by device: neighbours are alike, and a query about one device reads few row groups.
         values = np.concatenate(self._values).T
         there = ~np.isnan(values)
         columns = {
@@ -324,7 +330,7 @@ def finish_metric(
     sources: list[dict[str, Any]],
     notes: Iterable[Note],
 ) -> None:
-    """Add aggregates and manifest to a folder of parts, and rename it to be the metric's."""
+    """Add aggregates and manifest to a folder of parts, and rename the folder to the metric's name."""
     place = building / "aggregates"
     place.mkdir(exist_ok=True)
     for name, columns in tables.items():
@@ -351,7 +357,7 @@ def finish_metric(
 def write_parquet(
     connection: "duckdb.DuckDBPyConnection", select: str, columns: Columns, path: Path
 ) -> None:
-    """Write `select` over `arriving` (NumPy columns) to a Parquet file, whole or not at all, and durably."""
+    """Write `select` over NumPy columns, named `arriving`, to a durable Parquet file, or no file."""
     connection.register("arriving", columns)
     try:
         with replacing(path) as temporary:

@@ -1,4 +1,4 @@
-"""A metric's aggregates as tables: what every source is boiled down to, and what `attach` gives to a trace."""
+"""Hold a metric's aggregates as tables, which `attach` adds to a trace."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ Columns = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What is kept of a metric's samples from one source."""
+    """The aggregates of a metric's samples from one source."""
 
     metric: Metric
     devices: Sequence[Device]
@@ -45,13 +45,13 @@ class Summary:
 
     @property
     def distribution(self) -> Distribution:
-        """Over all samples."""
+        """Distribution over all samples."""
         values = self.tables["metric_values"]
         return Distribution.of(values["value"], values["n"])
 
 
 def summary_of_scan(scan: Scan, cluster: str) -> Summary:
-    """A pass over a wide file, in tables."""
+    """Convert a scan of a wide file to tables."""
     assert scan.totals is not None, "the pass was for values only"
     metric, totals = scan.metric, scan.totals
     devices = [device_named(name, metric) for name in scan.wide.devices]
@@ -90,7 +90,7 @@ def summary_of_scan(scan: Scan, cluster: str) -> Summary:
 def insert(
     connection: "duckdb.DuckDBPyConnection", table: str, columns: Columns, fixed: dict[str, object]
 ) -> None:
-    """Append NumPy columns, with the same `fixed` values in every row, to a table of the same column names."""
+    """Append NumPy columns to a table of equal column names; every row gets the `fixed` values."""
     if not len(next(iter(columns.values()))):
         return
     names = ", ".join(f'"{name}"' for name in [*fixed, *columns])
@@ -105,7 +105,7 @@ def insert(
 
 
 def create_tables(connection: "duckdb.DuckDBPyConnection") -> None:
-    """The tables `telemetry_NAME` for each of `AGGREGATES`, `devices` and `metrics`, where they are not there yet."""
+    """Create the tables `devices`, `metrics`, and `telemetry_NAME` for each aggregate, if absent."""
     for name, types in AGGREGATES.items():
         _create(connection, f"telemetry_{name}", {"cluster": "VARCHAR", **types})
     _create(connection, "devices", DEVICE_COLUMNS)
@@ -130,14 +130,15 @@ def summary_of_rows(
     devices: Sequence[Device],
     notes: Sequence[Note],
 ) -> Summary:
-    """The aggregates of samples in a database, by the SQL of `holdfast.trace.aggregates`.
+    """Compute the aggregates of samples in a database, by the SQL of `holdfast.trace.aggregates`.
 
     Args:
         connection: the database.
-        metric: of all rows.
-        rows: SELECT of at, device (an index of `devices`) and value (FLOAT, in the metric's unit).
-        devices: what the rows are of.
-        notes: what is known of them already.
+        metric: metric of all rows.
+        rows: SELECT of at, device (an index of `devices`) and value (FLOAT, in the metric's
+            unit).
+        devices: devices of the rows.
+        notes: notes about the rows so far.
     """
     columns = {
         "device": np.arange(len(devices), dtype=np.int32),
@@ -166,5 +167,5 @@ def summary_of_rows(
 
 
 def quoted(text: str) -> str:
-    """An SQL string literal."""
+    """Quote a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"

@@ -1,6 +1,7 @@
-"""What is counted of a metric's samples in one pass: the mergeable aggregates, and what the checks want to know.
+"""Count a metric's samples in one pass: the mergeable aggregates, and the numbers for the checks.
 
-A tally of a part of a file, a day or a shard is merged with the next by `merge`; nothing else is kept of the samples.
+The tally of a part of a file, a day or a shard is merged with the next by `merge`. Samples are not
+kept.
 """
 
 import math
@@ -19,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class ValueCounts:
-    """How often each value occurred, rounded to the metric's resolution."""
+    """Counts of each value, rounded to the metric's resolution."""
 
     def __init__(self, metric: Metric) -> None:
         self._decimals = metric.decimals
@@ -59,7 +60,10 @@ class ValueCounts:
         self._pending, self._pending_size = [], 0
 
     def settle(self, fields: FieldValues) -> Counter[str]:
-        """Turn counts of ids into counts of values; how many fields had none, by reason."""
+        """Convert counts of ids to counts of values.
+
+        Return the number of fields without a value, by reason.
+        """
         by_id = fields.by_id[: len(self._by_id)]
         real = ~np.isnan(by_id) & (self._by_id > 0)
         self._append(rounded(by_id[real], self._decimals), self._by_id[real])
@@ -72,17 +76,17 @@ class ValueCounts:
         return dropped
 
     def merge(self, other: "ValueCounts") -> None:
-        """Add the counts of another part, settled."""
+        """Add the settled counts of another part."""
         self._append(other._values, other._counts)
 
     def result(self) -> tuple[Values, Counts]:
-        """Distinct values, ascending, and how often each occurred."""
+        """Return the distinct values, ascending, and the count of each."""
         self._compact()
         return self._values, self._counts
 
 
 class DeviceTotals:
-    """Sums, extremes and silences of each device, and sums of each hour."""
+    """Sums, extremes and gaps of each device, and sums of each hour."""
 
     def __init__(self, devices: int, interval_s: float) -> None:
         self.n = np.zeros(devices, dtype=np.int64)
@@ -91,10 +95,10 @@ class DeviceTotals:
         self.min = np.full(devices, math.inf)
         self.max = np.full(devices, -math.inf)
         self.hours: dict[int, tuple[int, float, int]] = {}
-        """Hours since the epoch: samples, their sum, how many were 0."""
+        """By hour since the epoch: number of samples, their sum, number of zeros."""
         self.gaps = np.zeros(devices, dtype=np.int64)
         self.gap_s = np.zeros(devices)
-        """Silence between two samples of a device, where longer than twice the interval, less one interval."""
+        """Sum of a device's gaps longer than twice the interval, each less one interval."""
         self._interval_s = interval_s
         self._first_s = np.full(devices, math.nan)
         self._last_s = np.full(devices, -math.inf)

@@ -1,4 +1,4 @@
-"""From the text of a field to a metric's value, or to the reason why it has none."""
+"""Convert the text of a field to a metric's value, or to the reason for a missing value."""
 
 import math
 from collections import Counter
@@ -13,17 +13,17 @@ from holdfast.trace.telemetry.metrics import Metric, is_sentinel
 Values = npt.NDArray[np.float64]
 
 MISSING: Final = frozenset({b"", b"nan", b"null", b"none", b"n/a", b"na", b"-"})
-"""Fields that say that nothing was measured, in lower case."""
+"""Fields for a value that was not measured, in lower case."""
 
 
 class BadField(Exception):
-    """A field that is no number; its bytes."""
+    """Raised for a field that is not a number, with its bytes."""
 
 
 def judged(metric: Metric, value: float) -> tuple[float, str]:
-    """A value as it is kept, and why it is not; NaN and the reason, or the value and ''.
+    """Return the value to keep and '', or NaN and the reason to drop the value.
 
-    Kept values are what FLOAT holds, so that a file and its converted store agree to the last digit.
+    Kept values are rounded to FLOAT, so that a file and its converted store have equal values.
     """
     if math.isnan(value):
         return math.nan, "missing"
@@ -34,7 +34,7 @@ def judged(metric: Metric, value: float) -> tuple[float, str]:
 
 
 def rounded(values: Values, decimals: int) -> Values:
-    """Values to so many decimals, halves away from zero, as SQL's `round` has it."""
+    """Round to a number of decimals, halves away from zero, as SQL's `round` does."""
     scale = 10.0 ** abs(decimals)
     scaled = values * scale if decimals >= 0 else values / scale
     whole = np.trunc(scaled + np.copysign(0.5, scaled))
@@ -42,34 +42,37 @@ def rounded(values: Values, decimals: int) -> Values:
 
 
 class FieldValues:
-    """Fields as values of one metric, through a dictionary for as long as they repeat.
+    """Converts fields to values of one metric, through a dictionary while fields repeat.
 
     Args:
-        metric: what the fields are values of.
-        factor: from the file's unit to the metric's.
-        limit: how many distinct fields to remember before each is parsed by itself.
+        metric: metric of the fields.
+        factor: factor from the file's unit to the metric's.
+        limit: maximum of distinct fields in the dictionary; beyond, each field is parsed by
+            itself.
     """
 
     def __init__(self, metric: Metric, factor: float, *, limit: int = 1 << 17) -> None:
         self.metric, self.factor = metric, factor
         self.dropped: Counter[str] = Counter()
-        """How many fields had no value, by reason, of those that were parsed one by one."""
+        """Number of fields without a value by reason, among fields parsed one by one."""
         self.dictionary: FieldDictionary | None = FieldDictionary(self._read, limit=limit)
         self.reasons: list[str] = [""]
-        """Why the id's field has no value; '' where it has one."""
+        """Reason by id for a field without a value; '' for a field with a value."""
         self._by_id = np.full(64, math.nan)
         self._read_so_far = 1
 
     @property
     def by_id(self) -> Values:
-        """The value of each id; NaN where it has none."""
+        """The value of each id; NaN without a value."""
         return self._by_id[: self._read_so_far]
 
     def look_up(self, buffer: bytearray, starts: Ids, lengths: Ids) -> tuple[Values, Ids | None]:
-        """A table of values, NaN where there is none, and the place in it of each field; None: it is in their order.
+        """Return a table of values, NaN if missing, and each field's place in the table.
+
+        The places are None if the table has the order of the fields.
 
         Raises:
-            BadField: a field is no number.
+            BadField: a field is not a number.
         """
         if self.dictionary is not None:
             try:
@@ -98,7 +101,7 @@ class FieldValues:
             _refuse(field)
         if b"_" in text:
             _refuse(field)
-        # The words of DCGM are never ratios: they are known before the unit is changed.
+        # DCGM's special values are never ratios, so compare before the unit is changed.
         return (
             (math.nan, "sentinel")
             if is_sentinel(number)

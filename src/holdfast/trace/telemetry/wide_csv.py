@@ -1,8 +1,9 @@
-"""Wide CSV, as AcmeTrace publishes telemetry: `Time`, then a column for each device; hundreds to thousands of them.
+"""Read wide CSV, as AcmeTrace publishes telemetry: `Time`, then one column for each device.
 
-Read as bytes, a block of whole lines at a time: where the separators are gives every field its place, and a
-dictionary its value, so a number is parsed once however many million times it is written. Memory is a few
-blocks and the distinct fields, whatever the file's size; the threads of `scan` each read a part of the file.
+Files have hundreds to thousands of devices. They are read as bytes, a block of whole lines at a
+time. The separators give the place of every field and a dictionary its value, so each number is
+parsed once for any number of repetitions. Memory holds a few blocks and the distinct fields, for
+any file size. The threads of `scan` each read a part of the file.
 """
 
 import csv
@@ -23,9 +24,9 @@ from holdfast.trace.telemetry.dictionary import PADDING_BYTES, Ids
 from holdfast.trace.telemetry.values import BadField, FieldValues, Values
 
 BLOCK_BYTES: Final = 1 << 18
-"""Small enough that a block and what is made of it stay in a core's cache."""
+"""Small enough to keep a block and its arrays in a core's cache."""
 LONGEST_LINE_BYTES: Final = 1 << 24
-"""A hundred thousand devices at 160 bytes each; each thread may have to hold a few of them."""
+"""A hundred thousand devices at 160 bytes each; each thread may have to hold a few such lines."""
 FIRST_LINES: Final = 8
 COMMA, NEWLINE = 44, 10
 _NO_DEVICES: Final = frozenset(
@@ -37,17 +38,18 @@ TIME_NAMES: Final = frozenset({"time", "timestamp", "ts", "date", "datetime", ""
 
 @dataclass(frozen=True, kw_only=True)
 class WideFile:
-    """A wide file as its first lines show it."""
+    """A wide file as described by its first lines."""
 
     path: Path
     devices: tuple[str, ...]
     """Names of the columns after the first."""
     time_column: str
     body: int
-    """Where the second line begins."""
+    """Byte position of the second line."""
     size_bytes: int
     interval_s: float
-    """Between samples: the commonest step of the first lines; NaN where there are fewer than two."""
+    """Seconds between samples: the most frequent step of the first lines; NaN with fewer than two.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,21 +59,21 @@ class Block:
     at_us: npt.NDArray[np.int64]
     """Microseconds since the epoch, UTC, shape (rows,)."""
     table: Values
-    """Values by id; or, where there are no ids, the values."""
+    """Values by id; or, without ids, the values themselves."""
     ids: Ids | None
-    """Ids of the fields in the reader's dictionary, shape (rows, devices); None where it gave up."""
+    """Ids of the fields in the dictionary, shape (rows, devices); None without a dictionary."""
     offsets: frozenset[str]
-    """Offsets from UTC as these lines wrote them; '' where they wrote none."""
+    """UTC offsets as written in these lines; '' for lines without an offset."""
     size_bytes: int
-    """Of the lines in the file."""
+    """Size of the lines in the file."""
 
     @cached_property
     def values(self) -> Values:
-        """In the metric's unit, NaN where there is none; shape (rows, devices)."""
+        """Values in the metric's unit, NaN if missing; shape (rows, devices)."""
         return self.table if self.ids is None else self.table.take(self.ids, mode="clip")
 
     def rows(self, chosen: list[int]) -> "Block":
-        """Some of its rows."""
+        """Select rows."""
         if self.ids is None:
             return Block(
                 self.at_us[chosen], self.table[chosen], None, self.offsets, self.size_bytes
@@ -85,7 +87,7 @@ def open_wide(path: Path) -> WideFile:
     """Read a wide file's header and first lines.
 
     Raises:
-        BadTrace: it is not such a file.
+        BadTrace: the file is not wide CSV.
     """
     try:
         with path.open("rb") as file:
@@ -127,7 +129,7 @@ def open_wide(path: Path) -> WideFile:
 
 
 def _names(header: str) -> list[str]:
-    """The columns; none where it is no text, or what no file calls a column."""
+    """Return the columns; none if the header is not text or cannot be the header of a file."""
     try:
         return next(csv.reader([header]), []) if header.isprintable() else []
     except csv.Error:
@@ -135,7 +137,10 @@ def _names(header: str) -> list[str]:
 
 
 def _first_stamps(file: IO[bytes]) -> list[int]:
-    """The time stamps of the first lines; up to one that is too long, which whoever reads all lines will find."""
+    """Parse the time stamps of the first lines, up to a line that is too long.
+
+    The reader of all lines reports that line.
+    """
     stamps = []
     for _ in range(FIRST_LINES):
         line = file.readline(LONGEST_LINE_BYTES)
@@ -154,7 +159,7 @@ def _too_long(path: Path, line: int) -> BadTrace:
 
 
 def parse_stamp(field: bytes) -> int | None:
-    """Microseconds since the epoch of a time stamp's bytes; None where it is none."""
+    """Convert a time stamp's bytes to microseconds since the epoch; None if invalid."""
     try:
         return parse_time(field.decode("ascii"))[0]
     except ValueError:
@@ -162,14 +167,15 @@ def parse_stamp(field: bytes) -> int | None:
 
 
 def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
-    """The body cut into at most `number` byte ranges of whole lines, about equal, in order."""
+    """Divide the body into at most `number` byte ranges of whole lines, about equal, in order."""
     cuts = [wide.body]
     with wide.path.open("rb") as file:
         for part in range(1, number):
             file.seek(
                 max(wide.body, wide.body + (wide.size_bytes - wide.body) * part // number - 1)
             )
-            # No line begins where none ends within reach: then the part before finds the line that is too long.
+            # Without a line end within reach no range begins here; the previous range then finds
+            # the line too long.
             if file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
                 cuts.append(file.tell())
     cuts.append(wide.size_bytes)
@@ -179,17 +185,18 @@ def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
 def blocks(
     wide: WideFile, fields: FieldValues, low: int, high: int, *, block_bytes: int = BLOCK_BYTES
 ) -> Iterator[Block]:
-    """The lines of the bytes from `low` to `high`, a block at a time.
+    """Yield the lines of the bytes from `low` to `high`, a block at a time.
 
     Args:
         wide: the file.
-        fields: what reads its fields.
-        low: where a line begins.
-        high: where a line ends.
-        block_bytes: about how much to hold at a time; a longer line is held whole.
+        fields: converts the fields to values.
+        low: start of a line.
+        high: end of a line.
+        block_bytes: approximate bytes of a block; a longer line is held whole.
 
     Raises:
-        BadTrace: a line has too many or too few fields, or a field is no number or no time; says where.
+        BadTrace: a line has too many or too few fields, or a field is not a number or time; the
+            message has the place.
     """
     with wide.path.open("rb", buffering=0) as file:
         file.seek(low)
@@ -230,7 +237,7 @@ def _read_block(
         or (text[ends[columns - 1 :: columns]] != NEWLINE).any()
         or buffer.count(b"\n", 0, whole) != rows
     ):
-        del text  # a view would forbid the buffer to change its size
+        del text  # A view would prevent the buffer from changing its size.
         mended = _without_blank_lines(wide, bytes(memoryview(buffer)[:whole]), begins)
         if mended:
             padded = bytearray(mended + bytes(PADDING_BYTES))
@@ -242,7 +249,7 @@ def _read_block(
     lengths = ends - starts
     stamps = slice(None, None, columns)
     at_us, offsets = _times(wide, buffer, starts[stamps], ends[stamps], begins)
-    # The stamps go through the dictionary as empty fields: cheaper than to cut them out.
+    # The stamps pass the dictionary as empty fields, which is cheaper than cutting them out.
     lengths[stamps] = 0
     try:
         table, ids = fields.look_up(buffer, starts, lengths)
@@ -269,7 +276,7 @@ def _times(
 
 
 def _without_blank_lines(wide: WideFile, text: bytes, begins: int) -> bytes:
-    """The lines that are not blank, each checked for its number of fields."""
+    """Return the lines that are not blank; check the number of fields of each."""
     kept, place = [], begins
     for line in text.splitlines(keepends=True):
         if line.strip():
@@ -317,19 +324,20 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> tuple[int, str]:
-    """Microseconds since the Unix epoch, UTC, and the offset as written; '' where none was: then it is UTC.
+    """Convert a time to microseconds since the Unix epoch, and its offset as written.
 
-    `2023-07-01 08:00:00+08:00`, `2023-07-01T00:00:00Z`, `2023-07-01 00:00:00` and `1688169600` (or with decimals, or in
-    milliseconds).
+    The offset is '' if none was written: the time is then UTC. Forms are `2023-07-01
+    08:00:00+08:00`, `2023-07-01T00:00:00Z`, `2023-07-01 00:00:00` and `1688169600` (also with
+    decimals, or in milliseconds).
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: the text has none of these forms.
     """
     text = text.strip().strip('"')
     number = text.replace(".", "", 1)
     if number.isascii() and number.isdigit() and "-" not in text:
         seconds = float(text)
-        if 1e11 <= seconds < 1e14:  # milliseconds, as Prometheus and JavaScript have them
+        if 1e11 <= seconds < 1e14:  # milliseconds, as in Prometheus and JavaScript
             seconds /= 1000
         if not 1e8 <= seconds < 1e11:
             raise ValueError(text)
@@ -341,6 +349,6 @@ def parse_time(text: str) -> tuple[int, str]:
 
 
 def _microseconds(moment: datetime) -> int:
-    # Whole numbers throughout: a float of seconds would lose the microsecond.
+    # Use whole numbers throughout: a float of seconds would lose the microsecond.
     passed = moment - EPOCH
     return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds

@@ -1,11 +1,12 @@
-"""The accounting file of IBM Spectrum LSF, `lsb.acct`: its records of jobs that ended.
+"""Read `lsb.acct`, the accounting file of IBM Spectrum LSF: its records of ended jobs.
 
     cat $LSB_SHAREDIR/CLUSTER/logdir/lsb.acct* > lsf.txt
 
-Fields are separated by spaces, texts quoted, quotes in them doubled; a list stands behind its length. Of a job of which
-the start is 0, nothing was allocated. GPUs are what the effective resource requirement reserves, `ngpus_physical` of
-each host (or of each task, with `/task`), times the hosts, else what `-gpu num=` asked for. Fields, states and reasons:
-IBM, "lsb.acct", JOB_FINISH, of version 10.1; `lsbatch.h`, TERM_*.
+Fields are separated by spaces. Texts are quoted, with quotes inside doubled. A list follows its
+length. A job with start 0 had no allocation. The GPUs of a job are those in its effective resource
+requirement: `ngpus_physical` of each host (or of each task, with `/task`), times the hosts. Without
+a requirement they are the GPUs of `-gpu num=`. Fields, states and reasons: IBM, "lsb.acct",
+JOB_FINISH, of version 10.1; `lsbatch.h`, TERM_*.
 """
 
 import csv
@@ -38,7 +39,9 @@ _ENDED_BY: Final = {
     1: "PREEMPTED", 5: "TIMEOUT", 6: "TIMEOUT", 12: "TIMEOUT", 8: "CANCELLED", 9: "CANCELLED", 14: "CANCELLED",
     15: "CANCELLED", 10: "PREEMPTED", 11: "PREEMPTED", 16: "OUT_OF_MEMORY", 20: "OUT_OF_MEMORY",
 }  # fmt: skip
-"""TERM_* by number: preempted, run, deadline and CPU limits, killed by owner or administrator, requeued, memory."""
+"""States by TERM_* number: preempted, run time, deadline and CPU limits, killed by owner or
+administrator, requeued, memory.
+"""
 _SENTENCES: Final = {
     "unreadable-row": ("dropped", "Records that could not be read are left out."),
     "lsf-other-records": ("dropped", "Records of other things than a job's end were left out."),
@@ -46,10 +49,10 @@ _SENTENCES: Final = {
 
 
 def read_lsf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read accounting records; see the module for the command and the rules.
+    """Read accounting records; the module's docstring has the command and the rules.
 
     Raises:
-        BadTrace: with the line and what was expected.
+        BadTrace: a record cannot be read; the message has the line and the expected text.
     """
     findings = Findings()
     rows = _rows(path, findings, drop=drops_bad_rows(connection))
@@ -60,7 +63,7 @@ def read_lsf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) ->
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file begins with a record of LSF."""
+    """Return True if a file begins with an LSF record."""
     return _RECORD.match(head(path, 4096).lstrip("\ufeff\r\n#")) is not None
 
 
@@ -95,7 +98,7 @@ def _row(cluster: str, line: str) -> tuple[Any, ...]:
     index, ended_by = int(rest[29]), int(rest[38])
     state = "COMPLETED" if status == _DONE else _ENDED_BY.get(ended_by, "FAILED")
     signal, code = exit_status & 0x7F, exit_status >> 8
-    # A host may have a count before it, such as 8*n001.
+    # A host may follow a count, such as 8*n001.
     nodes = list(dict.fromkeys(host.rpartition("*")[2] for host in hosts))
     started = start_s > 0
     return (

@@ -1,14 +1,16 @@
-"""The accounting files of PBS Professional, OpenPBS and Torque.
+"""Read the accounting files of PBS Professional, OpenPBS and Torque.
 
     cat $PBS_HOME/server_priv/accounting/2024* > pbs.txt
 
-A line a record, `TIME;TYPE;ID;NAME=VALUE …`. Of a job, E (ended) has everything; a job without E is running where it
-has S (started), cancelled where it has D (deleted), and waits where it has only Q (queued). A run of E is an attempt.
-Times of E and S are Unix times; those that begin a line are local and read as UTC where nothing else is there.
+Each line is a record, `TIME;TYPE;ID;NAME=VALUE …`. A job's E (ended) record has all its values;
+each E record is an attempt. A job without E is running if it has S (started), cancelled if it has D
+(deleted), and waits if it has only Q (queued). Times inside E and S are Unix times. The times at
+the start of lines are local; they are used only without other times, and read as UTC. The GPUs of a
+job are `Resource_List.ngpus`, else the sum over the chunks of `select` or of Torque's `nodes`, each
+times its GPUs.
 
-GPUs are `Resource_List.ngpus`, else the sum over the chunks of `select`, or of Torque's `nodes`, each times its GPUs.
-Formats and exit codes: PBS Professional, Administrator's Guide, "Accounting Log" and "Job Exit Status Codes";
-Torque, "Job Accounting".
+Formats and exit codes: PBS Professional, Administrator's Guide, "Accounting Log" and "Job Exit
+Status Codes"; Torque, "Job Accounting".
 """
 
 import re
@@ -41,10 +43,10 @@ _HOST: Final = re.compile(r"([^/+]+)/")
 _GPU_NAMES: Final = ("ngpus", "gpus", "naccelerators")
 _SENTENCES: Final = {"unreadable-row": ("dropped", "Records that could not be read are left out.")}
 _SIGNALS_FROM: Final = 256
-"""An exit status beyond is that of a job ended by a signal."""
+"""Exit statuses above this are of jobs ended by a signal."""
 _TERM: Final = 15
 _STATES: Final = {-29: "TIMEOUT", -28: "TIMEOUT", -27: "OUT_OF_MEMORY", -26: "OUT_OF_MEMORY"}
-"""Of PBS' own exit codes: killed for wall time, CPU time, memory, virtual memory."""
+"""States by PBS' own exit codes: killed for wall time, CPU time, memory, virtual memory."""
 
 
 @dataclass
@@ -57,10 +59,10 @@ class _Job:
 
 
 def read_pbs(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read accounting records; see the module for the command and the rules.
+    """Read accounting records; the module's docstring has the command and the rules.
 
     Raises:
-        BadTrace: with the line and what was expected.
+        BadTrace: a record cannot be read; the message has the line and the expected text.
     """
     findings = Findings()
     jobs = _jobs(path, findings, drop=drops_bad_rows(connection))
@@ -72,7 +74,7 @@ def read_pbs(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) ->
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file's first line is a record of PBS."""
+    """Return True if a file's first line is a PBS record."""
     return _RECORD.match(head(path, 4096).lstrip("\ufeff\r\n")) is not None
 
 
@@ -96,7 +98,7 @@ def _add(jobs: dict[str, _Job], line: str) -> None:
     """Add a record to its job.
 
     Raises:
-        ValueError: the line is no record, or a job's numbers cannot be read.
+        ValueError: the line is not a record, or a number of the job cannot be read.
     """
     match = _RECORD.match(line)
     if match is None:
@@ -104,7 +106,7 @@ def _add(jobs: dict[str, _Job], line: str) -> None:
     at = datetime.strptime(match[1], "%m/%d/%Y %H:%M:%S").replace(tzinfo=UTC).timestamp()
     kind, job_id = match[2], match[3]
     if kind not in "EQSDR" or ("." not in job_id and not job_id[0].isdigit()):
-        return  # reservations, licences, the server's own records
+        return  # Reservations, licences and the server's own records are no jobs.
     job = jobs.setdefault(job_id, _Job())
     if kind == "Q":
         job.queued_s, job.queue = at, match[4].removeprefix("queue=")
@@ -134,7 +136,7 @@ def gpus_of(said: Mapping[str, str]) -> float:
     """Return the GPUs of a job by its resources.
 
     Raises:
-        ValueError: a number of GPUs is no number.
+        ValueError: a number of GPUs cannot be read.
     """
     for name in _GPU_NAMES:
         if total := said.get(f"Resource_List.{name}"):
@@ -189,7 +191,7 @@ def _row(
 
 
 def _outcome(status: int | None) -> tuple[str, str | None, int | None]:
-    """State, reason and exit code, of PBS' exit status."""
+    """Return state, reason and exit code for PBS' exit status."""
     if status is None:
         return "UNKNOWN", None, None
     if status in _STATES:
@@ -200,7 +202,7 @@ def _outcome(status: int | None) -> tuple[str, str | None, int | None]:
         status - _SIGNALS_FROM if status > _SIGNALS_FROM else status - 128 if status > 128 else 0
     )
     if status > _SIGNALS_FROM and signal == _TERM:
-        return "CANCELLED", None, 128 + signal  # by qdel, which sends SIGTERM
+        return "CANCELLED", None, 128 + signal  # qdel sends SIGTERM.
     code = 128 + signal if status > _SIGNALS_FROM else status
     return ("FAILED" if code else "COMPLETED"), None, code
 

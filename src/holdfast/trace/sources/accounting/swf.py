@@ -1,12 +1,13 @@
-"""The Standard Workload Format (SWF), of the Parallel Workloads Archive and of `holdfast trace export --to swf`.
+"""Read the Standard Workload Format (SWF).
 
-Eighteen numbers a job, -1 where nothing is known; comments before them say what they mean (Feitelson, "The Standard
-Workload Format", version 2.2). Times are seconds since `UnixStartTime`; a start is submission plus wait, an end start
-plus run time. A cancelled job of no run time never started. Partial executions (status 2) are parts of a job whose last
-record has its whole time, and are left out.
+The Parallel Workloads Archive and `holdfast trace export --to swf` write such files. A job is
+eighteen numbers, -1 if unknown; the comments before the jobs define them (Feitelson, "The Standard
+Workload Format", version 2.2). Times are seconds since `UnixStartTime`; the start is submission
+plus wait, the end is start plus run time. A cancelled job without run time never started. Partial
+executions (status 2) are left out, because the last record of the job has its whole time.
 
-SWF counts processors. They are GPUs where the comments say so, as Holdfast's own export does; else they are CPU cores,
-and the trace has no GPUs.
+SWF counts processors. They are GPUs if the comments say so, as in Holdfast's own export; else they
+are CPU cores and the trace has no GPUs.
 """
 
 import re
@@ -41,7 +42,10 @@ _SENTENCES: Final = {
     "swf-partial": ("dropped", "Parts of jobs that went on later were not counted as jobs."),
     "swf-processors": (
         "kept",
-        f"Its processors were read as CPU cores. Where they are GPUs, begin it with `; Note: {GPU_NOTE}`.",
+        (
+            "Its processors were read as CPU cores. Where they are GPUs, begin it with `; Note: "
+            f"{GPU_NOTE}`."
+        ),
     ),
     "swf-no-start-time": (
         "kept",
@@ -51,10 +55,10 @@ _SENTENCES: Final = {
 
 
 def read_swf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read a file of the Standard Workload Format; see the module for the rules.
+    """Read a file of the Standard Workload Format; the module's docstring has the rules.
 
     Raises:
-        BadTrace: with the line and what was expected.
+        BadTrace: a line cannot be read; the message has the line and the expected text.
     """
     said, queues = _comments(path)
     has_gpus = GPU_NOTE in " ".join(said.get("Note", []))
@@ -66,7 +70,7 @@ def read_swf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) ->
     columns = {name: JOB_COLUMNS[name] for name in COLUMNS}
     if not read_rows(connection, table, columns, rows):
         raise BadTrace(path, "The file holds no job.", next_step=NEXT_STEP)
-    # Processors are of one kind or the other.
+    # All processors of a file are of one kind.
     other = "cpu_num" if has_gpus else "gpu_num"
     connection.execute(f"ALTER TABLE {table} DROP COLUMN {other}")
     if not has_gpus:
@@ -77,7 +81,7 @@ def read_swf(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) ->
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file's first line that is no comment has eighteen numbers."""
+    """Return True if a file's first line after the comments has eighteen numbers."""
     for line in head(path, 16384).splitlines()[:-1]:
         if line.strip() and not line.startswith(";"):
             return _LINE.match(line) is not None

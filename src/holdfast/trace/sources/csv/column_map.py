@@ -1,4 +1,4 @@
-"""A column map, read from TOML and checked before any file is touched; see `sources.csv.mapped` for its form."""
+"""Read a column map from TOML and check the map before any file; see `sources.csv.mapped`."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -31,23 +31,23 @@ _TARGET_KEYS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Mapped:
-    """Where a column of the jobs table comes from."""
+    """The origin of a column of the jobs table."""
 
     column: str
-    """The file's own."""
+    """Name of the column in the file."""
     scale: float = 1.0
     separator: str = ","
     format: str | None = None
     zone: str = "UTC"
     unit: str = ""
-    """A key of `UNIT_S`: a time is a number; '': it is a text."""
+    """A key of `UNIT_S` for a numeric time; '' for a time as text."""
     origin_s: float = 0.0
-    """Seconds since the Unix epoch at which that number is 0."""
+    """The time of the number 0, in seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMap:
-    """What the columns of a file are, and what is known of its cluster."""
+    """The meaning of a file's columns, and the description of its cluster."""
 
     columns: Mapping[str, Mapped]
     states: Mapping[str, str]
@@ -78,7 +78,8 @@ def read_column_map(path: Path) -> ColumnMap:
     """Read a column map.
 
     Raises:
-        BadUse: it is none; names the place, the value and what is allowed.
+        BadUse: the map is not valid; the message has the place, the value and the allowed
+            values.
     """
     place = _Place(path)
     try:
@@ -164,7 +165,7 @@ def _words(place: _Place, words: Mapping[str, Any], allowed: Iterable[str]) -> d
     for word, meaning in words.items():
         if meaning not in allowed:
             raise (place / word).bad(f"Found {meaning!r}.", allowed)
-    # What the file may call by the schema's own word needs no entry.
+    # Words of the schema itself need no entry.
     return {**{word: word for word in allowed}, **words}
 
 

@@ -1,7 +1,8 @@
-"""Where a CSV file is at fault, and why: read again, slowly, after the quick way failed.
+"""Find the place and the reason of a fault in a CSV file, after the fast reading failed.
 
-Two passes: what the database's own reader rejects (rows of too few or too many fields, fields not of their type), then
-what only a query can tell (an infinite number, a time that is not of its format).
+There are two slow passes. The first finds the rows that the database's reader rejects: too few or
+too many fields, or fields of a wrong type. The second is a query for other faults: infinite
+numbers, and times of a wrong format.
 """
 
 import re
@@ -22,19 +23,20 @@ EXAMPLES: Final = 3
 CORRECT: Final = "Correct the line, or drop such rows by --bad-rows drop."
 _KINDS: Final = {"DOUBLE": "a number", "BIGINT": "a whole number", "INTEGER": "a whole number"}
 _VALUE: Final = re.compile(r'Could not convert string "(.*)" to ', re.DOTALL)
-# Rows numbered in the file's order. Not for rejects: read so, a quote that does not close is passed over in silence.
+# Number the rows in the file's order. Not used for rejects: in this mode the database ignores an
+# unclosed quote.
 _IN_ORDER: Final = "parallel=false"
 
 
 def first_fault(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource, error: Exception
 ) -> BadTrace:
-    """The fault nearest to the file's beginning; `error`, by which it became known, where none is found."""
+    """Return the fault nearest to the start of the file, or one made from `error` if none is found."""
     import duckdb
 
     try:
-        # A row that the first pass rejects is not counted by the second, whose line is then too low, and yet higher
-        # than that row's: the least line is right.
+        # The second pass does not count rows that the first pass rejects. So a line of the second
+        # pass is too low, but still beyond the rejected row, and the least line is right.
         faults = [*_rejected(connection, path, source, 1), *_unchecked(connection, path, source)]
     except duckdb.Error as later:
         faults, error = [], later
@@ -43,7 +45,8 @@ def first_fault(
     if "state machine" in str(error):
         return BadTrace(
             path,
-            "Some lines end by \\r\\n and some by \\n, so that its rows cannot be told apart for certain.",
+            "Some lines end by \\r\\n and some by \\n, so that its rows cannot be told apart for "
+            "certain.",
             next_step="Give all the same ending, for example by dos2unix.",
         )
     sentence = str(error).partition("\n")[0].rstrip(".")
@@ -55,10 +58,10 @@ def first_fault(
 def bad_rows(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
 ) -> tuple[int, tuple[str, ...]]:
-    """How many rows cannot be read, and where a few of them stand and why.
+    """Count the unreadable rows, and return the places and reasons of a few.
 
     Raises:
-        BadTrace: there is a fault that may cost more than its row: a quote that does not close.
+        BadTrace: a fault concerns more than its row, such as an unclosed quote.
     """
     faults = list(_rejected(connection, path, source, EXAMPLES))
     count = connection.execute(
@@ -76,7 +79,10 @@ def bad_rows(
 def mixed_offsets(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
 ) -> BadTrace:
-    """Some times have a zone offset and others have none: where the first of the rarer kind is."""
+    """Make the error of a file in which some times have a zone offset and others have none.
+
+    The error names the first time of the rarer kind.
+    """
     texts = f"(SELECT *, row_number() OVER () AS record FROM {source.texts(_IN_ORDER)})"
     found = []
     for name, with_offset in source.with_offset().items():
@@ -85,7 +91,8 @@ def mixed_offsets(
             (with_offset, "a zone offset"),
         ):
             count, record, value = connection.execute(
-                f"SELECT count(*), min(record), arg_min({quoted(name)}, record) FROM {texts} WHERE {condition}"
+                f"SELECT count(*), min(record), arg_min({quoted(name)}, record) FROM {texts} WHERE "
+                f"{condition}"
             ).fetchall()[0]
             if count:
                 found.append((count, record, name, value, has))
@@ -93,7 +100,8 @@ def mixed_offsets(
     others = "one" if has.startswith("no") else "none"
     return BadTrace(
         path,
-        f"The time {_shown(value)} has {has} and others have {others}, so they cannot be put on one clock.",
+        f"The time {_shown(value)} has {has} and others have {others}, so they cannot be put on "
+        "one clock.",
         line=_line(path, source, record),
         column=name,
         next_step="Write all times with an offset, or all without.",
@@ -103,15 +111,18 @@ def mixed_offsets(
 def _rejected(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource, at_most: int
 ) -> Iterator[BadTrace]:
-    """The first rows that the reader rejects; the table `reject_errors` then has them all."""
+    """Yield the first rows that the reader rejects; the table `reject_errors` then has all of them."""
     _forget_rejects(connection)
     checked = source.checked("store_rejects=true", "rejects_limit=0", "rejects_line_size_limit=200")
     counted = ", ".join(f"count({quoted(name)})" for name, _ in source.columns)
     connection.execute(f"SELECT {counted} FROM {checked}").fetchall()
-    # Of several faults of a row the one of its form comes first; a quote that does not close concerns all that follows.
+    # Of several faults in a row, the fault of the row's form comes first. An unclosed quote comes
+    # before all others, because the quote concerns all rows after it.
     rejects = connection.execute(
-        "SELECT line_byte_position, line, column_name, error_type::VARCHAR, csv_line, error_message FROM reject_errors "
-        "QUALIFY row_number() OVER (PARTITION BY line_byte_position ORDER BY error_type = 'CAST', column_idx) = 1 "
+        "SELECT line_byte_position, line, column_name, error_type::VARCHAR, csv_line, "
+        "error_message FROM reject_errors "
+        "QUALIFY row_number() OVER (PARTITION BY line_byte_position ORDER BY error_type = 'CAST', "
+        "column_idx) = 1 "
         "ORDER BY error_type = 'UNQUOTED VALUE' DESC, line_byte_position LIMIT $1",
         [at_most],
     ).fetchall()
@@ -140,7 +151,7 @@ def _fault_of(
             problem = f"Expected {_expected(source, column)}, found {_shown(value[1])}."
             return BadTrace(path, problem, line=line, column=column, next_step=CORRECT)
         case "UNQUOTED VALUE":
-            next_step = "Correct the line; what follows cannot be told from the quoted text."
+            next_step = "Correct the line; the text after the quote may belong to the quoted field."
             return BadTrace(
                 path,
                 "A quote opens here and does not close.",
@@ -150,7 +161,10 @@ def _fault_of(
             )
         case "MISSING COLUMNS" | "TOO MANY COLUMNS":
             found = message.rsplit(":", 1)[1].strip()
-            problem = f"{len(source.columns)} fields were expected and {found} found, in {_shown(text.strip())}."
+            problem = (
+                f"{len(source.columns)} fields were expected and {found} found, in "
+                f"{_shown(text.strip())}."
+            )
             return BadTrace(path, problem, line=line, next_step=CORRECT)
         case "INVALID ENCODING":
             problem = f"The text is not UTF-8, in {_shown(text.strip())}."
@@ -167,11 +181,15 @@ def _fault_of(
 def _unchecked(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
 ) -> Iterator[BadTrace]:
-    """The first field of each column that the reader passed and that is none of its type."""
-    checked = f"(SELECT *, row_number() OVER () AS record FROM {source.checked('ignore_errors=true', _IN_ORDER)})"
+    """Yield the first field of each column that the reader accepted although its type is wrong."""
+    checked = (
+        "(SELECT *, row_number() OVER () AS record FROM "
+        f"{source.checked('ignore_errors=true', _IN_ORDER)})"
+    )
     for name, wrong in source.unchecked().items():
         record, value = connection.execute(
-            f"SELECT min(record), arg_min({quoted(name)}, record)::VARCHAR FROM {checked} WHERE {wrong}"
+            f"SELECT min(record), arg_min({quoted(name)}, record)::VARCHAR FROM {checked} WHERE "
+            f"{wrong}"
         ).fetchall()[0]
         if record is not None:
             problem = f"Expected {_expected(source, name)}, found {_shown(value)}."
@@ -192,7 +210,7 @@ def _expected(source: CsvSource, column: str) -> str:
 
 
 def _line(path: Path, source: CsvSource, row: int) -> int:
-    """The line of a row, counted from 1 after the header."""
+    """Return the line of a row; rows are counted from 1 after the header."""
     record = row if source.has_header else row - 1
     return record + 1 if path.suffix == ".zst" else line_of_record(path, record)
 

@@ -1,19 +1,19 @@
-"""Any CSV or Parquet file, by a column map: a TOML file that says which of its columns is what.
+"""Read any CSV or Parquet file by a column map, a TOML file that assigns its columns.
 
     [columns]                          # columns of the jobs table, and where they come from
-    job_id    = "JobID"                # a column as it is
+    job_id    = "JobID"                # a column, unchanged
     username  = "owner"
     gpu_num   = {column = "gpus", scale = 0.01}                            # a number times scale
-    submit_at = {column = "submitted", zone = "Asia/Shanghai"}             # ISO 8601; zone where no offset is written
+    submit_at = {column = "submitted", zone = "Asia/Shanghai"}             # ISO 8601; zone for times without offset
     start_at  = {column = "started", format = "%d.%m.%Y %H:%M", zone = "Europe/Berlin"}
     end_at    = {column = "ended_ms", unit = "ms"}                         # a number of s, ms, us or ns since …
     end_at    = {column = "ended", unit = "s", origin = "2023-05-17T11:30:13Z"}   # … the Unix epoch, or origin
-    nodes     = {column = "hosts", separator = ";"}                        # a list of names; "," unless said
+    nodes     = {column = "hosts", separator = ";"}                        # a list of names; "," by default
 
     [states]                           # the file's words for states; the schema's own need no entry
     Done = "COMPLETED"
 
-    [types]                            # the file's words for types of workload, likewise
+    [types]                            # the file's words for workload types; the schema's own need no entry
     Pretraining = "Pretrain"
 
     [cluster]                          # all optional
@@ -23,16 +23,17 @@
     gpu_model = "H100-SXM-80GB"
     gpu_tdp_w = 700
     gpu_memory_mib = 81559
-    utc_offset_h = 1                   # of the clock its people live by
-    duration_counts_queue = false      # whether reported_duration_s begins at submission
-    time_resolution_s = 1              # how coarse its times are
+    utc_offset_h = 1                   # hours from UTC to the users' local time
+    duration_counts_queue = false      # true: reported_duration_s begins at submission
+    time_resolution_s = 1              # resolution of its times, s
     citation = ""
 
     [file]
     delimiter = ","                    # of CSV
 
-`[columns]` may name any of `schema.JOB_COLUMNS`. run_s and queue_s come from the times where they are not named, and a
-time that is not named from the others where it follows. Expressions are not possible: prepare such columns first.
+`[columns]` may name any of `schema.JOB_COLUMNS`. Missing run_s and queue_s are computed from the
+times, and a missing time from the others if possible. Expressions are not possible: prepare such
+columns first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,10 +61,11 @@ CSV_SUFFIXES: Final = frozenset({".csv", ".tsv", ".txt"})
 
 
 def mapped_source(path: Path) -> Source:
-    """The adapter that a column map describes.
+    """Return the adapter that a column map describes.
 
     Raises:
-        BadUse: it is no column map; names the place, the value and what is allowed.
+        BadUse: the map is not valid; the message has the place, the value and the allowed
+            values.
     """
     column_map = read_column_map(path)
     return Source(
@@ -118,7 +120,7 @@ def _check_columns(column_map: ColumnMap, path: Path, present: Sequence[str]) ->
 
 
 def _csv_columns(column_map: ColumnMap, header: Sequence[str]) -> Columns:
-    """The type of each column of the file, by what it is used for; what is not used is text."""
+    """Return the type of each column of the file by its use; unused columns are text."""
     columns: dict[str, str | Time] = dict.fromkeys(header, "VARCHAR")
     used: dict[str, str] = {}
     for name, mapped in column_map.columns.items():
@@ -131,8 +133,10 @@ def _csv_columns(column_map: ColumnMap, header: Sequence[str]) -> Columns:
             wanted = "VARCHAR"
         if mapped.column in used and columns[mapped.column] != wanted:
             raise BadUse(
-                f"The column map takes {used[mapped.column]} and {name} from {mapped.column!r}, one as a "
-                f"{_named(columns[mapped.column])} and one as a {_named(wanted)}. Take one of them from another column."
+                f"The column map takes {used[mapped.column]} and {name} from {mapped.column!r}, "
+                "one as a "
+                f"{_named(columns[mapped.column])} and one as a {_named(wanted)}. Take one of them "
+                "from another column."
             )
         used[mapped.column] = name
         columns[mapped.column] = wanted
@@ -144,7 +148,7 @@ def _named(kind: str | Time) -> str:
 
 
 def _select(column_map: ColumnMap) -> str:
-    """The columns of jobs from those of the file."""
+    """Return SQL of the job columns computed from the file's columns."""
     cells = {name: _cell(column_map, name, mapped) for name, mapped in column_map.columns.items()}
     return ", ".join(f"{cell} AS {name}" for name, cell in _derived(cells, column_map).items())
 
@@ -153,7 +157,10 @@ def _cell(column_map: ColumnMap, name: str, mapped: Mapped) -> str:
     cell = quoted(mapped.column)
     match JOB_COLUMNS[name]:
         case "TIMESTAMP" if mapped.unit:
-            return f"make_timestamp((({cell} * {UNIT_S[mapped.unit]} + {mapped.origin_s}) * 1e6)::BIGINT)"
+            return (
+                f"make_timestamp((({cell} * {UNIT_S[mapped.unit]} + {mapped.origin_s}) * "
+                "1e6)::BIGINT)"
+            )
         case "VARCHAR[]":
             separator = literal(mapped.separator)
             return f"list_transform(string_split({cell}, {separator}), lambda name: trim(name))"
@@ -168,7 +175,7 @@ def _cell(column_map: ColumnMap, name: str, mapped: Mapped) -> str:
 
 
 def _derived(cells: Mapping[str, str], column_map: ColumnMap) -> dict[str, str]:
-    """What the map names and what follows from it."""
+    """Return the cells that the map names, and the cells derived from them."""
     derived = dict(cells)
     derived.setdefault("cluster", literal(column_map.cluster.name))
     submit, start, end = (cells.get(name) for name in ("submit_at", "start_at", "end_at"))
@@ -203,7 +210,8 @@ def _read_parquet(
         replaced = ", ".join(f"{cell} AS {name}" for name, cell in cells.items())
         source = f"SELECT * REPLACE ({replaced}) FROM {file}" if cells else f"FROM {file}"
         connection.execute(
-            f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source}) SELECT {_select(column_map)} FROM source"
+            f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source}) SELECT "
+            f"{_select(column_map)} FROM source"
         )
     except duckdb.Error as error:
         sentence = str(error).partition("\n")[0].rstrip(".")
@@ -215,7 +223,10 @@ def _read_parquet(
 
 
 def _parquet_cell(wanted: str, mapped: Mapped, kind: str) -> str:
-    """SQL of a column as a CSV file would give it: a time as a naive UTC TIMESTAMP, names as a text; '' as it is."""
+    """Return SQL of a column in the form that a CSV file would have; '' to leave it unchanged.
+
+    A time becomes a naive UTC TIMESTAMP, a list of names a text.
+    """
     cell = quoted(mapped.column)
     if wanted == "VARCHAR[]":
         return (

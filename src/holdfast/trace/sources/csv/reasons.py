@@ -1,8 +1,8 @@
-"""Reasons of failures that are recorded beside the jobs: a CSV of job ids, joined to a reading.
+"""Join failure reasons from a CSV file to the jobs of a reading.
 
-Columns `job_id` and `reason`, and `attempt` (0, 1 …) where one attempt of a job is meant; others are not read. A reason
-is one of the study's Table 3 or a site's own word. What `holdfast diagnose` or a person said of a failed job comes
-into a trace this way; so do the causes that a twin has.
+The columns are `job_id`, `reason` and optionally `attempt` (0, 1 …); other columns are ignored. A
+reason is one of the study's Table 3 or a site's own word. The file may come from `holdfast
+diagnose`, from a person, or from a twin.
 """
 
 from dataclasses import replace
@@ -33,15 +33,26 @@ _MOST_EXAMPLES: Final = 3
 
 
 def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> Reading:
-    """The reading with the reasons of a CSV file: the column `reason` of its table, added where there was none.
+    """Set the column `reason` of the jobs by a CSV file.
 
-    A reason of the file goes before one that the job had. A row without an attempt is of every attempt of its job that
-    failed. Jobs that did not fail keep what they had: why a job failed says nothing of one that did not. Of several
-    rows of the same job and attempt the first counts. Notes say how many failures were given a reason, and how many
-    rows name jobs that are not there, did not fail, or had a row already.
+    - A reason of the file replaces the job's own reason.
+    - A row without an attempt applies to every failed attempt of its job.
+    - Jobs that did not fail keep their reason.
+    - Of several rows for one job and attempt, the first counts.
+
+    Args:
+        connection: the database.
+        reading: the jobs.
+        path: the CSV file.
+
+    Returns:
+        The reading with the column `reason` and notes. The notes count the failures with a new
+        reason, and the rows for unknown jobs, for jobs that did not fail, and for jobs with an
+        earlier row.
 
     Raises:
-        BadTrace: the file has not the columns, or cannot be read; says where. The reading is then as it was.
+        BadTrace: the file lacks a column or cannot be read; the message has the place. The
+            reading is then unchanged.
         NotFound: there is no such file.
     """
     if not path.is_file():
@@ -59,7 +70,10 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
         )
     columns = {name: _KINDS.get(name, "VARCHAR") for name in header}
     attempt = "attempt" if "attempt" in columns else "NULL::INTEGER AS attempt"
-    select = f"SELECT job_id, {attempt}, reason FROM source WHERE job_id IS NOT NULL AND reason IS NOT NULL"
+    select = (
+        f"SELECT job_id, {attempt}, reason FROM source WHERE job_id IS NOT NULL AND reason IS "
+        "NOT NULL"
+    )
     read = read_csv(connection, path, columns=columns, select=select, table=_NAMED)
     try:
         notes = (*read.notes(reading.clusters[0].name), *_joined(connection, reading, path))
@@ -74,7 +88,7 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
 
 
 def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> list[Note]:
-    """Set the reasons of `_NAMED`; what was found."""
+    """Set the reasons of `_NAMED`; return notes."""
     own = "coalesce(jobs.attempt, 0)" if "attempt" in reading.columns else "0"
     failed = f"coalesce(jobs.state IN ({_FAILED}), false)" if "state" in reading.columns else "true"
     connection.execute(f"""
@@ -84,7 +98,7 @@ def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Pat
             ON jobs.job_id = named.job_id AND {own} = coalesce(named.attempt, {own})""")
     if "reason" not in reading.columns:
         connection.execute(f"ALTER TABLE {reading.table} ADD COLUMN reason VARCHAR")
-    # A row of one attempt goes before a row of all.
+    # A row for one attempt takes precedence over a row for all attempts.
     connection.execute(f"""
         UPDATE {reading.table} AS jobs SET reason = given.reason FROM (
             SELECT job, first(reason ORDER BY attempt NULLS LAST, named) AS reason
@@ -94,8 +108,14 @@ def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Pat
         f"SELECT count(DISTINCT job) FROM {_MATCHED} WHERE failed"
     ).fetchall()[0][0]
     unmatched = f"FROM {_NAMED} WHERE rowid NOT IN (SELECT named FROM {_MATCHED})"
-    of_others = f"FROM {_NAMED} WHERE rowid IN (SELECT named FROM {_MATCHED} GROUP BY named HAVING NOT bool_or(failed))"
-    repeats = f"SELECT job_id FROM {_NAMED} QUALIFY row_number() OVER (PARTITION BY job_id, attempt ORDER BY rowid) > 1"
+    of_others = (
+        f"FROM {_NAMED} WHERE rowid IN (SELECT named FROM {_MATCHED} GROUP BY named HAVING "
+        "NOT bool_or(failed))"
+    )
+    repeats = (
+        f"SELECT job_id FROM {_NAMED} QUALIFY row_number() OVER (PARTITION BY job_id, "
+        "attempt ORDER BY rowid) > 1"
+    )
     absent, others, twice = (
         connection.execute(f"SELECT count(*), (list(DISTINCT job_id ORDER BY job_id))[:{_MOST_EXAMPLES}] {rows}")
         .fetchall()[0]

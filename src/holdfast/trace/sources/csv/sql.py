@@ -1,4 +1,4 @@
-"""The SQL that reads a CSV file: columns by their types, times by their offsets."""
+"""Make the SQL that reads a CSV file: columns by type, times by offset."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Final
 from holdfast.trace.sources.sql import literal, quoted
 
 MIXED: Final = "mixed"
-"""In place of a row's zone offset: some of its times have one and some have none."""
+"""Value of a row's `zone_offset` if only some of its times have an offset."""
 _SECONDS_END: Final = len("2023-03-01 00:18:22")
 _AFTER: Final = f"substring({{}}, {_SECONDS_END + 1}, {{}})"
 
@@ -18,13 +18,13 @@ class Time:
     """A column of times."""
 
     zone: str = "UTC"
-    """Where the clock stands for a time that is written without an offset: a name of the IANA database."""
+    """IANA time zone of times without an offset."""
     format: str | None = None
-    """As strptime has it; None: ISO 8601, with or without an offset."""
+    """Format for strptime; None: ISO 8601, with or without an offset."""
 
 
 Columns = Mapping[str, str | Time]
-"""Name and DuckDB type of each column of a file, or its `Time`."""
+"""Name and DuckDB type, or `Time`, of each column of a file."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,26 @@ class CsvSource:
 
     file: Path
     columns: Sequence[tuple[str, str | Time]]
-    """In the file's order."""
+    """Names and types in the file's order."""
     delimiter: str
     has_header: bool
 
     def typed(self) -> str:
-        """SELECT of each column by its type; fails on a field that is not of it."""
+        """SELECT each column with its type; the query fails on a field of another type."""
         return f"{self._columns()} FROM {self.reader(self._kinds())}"
 
     def good(self) -> str:
-        """As `typed`, of the rows that can be read."""
+        """SELECT as `typed`, but only the rows that can be read."""
         wrong = " OR ".join(
             wrong for name, _ in self.columns if (wrong := self._wrong(name, times=True))
         )
         return f"{self._columns()} FROM {self.reader(self._kinds(), 'ignore_errors=true')} WHERE NOT ({wrong or 'false'})"  # noqa: E501
 
     def checked(self, *options: str) -> str:
-        """The table function with every column of its type, as far as it can check that: not `unchecked`."""
+        """Return the table function with every column typed, checked as far as the reader can.
+
+        `unchecked` has the remaining checks.
+        """
         kinds = {
             name: "TIMESTAMPTZ"
             for name, kind in self.columns
@@ -58,26 +61,28 @@ class CsvSource:
         return self.reader({**self._kinds(), **kinds}, *options)
 
     def unchecked(self) -> Mapping[str, str]:
-        """SQL, by column: whether a field that passed `checked` is none of its type."""
+        """SQL, by column, that is true for a field of a wrong type that passed `checked`."""
         return {
             name: wrong for name, _ in self.columns if (wrong := self._wrong(name, times=False))
         }
 
     def texts(self, *options: str) -> str:
-        """The table function with every column a text."""
+        """Return the table function with every column as text."""
         return self.reader({name: "VARCHAR" for name, _ in self.columns}, *options)
 
     def reader(self, kinds: Mapping[str, str], *options: str) -> str:
-        """The table function, with these types of columns."""
+        """Return the table function with these column types."""
         schema = ", ".join(f"{literal(name)}: '{kind}'" for name, kind in kinds.items())
         listed = "".join(f", {option}" for option in options)
         return (
-            f"read_csv({literal(self.file)}, auto_detect=false, header={str(self.has_header).lower()}, "
-            f"delim={literal(self.delimiter)}, quote='\"', escape='\"', nullstr='', columns={{{schema}}}{listed})"
+            f"read_csv({literal(self.file)}, auto_detect=false, "
+            f"header={str(self.has_header).lower()}, "
+            f"delim={literal(self.delimiter)}, quote='\"', escape='\"', nullstr='', "
+            f"columns={{{schema}}}{listed})"
         )
 
     def with_offset(self) -> Mapping[str, str]:
-        """SQL: whether a time was written with a zone offset, NULL where there is no time; by column."""
+        """SQL, by column, that is true for a time with a zone offset, NULL without a time."""
         return {
             name: _has_offset(quoted(name), kind)
             for name, kind in self.columns
@@ -88,7 +93,7 @@ class CsvSource:
         return {name: "VARCHAR" if isinstance(kind, Time) else kind for name, kind in self.columns}
 
     def _columns(self) -> str:
-        # A file that was exported from a trace may have a column zone_offset; the one that is made here is meant.
+        # A file exported from a trace may have a column zone_offset; use the column made here.
         cells = [
             f"{_cell(name, kind)} AS {quoted(name)}"
             for name, kind in self.columns
@@ -117,24 +122,24 @@ class CsvSource:
 
 
 def _cell(name: str, kind: str | Time) -> str:
-    """A field as `source` has it."""
+    """Return SQL of a field as `source` has it."""
     cell = quoted(name)
     if isinstance(kind, Time):
         return utc_sql(cell, kind)
     if kind != "DOUBLE":
         return cell
-    # An infinite number is no number; csv_faults says where it stands.
+    # An infinite number is an error; `faults` finds its place.
     return f"CASE WHEN isfinite({cell}) THEN {cell} WHEN isinf({cell}) THEN error('infinite') END"
 
 
 def utc_sql(cell: str, time: Time) -> str:
-    """A time's text as a naive UTC TIMESTAMP."""
+    """Return SQL of a time's text as a naive UTC TIMESTAMP."""
     if time.format:
         parsed = f"strptime({cell}, {literal(time.format)})"
         if "%z" in time.format or "%Z" in time.format:
             return _naive(parsed)
         return parsed if time.zone == "UTC" else _naive(f"timezone({literal(time.zone)}, {parsed})")
-    # By way of TIMESTAMPTZ, which minds an offset; a cast to TIMESTAMP drops it in silence.
+    # Cast to TIMESTAMPTZ, which applies an offset; a cast to TIMESTAMP ignores the offset silently.
     aware = f"{cell}::TIMESTAMPTZ"
     if time.zone == "UTC":
         return _naive(aware)
@@ -143,7 +148,7 @@ def utc_sql(cell: str, time: Time) -> str:
 
 
 def _naive(aware: str) -> str:
-    # As timezone('UTC', …), at a third of the cost: no calendar is asked.
+    # Same result as timezone('UTC', …) at a third of the cost, without a calendar.
     return f"make_timestamp(epoch_us({aware}))"
 
 
@@ -151,22 +156,25 @@ def _has_offset(cell: str, time: Time) -> str:
     if time.format:
         return f"CASE WHEN {cell} IS NOT NULL THEN false END"
     return (
-        f"CASE WHEN strlen({cell}) <= {_SECONDS_END} THEN false WHEN {_AFTER.format(cell, 1)} IN ('+', '-') THEN true "
+        f"CASE WHEN strlen({cell}) <= {_SECONDS_END} THEN false WHEN {_AFTER.format(cell, 1)} IN "
+        "('+', '-') THEN true "
         f"WHEN {cell} IS NOT NULL THEN {_after_seconds(cell)} <> '' END"
     )
 
 
 def _written_offset(cell: str, time: Time) -> str:
-    """What follows the seconds: '+08:00', 'Z', or '' where nothing does."""
+    """Return SQL of the text after the seconds: '+08:00', 'Z', or ''."""
     if time.format:
         return f"CASE WHEN {cell} IS NOT NULL THEN '' END"
-    # Most are as long as 2023-03-01 00:18:22, or have the sign next; the general way costs more.
+    # Most times have the length of 2023-03-01 00:18:22 or continue with the sign; the general form
+    # is slower.
     return (
-        f"CASE WHEN strlen({cell}) <= {_SECONDS_END} THEN '' WHEN {_AFTER.format(cell, 1)} IN ('+', '-') "
+        f"CASE WHEN strlen({cell}) <= {_SECONDS_END} THEN '' WHEN {_AFTER.format(cell, 1)} IN "
+        "('+', '-') "
         f"THEN {_AFTER.format(cell, 9)} ELSE {_after_seconds(cell)} END"
     )
 
 
 def _after_seconds(cell: str) -> str:
-    """What follows the seconds and their fraction."""
+    """Return SQL of the text after the seconds and their fraction."""
     return f"ltrim({_AFTER.format(cell, 40)}, '.0123456789 ')"

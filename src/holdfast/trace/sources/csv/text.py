@@ -1,7 +1,8 @@
-"""Reading CSV: an explicit schema from the header, times to UTC by their offset, and errors that say where.
+"""Read CSV with an explicit schema: times to UTC by their offset, and errors with their place.
 
-The quick way is one statement of the database with every column typed (its own guessing is slow on wide files and
-wrong on columns that are silent at first). Where that fails, `csv_faults` reads again, slowly, to say where and why.
+The fast way is one database statement with every column typed. The database's own guesses are slow
+on wide files and wrong on columns that are empty at first. If the statement fails, `faults` reads
+the file again to find the place and the reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,18 +26,18 @@ NO_JOB: Final = "It holds no job."
 
 @dataclass(frozen=True, kw_only=True)
 class CsvRead:
-    """What reading a CSV file found."""
+    """The result of reading a CSV file."""
 
     rows: int
     dropped: int = 0
-    """Rows that could not be read, where these are dropped."""
+    """Number of unreadable rows, if such rows are dropped."""
     faults: Sequence[str] = ()
-    """A few of them: place and reason."""
+    """Place and reason of a few dropped rows."""
     offsets: Mapping[str, int] = field(default_factory=dict)
-    """How often each zone offset was written; empty where the table has no `zone_offset`."""
+    """Count of each zone offset; empty if the table has no `zone_offset`."""
 
     def notes(self, cluster: str) -> tuple[Note, ...]:
-        """What a person should know of it."""
+        """Make notes about the dropped rows and the zone offsets."""
         notes = []
         if self.dropped:
             sentence = f"{self.dropped} rows could not be read and are left out."
@@ -76,22 +77,24 @@ def read_csv(
 ) -> CsvRead:
     """Create `table` as `select` over the CSV file, which the SELECT names `source`.
 
-    A `Time` column T is a naive UTC TIMESTAMP in `source`. Beside it stands `zone_offset`, the offset that the row's
-    times were written with, '' where they had none; a select that keeps it has it checked (a file where some times
-    have an offset and others have none cannot be put on one clock). Empty fields are NULL, and so is NaN. A file
-    compressed by gzip or Zstandard is known by its suffix.
+    In `source`, a `Time` column is a naive UTC TIMESTAMP. The column `zone_offset` has the offset
+    of the row's times, '' if they have none. A select with `zone_offset` fails for a file in which
+    some times have an offset and others have none, because their order is unknown. Empty fields and
+    NaN are NULL. The suffix of a file shows compression by gzip or Zstandard.
 
     Args:
         connection: the database; its `TimeZone` is UTC.
-        path: the file; its header must name exactly `columns`, in any order.
-        columns: name and DuckDB type (VARCHAR, DOUBLE, BIGINT, INTEGER) of each column of the file, or its `Time`.
+        path: the file; its header must have exactly the names of `columns`, in any order.
+        columns: name and DuckDB type (VARCHAR, DOUBLE, BIGINT, INTEGER) of each column of the
+            file, or its `Time`.
         select: `SELECT … FROM source`.
-        table: name of the table made.
-        delimiter: between fields.
-        has_header: False: the file's columns are `columns`, in that order.
+        table: name of the new table.
+        delimiter: separator of the fields.
+        has_header: False: the file has no header, and its columns are `columns`, in that order.
 
     Raises:
-        BadTrace: with the line, the column and what was expected.
+        BadTrace: the file cannot be read; the message has the line, the column and the expected
+            type.
     """
     import duckdb
 
@@ -112,7 +115,7 @@ def read_csv(
             )
         except duckdb.IOException as error:
             said = str(error).partition("\n")[0]
-            if "No space left" in said:  # for the table; nothing is wrong with the file
+            if "No space left" in said:  # There is no space for the table; the file is valid.
                 raise
             next_step = "Look whether it is written to meanwhile, and whole."
             raise BadTrace(
@@ -142,12 +145,13 @@ def read_csv(
 
 
 def _offsets(connection: "duckdb.DuckDBPyConnection", table: str) -> dict[str, int]:
-    """How often each offset is in the table, most often first; empty where it keeps none."""
+    """Count each offset in the table, most frequent first; empty without the column."""
     kept = [row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall()]
     if "zone_offset" not in kept:
         return {}
     counted = connection.execute(
-        f"SELECT zone_offset, count(*) FROM {table} WHERE zone_offset IS NOT NULL GROUP BY ALL ORDER BY 2 DESC, 1"
+        f"SELECT zone_offset, count(*) FROM {table} WHERE zone_offset IS NOT NULL GROUP BY ALL "
+        "ORDER BY 2 DESC, 1"
     )
     return dict(counted.fetchall())
 

@@ -1,11 +1,13 @@
-"""Count the accelerators among a pod's extended resources, whoever made them.
+"""Count the accelerators among a pod's extended resources, for all vendors.
 
-One of a whole resource is one GPU. Of a share, GPUs are counted where the name or a resource beside it says how large
-the share is: a MIG slice, a compute partition of AMD's, per cent of the cores. Any other resource that looks like
-accelerators is uncounted, and its name is returned, so that the report can say what it does not know.
+One unit of a whole resource is one GPU. A unit of a share counts as a part of a GPU if its name or
+a second resource gives the size: a MIG slice, an AMD compute partition, or per cent of the cores.
+Any other resource that looks like an accelerator is not counted; its name is returned for the
+report.
 
-Sources: the documentation of each vendor's device plugin; HAMi, "Device supported"; Volcano, "GPU virtualization";
-Koordinator, "GPU share"; Run:ai, "Run workloads with GPU fractions"; KubeVirt, "Host devices assignment".
+Sources: the documentation of each vendor's device plugin; HAMi, "Device supported"; Volcano, "GPU
+virtualization"; Koordinator, "GPU share"; Run:ai, "Run workloads with GPU fractions"; KubeVirt,
+"Host devices assignment".
 """
 
 import re
@@ -38,7 +40,9 @@ _SHARE_OF_EACH: Final = {
     "cambricon.com/vmlu": ("cambricon.com/mlu.smlu.vcore", "", "cambricon.com/mlu.smlu.vmemory"),
     "mthreads.com/vgpu": ("mthreads.com/sgpu-core", "", "mthreads.com/sgpu-memory"),
 }  # fmt: skip
-"""Whole resources of which others say how much each is: per cent of cores, per cent of memory, an amount of memory."""
+"""Whole resources, each with the resources that give its share: per cent of cores, per cent of
+memory, an amount of memory.
+"""
 _PERCENT: Final = frozenset(
     {
         "aliyun.com/gpu-core.percentage",
@@ -50,26 +54,31 @@ _PERCENT: Final = frozenset(
 """Resources of which a hundred are one GPU."""
 _AMD_PARTITION: Final = re.compile(r"amd\.com/([sdtqc]px)_nps\d")
 _DIES_SHARED: Final = {"spx": 1.0, "dpx": 1 / 2, "tpx": 1 / 3, "qpx": 1 / 4, "cpx": 1 / 8}
-"""Of an MI300X with eight dies (AMD Instinct documentation, Compute Partitioning Modes)."""
+"""Shares of an MI300X with eight dies (AMD Instinct documentation, Compute Partitioning Modes)."""
 _LIKE_GPUS: Final = re.compile(
     r"^nvidia\.com/|^(requests\.)?[^/]*/.*(gpu|npu|tpu|xpu|dcu|mlu|gcu|qaic|neuron|ascend|gaudi|vcuda|accelerator)"
     r"|^[^/]*(gpu|npu)[^/]*/",
     re.IGNORECASE,
 )
 _NO_GPUS: Final = re.compile(r"/(.*hostdev.*|.*rdma.*|.*_vf|.*nic.*|priority|.*memory-ratio)$")
-"""What vendors of accelerators name so and is none: network cards, and what stands beside a share."""
+"""Resources that look like accelerators and are none: network cards, and sizes of shares."""
 _PART: Final = re.compile(r"mem|core")
-"""In the names of how large a part of a GPU is asked for."""
+"""Matches the names of resources that give the requested part of a GPU."""
 _FRACTION, _FRACTION_DEVICES, _FRACTION_MEMORY = (
     "gpu-fraction",
     "gpu-fraction-num-devices",
     "gpu-memory",
 )
-"""Run:ai's annotations of a pod: a share of a GPU, of how many GPUs, and memory in MiB in place of a share."""
+"""Run:ai's annotations of a pod: a share of a GPU, the number of GPUs, and memory in MiB in place
+of a share.
+"""
 
 
 def of_extended(resources: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
-    """Return the GPUs of a list of resources, name to quantity, and the resources that cannot be counted."""
+    """Return the GPUs of a list of resources, and the resources that cannot be counted.
+
+    `resources` maps names to quantities.
+    """
     amounts = {
         name: quantity(value)
         for name, value in resources.items()
@@ -82,13 +91,13 @@ def of_extended(resources: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
             gpu_num += amount * share
         elif _LIKE_GPUS.search(name) and not _NO_GPUS.search(name):
             uncounted.add(name)
-    if gpu_num:  # how much of these GPUs is asked for, and no further ones
+    if gpu_num:  # The other resources give the part of these GPUs, and no further GPUs.
         uncounted = {name for name in uncounted if not _PART.search(name)}
     return gpu_num, frozenset(uncounted)
 
 
 def of_annotations(annotations: Mapping[str, Any]) -> tuple[float, frozenset[str]]:
-    """Return as `of_extended`, of Run:ai's annotations of a pod."""
+    """Return the same as `of_extended` for Run:ai's annotations of a pod."""
     if _FRACTION in annotations:
         devices = quantity(annotations.get(_FRACTION_DEVICES, 1))
         return quantity(annotations[_FRACTION]) * devices, frozenset()
@@ -96,7 +105,7 @@ def of_annotations(annotations: Mapping[str, Any]) -> tuple[float, frozenset[str
 
 
 def _share_of(name: str, amounts: Mapping[str, float]) -> float | None:
-    """The share of a GPU that one of a resource is; None where nobody says."""
+    """Return the share of a GPU that one unit of a resource is; None if unknown."""
     if name in _SHARE_OF_EACH:
         cores, memory_percent, memory = _SHARE_OF_EACH[name]
         for percent in (cores, memory_percent):

@@ -1,22 +1,24 @@
-"""Kubernetes: what `kubectl get pods -A -o json` and `kubectl get jobs -A -o json` print, or both in one.
+"""Read Kubernetes pods and Jobs, as `kubectl get pods,jobs -A -o json` prints them.
 
     kubectl get pods,jobs --all-namespaces --output json > cluster.json
 
-A `List`, or one object after another (`jq -c '.items[]'`); or YAML. Jobs of Volcano are read with their pods or alone.
-The API keeps no history: pods and Jobs that were deleted are not there, so a regular export, or Kueue's workloads
-(`holdfast.trace.sources.kubernetes.kueue`), tells more.
+The file is a `List`, or one object after another (`jq -c '.items[]'`), or YAML. Volcano's Jobs are
+read with their pods or alone. The API keeps no history: deleted pods and Jobs are missing. So a
+regular export, or Kueue's workloads (`holdfast.trace.sources.kubernetes.kueue`), give a fuller
+trace.
 
-The rule of a job (`kube_members` says which pods make one; `job_rows` below is it): pods that were created after all
-the ones before had ended are its next attempt. Of an attempt,
+`members` groups pods into jobs and `job_rows` makes the rows. Pods that were created after all
+earlier pods of the job had ended are its next attempt. Of an attempt,
 
-* submit is when the first of its pods was created;
-* start is when the last of them started, where at one time all ran together (a gang), else when the first did;
-* end is when the last of them ended, and none while one still runs or waits;
-* its GPUs are the most that it held at one time;
-* its state is what its Job object says; else that of the pod that first ended otherwise than well and that no other
-  replaced; RUNNING and PENDING while a pod is.
+* submit is when its first pod was created;
+* start is when its last pod started, if all ran together at one time (a gang), else when the first started;
+* end is when its last pod ended; there is no end while a pod runs or waits;
+* its GPUs are the most that its pods held at one time;
+* its state is that of its Job object, else of the first pod that ended without success and was not
+  replaced; RUNNING or PENDING while a pod is.
 
-Fields and reasons: Kubernetes API reference, core/v1 Pod and batch/v1 Job, of versions 1.26 to 1.33.
+Fields and reasons: Kubernetes API reference, core/v1 Pod and batch/v1 Job, of versions 1.26 to
+1.33.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,11 +57,17 @@ _SENTENCES: Final = {
     "kubernetes-other-kinds": ("dropped", "Objects that are neither pods nor Jobs were left out."),
     "kubernetes-no-pods": (
         "kept",
-        "Jobs whose pods are gone: they start when the Job was first worked on, and their nodes are not known.",
+        (
+            "Jobs whose pods are gone: they start when the Job was first worked on, and their nodes "
+            "are not known."
+        ),
     ),
     "kubernetes-gpu-shares": (
         "kept",
-        "Pods ask for accelerators of which the records do not say how many make a GPU, so they count as no GPU.",
+        (
+            "Pods ask for accelerators of which the records do not say how many make a GPU, so they "
+            "count as no GPU."
+        ),
     ),
 }
 _OPEN: Final = frozenset({"RUNNING", "PENDING"})
@@ -67,12 +75,13 @@ _GOOD: Final = frozenset({"COMPLETED", *_OPEN})
 
 
 def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read pods and Jobs; see the module for the command and the rules.
+    """Read pods and Jobs; the module's docstring has the command and the rules.
 
-    Objects are read one at a time; what is kept of each is about 1 kB.
+    Objects are read one at a time; each keeps about 1 kB in memory.
 
     Raises:
-        BadTrace: with the line, the object and what was expected.
+        BadTrace: an object cannot be read; the message has the line, the object and the
+            expected value.
     """
     findings = Findings()
     drop = drops_bad_rows(connection)
@@ -114,20 +123,20 @@ def read_kubernetes(connection: "duckdb.DuckDBPyConnection", path: Path, table: 
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file begins with pods or Jobs."""
+    """Return True if a file begins with pods or Jobs."""
     return names_a_kind(path, _KINDS) and not names_a_kind(path, "Workload|WorkloadList")
 
 
 def job_rows(
     cluster: str, key: str, members: Sequence[Member], verdicts: Sequence[Verdict]
 ) -> Iterator[tuple[Any, ...]]:
-    """The attempts of one job, in the order of `COLUMNS`.
+    """Yield the attempts of one job, in the order of `COLUMNS`.
 
     Args:
-        cluster: its name.
-        key: the job's id.
-        members: its pods, in any order.
-        verdicts: its Job objects, where the export has them.
+        cluster: name of the cluster.
+        key: id of the job.
+        members: pods of the job, in any order.
+        verdicts: Job objects of the job, if exported.
     """
     attempts = _attempts(members)
     last = max(attempts)
@@ -140,14 +149,15 @@ def job_rows(
             submit_s = min([submit_s, *(verdict.created_s for verdict in verdicts)])
         said = {verdict.state: verdict.reason for verdict in verdicts}
         if number == last and None not in said and said:
-            # Complete as a whole only where every one of its Jobs is.
+            # The job is complete only if all its Jobs are.
             verdict = next((one for one in said if one != "COMPLETED"), "COMPLETED")
             if verdict == "COMPLETED":
                 state, reason, exit_code = "COMPLETED", None, 0
             elif state in _GOOD or verdict == "TIMEOUT":
                 state, reason = str(verdict), reason or said[verdict]
         nodes = sorted({pod.node for pod in pods if pod.node})
-        # Of a pod that ended nobody knows when, nobody knows how long it held its GPUs beside the others.
+        # A pod with an unknown end held its GPUs for an unknown time, so leave it out if others are
+        # known.
         held = [pod for pod in started if pod.end_s is not None or pod.state in _OPEN]
         held = held or started or list(pods)
         yield (
@@ -161,7 +171,7 @@ def job_rows(
 
 
 def _attempts(members: Sequence[Member]) -> dict[int, list[Member]]:
-    """The members by attempt: as their operator counts, else by whether the ones before had all ended."""
+    """Group the members by attempt, as their operator counts, else by the ends of earlier pods."""
     attempts: dict[int, list[Member]] = {}
     number, last_end_s = 0, None
     for member in sorted(members, key=lambda member: member.created_s):
@@ -203,14 +213,14 @@ def _outcome(pods: Sequence[Member]) -> tuple[str, str | None, int | None]:
 
 
 def _most(pods: Sequence[Member], amount: Callable[[Member], float]) -> float:
-    """The most that the pods held at one time; all of it where none has started."""
+    """Return the most that the pods held at one time, or the sum if none has started."""
     changes = []
     for pod in pods:
         changes.append((float("-inf") if pod.start_s is None else pod.start_s, 1, amount(pod)))
         if pod.start_s is not None and pod.end_s is not None:
             changes.append(
                 (pod.end_s, 0, -amount(pod))
-            )  # 0: what ends as another starts makes room for it
+            )  # 0 sorts first: an ending pod makes room for one that starts at the same time.
     held = most = 0.0
     for _, _, change in sorted(changes):
         held += change
@@ -219,7 +229,7 @@ def _most(pods: Sequence[Member], amount: Callable[[Member], float]) -> float:
 
 
 def _kind(item: dict[str, Any]) -> str:
-    """An object's kind; the items of a list that the API itself printed do not say it."""
+    """Return an object's kind; items of the API's own lists have none, so their fields decide."""
     if "kind" in item:
         return str(item["kind"])
     spec = item.get("spec") or {}
@@ -227,7 +237,7 @@ def _kind(item: dict[str, Any]) -> str:
 
 
 def _read(path: Path, line: int | None, item: dict[str, Any]) -> Member | Verdict | None:
-    """Return a pod or a Job, the batch API's or Volcano's; None of another kind."""
+    """Return a pod or a Job of the batch API or of Volcano; None for another kind."""
     kind, api = _kind(item), str(item.get("apiVersion", "batch/v1")).partition("/")[0]
     try:
         if kind == "Pod":

@@ -1,10 +1,10 @@
-"""Kueue: what `kubectl get workloads -A -o json` prints.
+"""Read Kueue's workloads, as `kubectl get workloads -A -o json` prints them.
 
     kubectl get workloads.kueue.x-k8s.io --all-namespaces --output json > workloads.json
 
-A workload is a job: submitted when it was created, started when it was admitted (its quota is its own from then on),
-ended when it finished. Its conditions keep only their last change: of a workload that was evicted, the times of its
-earlier runs are gone, and `attempt` says how many there were. Fields and reasons: Kueue API, kueue.x-k8s.io
+A workload is a job: submitted when created, started when admitted (from then on it holds its
+quota), ended when finished. Its conditions keep only their last change, so the times of runs before
+an eviction are lost, and `attempt` has their number. Fields and reasons: Kueue API, kueue.x-k8s.io
 v1beta1 and v1beta2.
 """
 
@@ -35,12 +35,18 @@ _SENTENCES: Final = {
     "unreadable-row": ("dropped", "Workloads that could not be read are left out."),
     "kueue-evicted": (
         "kept",
-        "Workloads were evicted before; the times of their earlier runs are not in the records, and not counted.",
+        (
+            "Workloads were evicted before; the times of their earlier runs are not in the records, "
+            "and not counted."
+        ),
     ),
     "kueue-other-kinds": ("dropped", "Objects that are no workloads were left out."),
     "kueue-gpu-shares": (
         "kept",
-        "Workloads ask for accelerators of which the records do not say how many make a GPU, so they count as no GPU.",
+        (
+            "Workloads ask for accelerators of which the records do not say how many make a GPU, so "
+            "they count as no GPU."
+        ),
     ),
 }
 
@@ -49,7 +55,8 @@ def read_kueue(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) 
     """Read Kueue's workloads, one at a time.
 
     Raises:
-        BadTrace: with the line, the workload and what was expected.
+        BadTrace: a workload cannot be read; the message has the line, the workload and the
+            expected value.
     """
     findings = Findings()
     count = read_rows(
@@ -65,7 +72,7 @@ def read_kueue(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) 
 
 
 def recognises(path: Path) -> bool:
-    """Return whether a file begins with Kueue's workloads."""
+    """Return True if a file begins with Kueue's workloads."""
     return "kueue.x-k8s.io" in head(path) and names_a_kind(path, "Workload|WorkloadList")
 
 
@@ -109,7 +116,7 @@ def _row(cluster: str, item: Mapping[str, Any], findings: Findings) -> tuple[Any
 
 
 def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
-    """What was set aside for all its pods, else what they ask for."""
+    """Return the resources reserved for all pods of a workload, else those that the pods request."""
     assigned = {
         one["name"]: one for one in (status.get("admission") or {}).get("podSetAssignments") or ()
     }
@@ -121,7 +128,7 @@ def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
         asked = of_pod(template["spec"], annotations).times(
             int(given.get("count", pods.get("count", 1)))
         )
-        # What was set aside minds a LimitRange's defaults; but a queue's quota may leave resources out.
+        # The reservation includes a LimitRange's defaults, but a queue's quota may omit resources.
         usage = of_resources(given.get("resourceUsage") or {})
         request += usage if usage.gpu_num else asked
     return request
@@ -149,7 +156,7 @@ def _since(conditions: Mapping[str, Any], kind: str) -> float | None:
 def _outcome(
     spec: Mapping[str, Any], conditions: Mapping[str, Any], *, admitted: bool
 ) -> tuple[str, str | None, float | None]:
-    """State, reason and end of a workload."""
+    """Return state, reason and end of a workload."""
     finished_s = _since(conditions, "Finished")
     if finished_s is not None:
         condition = conditions["Finished"]
@@ -157,7 +164,8 @@ def _outcome(
             str(condition.get("reason", "")),
             str(condition.get("message", "")).lower(),
         )
-        # Before Kueue 0.7 the reason is JobFinished either way, and the message tells.
+        # Before Kueue 0.7 the reason is JobFinished for success and failure; only the message
+        # differs.
         if reason == "Succeeded" or (reason == "JobFinished" and "success" in message):
             return "COMPLETED", None, finished_s
         if reason in ("Failed", "AdmissionChecksRejected", "FailedToStart") or "fail" in message:

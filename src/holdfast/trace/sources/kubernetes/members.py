@@ -1,8 +1,9 @@
-"""A Kubernetes pod, or a Job whose pods are gone, as a member of a job.
+"""Convert a Kubernetes pod, or a Job whose pods are gone, to a member of a job.
 
-Which pods make one job: those with one of `GROUP_LABELS` alike, else those of one controller. Of a LeaderWorkerSet,
-each group is a job, its leader with its workers. A pod of a Deployment, StatefulSet, DaemonSet or of nobody stands for
-itself, and so does a pod of an Argo workflow: its steps follow each other, and each holds GPUs of its own.
+Pods with an equal label of `GROUP_LABELS` make one job, else pods of one controller. In a
+LeaderWorkerSet each group, a leader with its workers, is a job. A pod of a Deployment, StatefulSet
+or DaemonSet, or without a controller, is a job by itself. So is a pod of an Argo workflow, because
+the steps run one after another and each holds its own GPUs.
 """
 
 import re
@@ -17,20 +18,21 @@ from holdfast.trace.sources.kubernetes.resources import Request, gpu_model_of, o
 
 GROUP_LABELS: Final = {
     "jobset.sigs.k8s.io/jobset-name": "jobset",
-    "training.kubeflow.org/job-name": "kubeflow",  # PyTorchJob, TFJob, MPIJob …, its launcher with its workers
+    # PyTorchJob, TFJob, MPIJob …: the launcher with its workers
+    "training.kubeflow.org/job-name": "kubeflow",
     "ray.io/originated-from-cr-name": "ray",
     "ray.io/cluster": "ray",
     "volcano.sh/job-name": "volcano",
     "leaderworkerset.sigs.k8s.io/name": "leaderworkerset",
 }
-"""Labels by which operators mark the pods of one job, and the kind that its id names."""
+"""Labels by which operators mark the pods of one job, and the kind in the job's id."""
 SERVICES: Final = frozenset(
     {"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"}
 )
-"""Controllers whose pods each stand for themselves: replicas of a service."""
+"""Controllers of services: each pod is a replica and counts as a job."""
 _GROUP_OF_SET: Final = "leaderworkerset.sigs.k8s.io/group-index"
 _STEPS_OF: Final = "workflows.argoproj.io/workflow"
-"""The label of the pods of an Argo workflow."""
+"""Label of the pods of an Argo workflow."""
 QUEUE_LABELS: Final = (
     "kueue.x-k8s.io/queue-name",
     "volcano.sh/queue-name",
@@ -50,7 +52,8 @@ _STATE_OF_REASON: Final = {
     "NodeLost": "NODE_FAIL",
     "NodeShutdown": "NODE_FAIL",
     "Shutdown": "NODE_FAIL",
-    "Terminated": "NODE_FAIL",  # the node shut down in good order (Kubernetes documentation, Node Shutdowns)
+    # The node shut down in good order (Kubernetes documentation, Node Shutdowns).
+    "Terminated": "NODE_FAIL",
     "ContainerStatusUnknown": "NODE_FAIL",
     "DeletionByTaintManager": "NODE_FAIL",
     "DeletionByPodGC": "NODE_FAIL",
@@ -58,9 +61,12 @@ _STATE_OF_REASON: Final = {
     "Preempted": "PREEMPTED",
     "PreemptionByScheduler": "PREEMPTED",
     "PreemptionByKubeScheduler": "PREEMPTED",
-    "EvictionByEvictionAPI": "PREEMPTED",  # such as a node being drained
+    "EvictionByEvictionAPI": "PREEMPTED",  # for example a drained node
 }
-"""Reasons of a failed pod, of its containers or of its DisruptionTarget condition; any other is FAILED."""
+"""States by the reason of a failed pod, of its containers or of its DisruptionTarget condition.
+
+Other reasons are FAILED.
+"""
 
 
 _STATE_OF_VOLCANO: Final = {
@@ -69,7 +75,10 @@ _STATE_OF_VOLCANO: Final = {
     "Aborted": "CANCELLED",
     "Terminated": "CANCELLED",
 }
-"""Final phases of a Job of Volcano (its API, JobPhase); `Terminated` is by its user's policy or command."""
+"""Final phases of a Volcano Job (its API, JobPhase).
+
+`Terminated` is by the user's policy or command.
+"""
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s|us|µs|ns)")
 _UNITS_S: Final = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _ENDED: Final = ("Succeeded", "Failed")
@@ -81,14 +90,14 @@ class Member:
     """A pod, or a Job counted for its pods. Unix times in seconds."""
 
     key: str
-    """Of the job it belongs to: `namespace/kind/name`."""
+    """Key of the pod's job: `namespace/kind/name`."""
     job_name: str
     pool: str
     is_service: bool
     attempt: int | None
-    """As its operator counts; None where it does not."""
+    """Attempt by the operator's count; None without a count."""
     place: str
-    """Of the pods of one job, those with the same place replace each other; '' where nobody says."""
+    """Place of a pod in its job. Pods with an equal place replace each other; '' if unknown."""
     created_s: float
     start_s: float | None
     end_s: float | None
@@ -102,21 +111,21 @@ class Member:
 
 @dataclass(kw_only=True, slots=True)
 class Verdict:
-    """What a Job object says of its pods."""
+    """The state of a job by its Job object."""
 
     key: str
     created_s: float
     state: str | None
     reason: str | None
     as_member: Member
-    """The Job in place of its pods, where those are gone."""
+    """The Job in place of its pods, if the pods are gone."""
 
 
 def duration_s(text: str) -> float:
-    """Return the seconds of a duration as Go writes it, such as `2h0m5s`.
+    """Return the seconds of a duration in Go's notation, such as `2h0m5s`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a duration.
     """
     parts = _DURATION.findall(text)
     if "".join(number + unit for number, unit in parts) != text or not text:
@@ -125,10 +134,10 @@ def duration_s(text: str) -> float:
 
 
 def unix_s(value: object) -> float | None:
-    """Seconds since the Unix epoch of an RFC 3339 time; None of none.
+    """Convert an RFC 3339 time to seconds since the Unix epoch; None stays None.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: the value is not a time.
     """
     if not value:
         return None
@@ -142,15 +151,17 @@ def unix_s(value: object) -> float | None:
 
 
 def pod_member(pod: Mapping[str, Any]) -> Member:
-    """A pod of the core/v1 API.
+    """Convert a pod of the core/v1 API.
 
-    It starts when its node's kubelet takes it (`status.startTime`): from then on its GPUs are its own, images being
-    pulled or not. It ends with its last container. A pod that is being evicted, whose node is lost, or whose container
-    crashes again and again (`CrashLoopBackOff`) has failed, whatever its phase says: its end is that of the container's
-    last run, or when its condition changed.
+    The pod starts when the node's kubelet accepts the pod (`status.startTime`): from then on the
+    pod holds its GPUs, even while images are pulled. The pod ends with its last container.
+
+    A pod has failed in any phase if it is being evicted, its node is lost, or a container keeps
+    crashing (`CrashLoopBackOff`). Its end is then the end of the container's last run, or the last
+    change of its condition.
 
     Raises:
-        KeyError, ValueError: a field is missing or is not what the API says.
+        KeyError, ValueError: a field is missing or not as in the API.
     """
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     key, job_name, is_service = _job_of(meta, "pod")
@@ -165,7 +176,8 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
     if phase in ("Running", "Pending") and (crashed or _is_thrown_out(status)):
         phase, ended = "Failed", crashed
     if phase in _ENDED:
-        # A pod that was thrown out may have no container's end: then its last change of state is it.
+        # An evicted pod may lack the end of its container; then its last change of state is the
+        # end.
         ends = [unix_s(one.get("finishedAt")) for one in ended] or [None]
         known = (
             [at for at in ends if at is not None]
@@ -194,14 +206,15 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
 
 
 def job_verdict(job: Mapping[str, Any]) -> Verdict:
-    """A Job of the batch/v1 API.
+    """Convert a Job of the batch/v1 API.
 
     Raises:
-        KeyError, ValueError: a field is missing or is not what the API says.
+        KeyError, ValueError: a field is missing or not as in the API.
     """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     labelled = _job_of(meta, "job")
-    # A Job that an operator made belongs to that one's job, its owner or not.
+    # A Job with an operator's labels belongs to the operator's job, even if the Job has another
+    # owner.
     key, job_name = (
         labelled[:2] if labelled[0].split("/")[1] in GROUP_LABELS.values() else _own(meta, "job")
     )
@@ -241,10 +254,10 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
 
 
 def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
-    """Return a Job of Volcano's batch.volcano.sh API, which starts when it first runs.
+    """Convert a Job of Volcano's batch.volcano.sh API, which starts when the Job first runs.
 
     Raises:
-        KeyError, ValueError: a field is missing or is not what the API says.
+        KeyError, ValueError: a field is missing or not as in the API.
     """
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     name, phase = meta["name"], (status.get("state") or {}).get("phase", "Pending")
@@ -253,7 +266,7 @@ def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
         one.get("status"): unix_s(one.get("lastTransitionTime"))
         for one in reversed(
             _statuses(status, "conditions")
-        )  # the first of each is the last to be put
+        )  # Reversed, so that the first condition of each status is kept.
     }
     verdict = _STATE_OF_VOLCANO.get(phase)
     start_s = since.get("Running")
@@ -286,14 +299,14 @@ def volcano_verdict(job: Mapping[str, Any]) -> Verdict:
 
 
 def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
-    """The id and the name of the job that an object belongs to: its labels', its controller's, or its own."""
+    """Return id and name of an object's job: by its labels, its controller, or its own name."""
     return _job_of(meta, kind)[:2]
 
 
 def bad_object(
     path: Path, line: int | None, item: Mapping[str, Any], error: Exception, *, next_step: str
 ) -> BadTrace:
-    """The user's error of an object in which a field is missing or is not what the API says."""
+    """Make the user's error for an object with a missing or invalid field."""
     meta = item.get("metadata")
     name = meta.get("name", "without a name") if isinstance(meta, dict) else "without metadata"
     problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
@@ -303,7 +316,7 @@ def bad_object(
 
 
 def _job_of(meta: Mapping[str, Any], kind: str) -> tuple[str, str, bool]:
-    """Key and name of the job, and whether it is a service's replica."""
+    """Return key and name of an object's job, and True if the object is a service's replica."""
     namespace, labels = meta.get("namespace", "default"), _labels(meta)
     for label, kind_of_label in GROUP_LABELS.items():
         if name := labels.get(label):
@@ -355,7 +368,7 @@ def _running_since(container: Mapping[str, Any]) -> float | None:
 
 
 def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """How its containers ended, init containers that failed among them."""
+    """Return the ends of a pod's containers, including failed init containers."""
     ended = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
@@ -366,7 +379,7 @@ def _ended(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the last ends of containers that crash again and again, each with that as its reason."""
+    """Return the last ends of containers that keep crashing, each with the crash as its reason."""
     crashed: list[Mapping[str, Any]] = []
     for name in ("initContainerStatuses", "containerStatuses"):
         for container in _statuses(status, name):
@@ -380,7 +393,7 @@ def _crashed(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _is_thrown_out(status: Mapping[str, Any]) -> bool:
-    """Return whether a pod is being evicted or its node is lost, though its phase is still what it was."""
+    """Return True if a pod is being evicted or its node is lost, though its phase has not changed."""
     disrupted = any(
         one.get("type") == "DisruptionTarget" and one.get("status") == "True"
         for one in _statuses(status, "conditions")

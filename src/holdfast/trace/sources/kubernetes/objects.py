@@ -1,7 +1,7 @@
 """Read the objects that `kubectl get -o json` or `-o yaml` printed, one after another.
 
-JSON is streamed. A YAML document is held whole, as its parser builds it; where a cluster has many pods, JSON is the
-form to export.
+JSON is streamed. A YAML document is held in memory, because its parser builds it whole; export JSON
+from large clusters.
 """
 
 import re
@@ -20,10 +20,11 @@ _LIST: Final = frozenset({"items"})
 def kubernetes_objects(
     path: Path, *, next_step: str
 ) -> Iterator[tuple[int | None, dict[str, Any]]]:
-    """Yield each object, with the line on which JSON begins it; of a list, the items.
+    """Yield each object with its first line (JSON only); yield the items of a list.
 
     Raises:
-        BadTrace: with the line, where the file is neither JSON nor YAML, is cut off, or an item is no object.
+        BadTrace: the file is neither JSON nor YAML, is cut off, or an item is not an object;
+            the message has the line.
     """
     if _is_yaml(head(path)):
         yield from _of_yaml(path, next_step)
@@ -32,7 +33,7 @@ def kubernetes_objects(
 
 
 def names_a_kind(path: Path, kinds: str) -> bool:
-    """Return whether a file begins with Kubernetes objects of these kinds, a pattern."""
+    """Return True if a file begins with Kubernetes objects of these kinds (a pattern)."""
     start = head(path)
     if _is_yaml(start):
         return re.search(rf"^\s*(- )?kind: ({kinds})\s*$", start, re.MULTILINE) is not None
@@ -47,7 +48,7 @@ def _of_yaml(path: Path, next_step: str) -> Iterator[tuple[None, dict[str, Any]]
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Leave times the texts that JSON has."""
+        """Keep times as texts, as in JSON."""
 
     Loader.yaml_implicit_resolvers = {
         first: [one for one in resolvers if not one[0].endswith(":timestamp")]

@@ -11,10 +11,10 @@ _SUFFIXES: Final = {
 
 
 def quantity(value: object) -> float:
-    """A quantity as a number: `500m` is 0.5, `64Gi` 2**36.
+    """Convert a quantity to a number: `500m` is 0.5, `64Gi` is 64 * 2**30.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not a quantity.
     """
     match = _QUANTITY.match(str(value).strip())
     if match is None:

@@ -1,4 +1,4 @@
-"""What a pod asks for, of the Kubernetes API: its containers together, and the rule for init containers."""
+"""Sum the resources that a pod requests, including the rule for init containers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ MODEL_LABELS: Final = (
     "amd.com/gpu.product-name",
     "cloud.google.com/gke-accelerator",
 )
-"""Labels of nodes that name the GPU, as a pod's nodeSelector asks for them."""
+"""Node labels that name the GPU, as used in a pod's nodeSelector."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a pod, or a few of them, ask for."""
+    """Resources that one or several pods request."""
 
     gpu_num: float = 0.0
     cpu_num: float = 0.0
     mem_gb: float = 0.0
-    """In units of 2**30 bytes."""
+    """Memory in units of 2**30 bytes."""
     uncounted: frozenset[str] = frozenset()
-    """Resources of accelerators of which nobody says how many make a GPU; they count as none."""
+    """Accelerator resources of unknown size, which count as no GPU."""
 
     def __add__(self, other: "Request") -> "Request":
         return Request(
@@ -35,7 +35,7 @@ class Request:
         )
 
     def __or__(self, other: "Request") -> "Request":
-        """What is enough for either: the larger of each."""
+        """Take the larger of each resource: enough for either request."""
         return Request(
             gpu_num=max(self.gpu_num, other.gpu_num),
             cpu_num=max(self.cpu_num, other.cpu_num),
@@ -44,7 +44,7 @@ class Request:
         )
 
     def times(self, count: int) -> "Request":
-        """What so many of it ask for."""
+        """Multiply the request by `count`."""
         return Request(
             gpu_num=self.gpu_num * count,
             cpu_num=self.cpu_num * count,
@@ -54,7 +54,7 @@ class Request:
 
 
 def of_resources(resources: Mapping[str, Any]) -> Request:
-    """Return the request of a list of resources, name to quantity; `accelerators` says what counts as a GPU."""
+    """Return the request of a list of resources, name to quantity; see `accelerators` for GPUs."""
     gpu_num, uncounted = of_extended(resources)
     return Request(
         gpu_num=gpu_num,
@@ -65,11 +65,12 @@ def of_resources(resources: Mapping[str, Any]) -> Request:
 
 
 def of_pod(spec: Mapping[str, Any], annotations: Mapping[str, Any] | None = None) -> Request:
-    """What the scheduler sets aside for a pod.
+    """Return the resources that the scheduler reserves for a pod.
 
-    The containers and the sidecars together, or, where that is more, an init container with the sidecars before it
-    (Kubernetes documentation, Sidecar Containers, "Resource sharing within containers"); and the pod's overhead.
-    What `annotations` and dynamic resource claims ask for is of the whole pod.
+    The request is that of the containers and the sidecars together, or of an init container with
+    the sidecars before it if larger (Kubernetes documentation, Sidecar Containers, "Resource
+    sharing within containers"). The pod's overhead is added. Annotations and dynamic resource
+    claims apply to the whole pod.
     """
     sidecars, largest = Request(), Request()
     for container in _containers(spec, "initContainers"):
@@ -83,14 +84,14 @@ def of_pod(spec: Mapping[str, Any], annotations: Mapping[str, Any] | None = None
     for container in _containers(spec, "containers"):
         together += _of_container(container)
     gpu_num, uncounted = of_annotations(annotations or {})
-    # A claim is an object of its own, which says how many devices of which class.
+    # A claim is a separate object with the number and class of its devices.
     claims = {f"resourceClaims/{claim['name']}" for claim in spec.get("resourceClaims") or ()}
     of_whole_pod = Request(gpu_num=gpu_num, uncounted=uncounted | claims)
     return (together | largest) + of_resources(spec.get("overhead") or {}) + of_whole_pod
 
 
 def gpu_model_of(spec: Mapping[str, Any]) -> str | None:
-    """The GPU that a pod's node selector names; None where it takes any."""
+    """Return the GPU model in a pod's node selector; None if the pod takes any."""
     selector = spec.get("nodeSelector") or {}
     return next((str(selector[label]) for label in MODEL_LABELS if label in selector), None)
 
@@ -100,6 +101,6 @@ def _containers(spec: Mapping[str, Any], name: str) -> Iterable[Mapping[str, Any
 
 
 def _of_container(container: Mapping[str, Any]) -> Request:
-    # A request that is not there is its limit: so the API itself defaults it.
+    # The API sets a missing request to the limit.
     resources = container.get("resources") or {}
     return of_resources({**(resources.get("limits") or {}), **(resources.get("requests") or {})})

@@ -1,18 +1,18 @@
-"""Acme (NSDI'24): `trace_seren.csv` and `trace_kalos.csv` of AcmeTrace.
+"""Read Acme (NSDI'24): `trace_seren.csv` and `trace_kalos.csv` of AcmeTrace.
 
-A row a job: job_id, user, node_num, gpu_num, cpu_num, type, state, submit_time, start_time, end_time, duration, queue,
-gpu_time; Kalos has mem_per_pod_GB, shared_mem_per_pod, fail_time and stop_time besides, by which it is known. Times
-carry their offset (Seren +08:00, Kalos +00:00; both clusters' people live at +08:00); durations are seconds.
+Each row is a job: job_id, user, node_num, gpu_num, cpu_num, type, state, submit_time, start_time,
+end_time, duration, queue, gpu_time. Kalos also has mem_per_pod_GB, shared_mem_per_pod, fail_time
+and stop_time, which identify it. Times carry their offset (Seren +08:00, Kalos +00:00; the users of
+both clusters live at +08:00). Durations are seconds.
 
-A file called trace_NAME.csv of another NAME, such as that of a synthetic twin, is of a cluster of that name, of which
-no size is known.
+A file trace_NAME.csv of another NAME, such as a synthetic twin, is of a cluster NAME of unknown
+size. A twin that `holdfast trace twin` drew also has a column `synthetic`: its cluster is named
+NAME-SYNTHETIC, and the report states that no row is real.
 
-A twin that `holdfast trace twin` drew has a column `synthetic` besides: its cluster is called NAME-SYNTHETIC, and the
-report says that no row is real.
-
-Traps. Kalos' `duration` is end - submit, whatever its README says, so it counts the queue, and `gpu_time` (GPUs times
-duration) inherits it: here a run is end - start, and the released values are kept as reported. Kalos' RUNNING jobs have
-no end: their run is duration - queue, until the trace was taken. CPU jobs have gpu_num 0. Evaluation is called Eval.
+Traps. Kalos' `duration` is end - submit, contrary to its README, so it includes the queue time, and
+so does `gpu_time` (GPUs times duration). Here the run time is end - start, and the released values
+are kept as reported. Kalos' RUNNING jobs have no end: their run time is duration - queue, until the
+trace was taken. CPU jobs have gpu_num 0. Evaluation is named Eval.
 """
 
 import re
@@ -45,7 +45,7 @@ _KNOWN_BY: Final = frozenset(
     {"job_id", "node_num", "gpu_num", "type", "state", "submit_time", "queue", "gpu_time"}
 )
 SYNTHETIC: Final = "SYNTHETIC"
-"""In the column `synthetic` of a twin, and in its cluster's name."""
+"""Value of a twin's column `synthetic`, and suffix of its cluster's name."""
 _NAME: Final = re.compile(r"trace_([A-Za-z0-9-]+)")
 _TYPES: Final = {"Eval": "Evaluation", "Evaluation": "Evaluation"} | {
     name: name for name in ("Pretrain", "SFT", "MLLM", "Debug", "Other")
@@ -74,7 +74,10 @@ KALOS: Final = _cluster("Kalos", 302, counts_queue=True)
 
 
 def _named(path: Path, published: Cluster) -> Cluster:
-    """The published cluster; of a `trace_NAME.csv` of another NAME, a cluster of that name and of unknown size."""
+    """Return the published cluster, or for another NAME a cluster of unknown size.
+
+    NAME comes from the file name `trace_NAME.csv`.
+    """
     named = _NAME.fullmatch(cluster_name(path))
     if named is None or named[1].lower() in {SEREN.name.lower(), KALOS.name.lower()}:
         return published
@@ -134,7 +137,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
 
 
 def _utc_offset_h(connection: "duckdb.DuckDBPyConnection", table: str) -> float:
-    """Of the clock that most times are written by; 0 where they say none."""
+    """Return the most frequent offset of the times in hours; 0 without offsets."""
     (offset,) = connection.execute(f"SELECT mode(zone_offset) FROM {table}").fetchall()[0]
     if not re.fullmatch(r"[+-]\d\d(:?\d\d)?", offset or ""):
         return 0.0

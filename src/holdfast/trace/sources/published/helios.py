@@ -1,11 +1,12 @@
-"""Helios (SenseTime, 2020): `cluster_log.csv` of HeliosData, and AcmeTrace's CSV of all four clusters.
+"""Read Helios (SenseTime, 2020): `cluster_log.csv` of HeliosData, or AcmeTrace's CSV.
 
-A row a job: job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration, queue;
-AcmeTrace's has the column cluster besides, HeliosData has a folder a cluster (Earth, Saturn, Uranus, Venus), which
-names it here. vc is the virtual cluster, here the pool. duration is end - start, queue is start - submit, in seconds.
+Each row is a job: job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time,
+end_time, duration, queue. AcmeTrace's CSV also has the column cluster. HeliosData has one folder
+per cluster (Earth, Saturn, Uranus, Venus), whose name becomes the cluster. vc is the virtual
+cluster, the pool here. duration is end - start and queue is start - submit, in seconds.
 
-Traps. Times are those of UTC+8 and do not say so. A job's id is one of its own cluster's only. Half the jobs hold no
-GPU.
+Traps. Times are in UTC+8 without an offset. A job id is unique within its cluster only. Half the
+jobs hold no GPU.
 """
 
 from pathlib import Path
@@ -27,7 +28,7 @@ COLUMNS: Final[Columns] = {
     "end_time": Time(zone=SHANGHAI), "duration": "DOUBLE", "queue": "DOUBLE",
 }  # fmt: skip
 NODES: Final = {"Venus": 133, "Earth": 143, "Saturn": 262, "Uranus": 264}
-"""Of 8 GPUs each: Hu et al., SC 2021, Table 1."""
+"""Nodes of 8 GPUs each: Hu et al., SC 2021, Table 1."""
 
 
 def _cluster(name: str) -> Cluster:

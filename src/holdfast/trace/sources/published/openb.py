@@ -1,15 +1,17 @@
-"""Alibaba's GPU cluster of 2023 (openb): `openb_pod_list_*.csv` and `openb_node_list_*.csv`.
+"""Read Alibaba's GPU cluster of 2023 (openb): `openb_pod_list_*.csv` and `openb_node_list_*.csv`.
 
-A row a pod: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos, pod_phase, creation_time, deletion_time,
-scheduled_time. Lists that were sampled from the default one (multigpu50 and the like) have the first five only.
-Thousandths of CPUs and of GPUs, MiB; times are seconds after a moment that was not told, taken here as the Unix epoch,
-so that lengths of time are right and dates are not.
+Each row is a pod: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos, pod_phase,
+creation_time, deletion_time, scheduled_time. Lists sampled from the default one (such as
+multigpu50) have the first five only. Units are thousandths of CPUs and of GPUs, and MiB. Times are
+seconds since an unpublished moment, taken as the Unix epoch here: durations are right and dates are
+wrong.
 
-Traps. A pod of num_gpu 1 may share its GPU: it holds num_gpu times gpu_milli / 1000. Times of a pod that was not
-scheduled are empty. `pod_phase` is what the trace found when it was taken: Running pods have a deletion_time all the
-same, and are Running here. gpu_spec is what the pod asks for, any one of `V100M16|V100M32`, not what it got.
+Traps. A pod with num_gpu 1 may share its GPU: it holds num_gpu times gpu_milli / 1000. Times of a
+pod that was not scheduled are empty. `pod_phase` is the phase when the trace was taken: Running
+pods have a deletion_time, and are RUNNING here. gpu_spec lists the GPU models that the pod accepts
+(`V100M16|V100M32`), not the model that it got.
 
-The cluster's size is that of the node list beside the pod list (of all nodes that have GPUs), where there is one.
+The cluster's size is that of the node list beside the pod list, if any, counting nodes with GPUs.
 """
 
 import csv
@@ -87,7 +89,7 @@ def _at(seconds: str) -> str:
 
 
 def _with_nodes(cluster: Cluster, folder: Path) -> Cluster:
-    """The cluster with its size by the node list in the folder."""
+    """Set the cluster's size by the node list in the folder."""
     path = next((folder / name for name in NODE_LISTS if (folder / name).is_file()), None)
     if path is None:
         return cluster

@@ -1,17 +1,19 @@
-"""PAI (Alibaba, 2020): `pai_task_table.csv`, and AcmeTrace's CSV that joins the tables of jobs, tasks and instances.
+"""Read PAI (Alibaba, 2020): `pai_task_table.csv`, or AcmeTrace's join of jobs, tasks and instances.
 
-`pai_task_table.csv` has no header: job_name, task_name, inst_num, status, start_time, end_time, plan_cpu, plan_mem,
-plan_gpu, gpu_type; a row a task of inst_num instances. start_time is its launch; when it was submitted is in another
-table. GPUs are those of all its instances.
+`pai_task_table.csv` has no header. Each row is a task of inst_num instances: job_name, task_name,
+inst_num, status, start_time, end_time, plan_cpu, plan_mem, plan_gpu, gpu_type. start_time is the
+launch; the submission is in another table. GPUs are those of all instances.
 
-AcmeTrace's form has the task's columns, then those of its job (suffix _j) and of an instance (suffix _i), and runtime
-(the task's end - start), duration (the instance's), queue (the instance's start - the task's), start_date. A row is a
-task as one of its instances shows it: its GPUs are those of one instance, plan_gpu / 100, which is how the study's mean
-of 0.68 and greatest of 8 GPUs come about. There is no id, and no user.
+AcmeTrace's CSV has the task's columns, then those of the job (suffix _j) and of an instance (suffix
+_i), and runtime (the task's end - start), duration (the instance's), queue (the instance's start -
+the task's), start_date. A row is a task with one of its instances. Its GPUs are those of one
+instance, plan_gpu / 100, which gives the study's mean of 0.68 and maximum of 8 GPUs. There is no id
+and no user.
 
-plan_gpu and plan_cpu are hundredths of GPUs and CPUs, plan_mem is GB, all of one instance. Times are seconds after a
-moment that was not told; taken as the Unix epoch they show the right hour of the day and day of the week at UTC+8, and
-wrong dates (a column start_date of 1970 is that). Terminated is the state of a task that succeeded.
+plan_gpu and plan_cpu are hundredths of GPUs and CPUs, plan_mem is GB, all of one instance. Times
+are seconds since an unpublished moment. Taken as the Unix epoch, they give the right hour of the
+day and day of the week at UTC+8, and wrong dates (such as a start_date of 1970). Terminated is the
+state of a task that succeeded.
 """
 
 from pathlib import Path

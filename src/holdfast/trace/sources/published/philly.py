@@ -1,20 +1,22 @@
-"""Philly (Microsoft, 2017) in its three forms.
+"""Read Philly (Microsoft, 2017) in its three formats.
 
-`cluster_job_log` of philly-traces: a JSON list of jobs {status, vc, jobid, attempts, submitted_time, user}, an attempt
-{start_time, end_time, detail: [{ip, gpus: [gpu0 …]}]}. A row an attempt is made; all attempts but the last failed, or
-they would not have been tried again; the last has the job's status. An attempt waits from the end of the one before.
-Missing times are null or the text None.
+`cluster_job_log` of philly-traces is a JSON list of jobs {status, vc, jobid, attempts,
+submitted_time, user} with attempts {start_time, end_time, detail: [{ip, gpus: [gpu0 …]}]}. Each
+attempt becomes a row. All attempts but the last failed, because they were tried again; the last has
+the job's status. An attempt waits from the end of the previous one. Missing times are null or the
+text None.
 
-AcmeTrace's CSV of it: jobname, vc, user, state, submit_time, start_time, end_time, gpu_num, gpu_alloc, node_list,
-duration, queue; a row an attempt, `JOB-attemptN`; lists as Python writes them. Its times are of the minute while
-duration and queue are seconds of the original, so they may differ by a minute: here a start is submission + queue and
-an end is start + duration, exact to each other. A spreadsheet mangled some vc and user hashes (6.21E+12).
+AcmeTrace's CSV has a row per attempt, `JOB-attemptN`: jobname, vc, user, state, submit_time,
+start_time, end_time, gpu_num, gpu_alloc, node_list, duration, queue. Lists are in Python's
+notation. Times are rounded to minutes, while duration and queue are seconds of the original. So
+here the start is submission + queue and the end is start + duration. A spreadsheet damaged some vc
+and user hashes (6.21E+12).
 
-Sia's CSV of it (job level, jobs that ran only): timestamp (submission), duration, num_gpus, gpu_time, cluster (the
-virtual cluster).
+Sia's CSV has a row per job that ran: timestamp (submission), duration, num_gpus, gpu_time, cluster
+(the virtual cluster).
 
-Times are the wall clock of the US Pacific coast, where the datacenter's utilisation files say PDT and PST. duration is
-end - start, in seconds. The hour that the clock shows twice, on 2017-11-05, is taken as its second one (PST).
+Times are local times of the US Pacific coast: the datacenter's utilisation files have PDT and PST.
+duration is end - start, in seconds. In the repeated hour of 2017-11-05, times are taken as PST.
 """
 
 import re
@@ -117,7 +119,7 @@ def _read_sia(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -
 
 
 def _attempts(path: Path) -> Iterator[tuple[Any, ...]]:
-    """A row of `LOG_COLUMNS` for each attempt; one for a job that was never tried."""
+    """Yield a row of `LOG_COLUMNS` for each attempt, and one for a job without attempts."""
     next_step = "Give cluster_job_log of philly-traces, whole."
     for line, job in json_objects(path, frozenset(), next_step=next_step):
         try:
@@ -137,18 +139,21 @@ def _attempts(path: Path) -> Iterator[tuple[Any, ...]]:
                     "Philly", job["jobid"], number, job["user"], job["vc"],
                     JOB_STATES.get(job["status"], "UNKNOWN") if last else "FAILED",
                     submitted, start, end, _between(start, end), _between(waits_since, start),
-                    # An attempt that left no detail held GPUs that nobody knows.
+                    # An attempt without detail held an unknown number of GPUs.
                     float(len(gpus)) if attempt["detail"] else None, len(nodes) or None, nodes or None, gpus or None,
                     "",
                 )  # fmt: skip
                 waits_since = end
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = f"Expected a job of status, vc, jobid, attempts, submitted_time and user: {error!r}."
+            problem = (
+                "Expected a job of status, vc, jobid, attempts, submitted_time and user: "
+                f"{error!r}."
+            )
             raise BadTrace(path, problem, line=line, next_step=next_step) from error
 
 
 def _seconds(text: str | None) -> float | None:
-    """A time of the log as seconds since the Unix epoch."""
+    """Convert a time of the log to seconds since the Unix epoch."""
     if text is None or text == "None":
         return None
     return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(PACIFIC), fold=1).timestamp()

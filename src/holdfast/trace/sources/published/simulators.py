@@ -1,8 +1,10 @@
-"""The CSV of the schedulers' simulators Tiresias and Tethys, as `holdfast trace export` writes it.
+"""Read the CSV of the scheduler simulators Tiresias and Tethys.
 
-Times are seconds since the first submission: they are read as seconds since 1970. Neither form has states, users or
-starts. A job of Tethys is `gpu_workers` nodes of `gpu_per_worker` GPUs, and lasts `num_iteration` iterations of
-`iteration_computing_time` s.
+`holdfast trace export` writes such files.
+
+Times are seconds since the first submission, read as seconds since 1970. Neither format has states,
+users or starts. A Tethys job has `gpu_workers` nodes of `gpu_per_worker` GPUs, and lasts
+`num_iteration` iterations of `iteration_computing_time` s.
 """
 
 from pathlib import Path
@@ -35,7 +37,7 @@ _JOBS: Final = {
         "gpu_workers::INTEGER", "cpu_per_gpu_worker * gpu_workers * gpu_per_worker",
     ),
 }  # fmt: skip
-"""Of each form: its columns, and SQL of submission, duration, GPUs, nodes and CPU cores."""
+"""Columns of each format, and SQL of submission, duration, GPUs, nodes and CPU cores."""
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:

@@ -1,7 +1,8 @@
-"""What Slurm writes in one field: a state, a time, an exit code, trackable resources (TRES), a list of nodes.
+"""Parse single fields of Slurm: states, times, exit codes, trackable resources (TRES), node lists.
 
-Pure functions, the same for `sacct --parsable2` and `sacct --json`. Each raises ValueError, with what was expected,
-where a field cannot be read. Sources: the manual pages sacct(1), slurm.conf(5) and scontrol(1) of Slurm 22.05 to 24.11.
+The functions are pure and serve `sacct --parsable2` and `sacct --json`. Each raises ValueError with
+the expected form if a field cannot be read. Sources: the manual pages sacct(1), slurm.conf(5) and
+scontrol(1) of Slurm 22.05 to 24.11.
 """
 
 import itertools
@@ -18,17 +19,17 @@ from holdfast.core.errors import BadUse
 from holdfast.trace.sources.mig import is_slice, mig_share
 
 NEVER: Final = frozenset({"", "Unknown", "None", "N/A", "NONE", "Invalid"})
-"""What Slurm writes for a time that has not come."""
+"""Slurm's texts for a time in the future or a missing value."""
 NO_NODES: Final = frozenset({"", "None assigned", "(null)", "None"})
 LAST_UNIX_S: Final = 253_402_300_799
-"""The end of the year 9999, after which times have five digits of years."""
+"""The end of the year 9999: years after have five digits."""
 MOST_NODES: Final = 65_536
-"""Slurm's own limit of a cluster (MAX_SLURM_NODES): a longer list is damage."""
+"""Slurm's own limit of a cluster (MAX_SLURM_NODES); a longer list is damaged."""
 
 _STATES: Final = {
     "COMPLETED": "COMPLETED",
     "CANCELLED": "CANCELLED",
-    "REVOKED": "CANCELLED",  # a federation's sibling ran it instead
+    "REVOKED": "CANCELLED",  # A sibling of the federation ran the job instead.
     "FAILED": "FAILED",
     "LAUNCH_FAILED": "FAILED",
     "RECONFIG_FAIL": "FAILED",
@@ -38,7 +39,7 @@ _STATES: Final = {
     "BOOT_FAIL": "NODE_FAIL",
     "OUT_OF_MEMORY": "OUT_OF_MEMORY",
     "PREEMPTED": "PREEMPTED",
-    "REQUEUED": "PREEMPTED",  # ended in order to be run again, which no failure of its own asked for
+    "REQUEUED": "PREEMPTED",  # Ended to run again, without a failure of its own.
     "RUNNING": "RUNNING",
     "SUSPENDED": "RUNNING",
     "COMPLETING": "RUNNING",
@@ -53,14 +54,14 @@ _STATES: Final = {
     "RESV_DEL_HOLD": "PENDING",
     "SPECIAL_EXIT": "PENDING",
     "EXPEDITING": "PENDING",
-    "RESIZING": "UNKNOWN",  # this record ended, the job went on in another one
+    "RESIZING": "UNKNOWN",  # This record ended; the job continued in another record.
 }
 _REASONS: Final = {
     "NODE_FAIL": "NodeFailure",
     "BOOT_FAIL": "NodeFailure",
     "OUT_OF_MEMORY": "OutOfMemory",
 }
-"""States that are a reason in themselves: the study's word (Table 3), or Slurm's own."""
+"""States that are a reason themselves: the study's word (Table 3), or Slurm's own."""
 _FAILURE_REASONS: Final = frozenset(
     {
         "NonZeroExitCode",
@@ -72,7 +73,7 @@ _FAILURE_REASONS: Final = frozenset(
         "OutOfMemory",
     }
 )
-"""Words of Slurm's Reason that tell of a failure; the others tell why the job waited."""
+"""Values of Slurm's Reason for failures; other values are reasons for waiting."""
 
 _RAW_STATE = re.compile(r"([A-Z][A-Z_]*)\+?(?: by .*)?$", re.DOTALL)
 _EXIT_CODE = re.compile(r"(\d+):(\d+)$")
@@ -85,14 +86,14 @@ _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)$")
 
 @lru_cache(maxsize=1024)
 def state_of(words: str) -> tuple[str, str | None]:
-    """A state of `schema.STATES`, and why it failed where the state itself says so.
+    """Return a state of `schema.STATES`, and the failure reason if the state implies one.
 
     Args:
-        words: a state as Slurm writes it, such as `CANCELLED by 1000`, or several joined by commas, as JSON has them:
-            the first that says how the job stands decides.
+        words: a state as Slurm writes it, such as `CANCELLED by 1000`, or several joined by
+            commas, as in JSON. The first known state counts.
 
     Returns:
-        The state, UNKNOWN for a word that Slurm's manual does not have, and a reason or None.
+        The state, UNKNOWN for a word outside Slurm's manual, and a reason or None.
     """
     for word in words.split(","):
         match = _RAW_STATE.match(word.strip())
@@ -102,12 +103,12 @@ def state_of(words: str) -> tuple[str, str | None]:
 
 
 def is_known(words: str) -> bool:
-    """Whether Slurm's manual has this state."""
+    """Return True if Slurm's manual has this state."""
     return state_of(words)[0] != "UNKNOWN" or words.startswith("RESIZING")
 
 
 def failure_reason(words: str | None) -> str | None:
-    """Slurm's Reason where it tells of a failure; None where it tells why the job waited, which is the usual."""
+    """Return Slurm's Reason if it is a failure; None for reasons to wait, the usual case."""
     if words and (words in _FAILURE_REASONS or words.startswith("RaisedSignal")):
         return words
     return None
@@ -115,9 +116,12 @@ def failure_reason(words: str | None) -> str | None:
 
 @lru_cache(maxsize=1024)
 def exit_code_of(text: str) -> int | None:
-    """An exit code, of `CODE:SIGNAL`; killed by a signal is 128 + its number, as shells write it.
+    """Parse an exit code `CODE:SIGNAL`.
 
-    POSIX.1-2017, Shell Command Language 2.8.2, asks for more than 128; bash and others add exactly 128.
+    A job killed by a signal has 128 + its number, as in shells.
+
+    POSIX.1-2017, Shell Command Language 2.8.2, requires more than 128; bash and others add exactly
+    128.
     """
     if text in NEVER:
         return None
@@ -129,7 +133,7 @@ def exit_code_of(text: str) -> int | None:
 
 
 def elapsed_s(text: str) -> float | None:
-    """Seconds, of `[DAYS-][HOURS:]MINUTES:SECONDS` or of plain seconds."""
+    """Parse `[DAYS-][HOURS:]MINUTES:SECONDS` or plain seconds to seconds."""
     if text in NEVER:
         return None
     if text.isdecimal():
@@ -142,10 +146,10 @@ def elapsed_s(text: str) -> float | None:
 
 
 def zone_of(text: str) -> tzinfo:
-    """A time zone, of its name in the IANA data base (`Asia/Shanghai`), an offset (`+08:00`) or `UTC`.
+    """Parse a time zone: an IANA name (`Asia/Shanghai`), an offset (`+08:00`) or `UTC`.
 
     Raises:
-        BadUse: it is none of these.
+        BadUse: the text is none of these.
     """
     if match := _OFFSET.match(text):
         offset = timedelta(hours=int(match[2]), minutes=int(match[3]))
@@ -157,12 +161,13 @@ def zone_of(text: str) -> tzinfo:
         return ZoneInfo(text)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise BadUse(
-            f"{text!r} is no time zone. Give an offset such as +08:00, or a name such as Asia/Shanghai."
+            f"{text!r} is no time zone. Give an offset such as +08:00, or a name such as "
+            "Asia/Shanghai."
         ) from None
 
 
 def check_time(text: str) -> None:
-    """Raise ValueError unless it is a time, with or without an offset, a Unix time, or one that has not come."""
+    """Raise ValueError unless the text is a time, a Unix time, or a time that has not come."""
     if text in NEVER or (text.isascii() and text.isdecimal() and int(text) <= LAST_UNIX_S):
         return
     with suppress(ValueError):
@@ -174,24 +179,24 @@ def check_time(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a job holds, or asked for."""
+    """Resources that a job holds or requested."""
 
     gpu_num: float = 0.0
     gpu_model: str | None = None
     cpu_num: float | None = None
     mem_gb: float | None = None
-    """In units of 2**30 bytes, which Slurm writes G."""
+    """Memory in units of 2**30 bytes, Slurm's G."""
     node_num: int | None = None
     has_shares: bool = False
-    """Holds shards or MPS shares of GPUs; how many make one GPU, no record says."""
+    """True if the job holds shards or MPS shares of GPUs, whose size no record has."""
 
 
 @lru_cache(maxsize=65536)
 def resources_of(tres: str) -> Resources | None:
-    """Resources of a TRES text such as `billing=8,cpu=8,gres/gpu:a100=8,gres/gpu=8,mem=500G,node=1`.
+    """Parse a TRES text such as `billing=8,cpu=8,gres/gpu:a100=8,gres/gpu=8,mem=500G,node=1`.
 
     Returns:
-        None of an empty text: nothing was allocated.
+        The resources; None for an empty text: nothing was allocated.
     """
     if tres in NEVER:
         return None
@@ -206,10 +211,10 @@ def resources_of(tres: str) -> Resources | None:
 
 
 def resources_of_pairs(pairs: Iterable[tuple[str, float]]) -> Resources:
-    """Resources of names and amounts; `mem` in bytes.
+    """Convert names and amounts to resources; `mem` in bytes.
 
-    GPUs: `gres/gpu` counts all, `gres/gpu:TYPE` those of a type among them, so that they are never added up. A slice
-    that MIG cuts (a type such as `1g.5gb`) counts as its share of a GPU.
+    `gres/gpu` counts all GPUs and `gres/gpu:TYPE` those of a type among them, so the two are never
+    added. A MIG slice (a type such as `1g.5gb`) counts as its share of a GPU.
     """
     amounts = dict(pairs)
     typed = {
@@ -241,7 +246,7 @@ def _amount(text: str) -> float:
 
 @lru_cache(maxsize=65536)
 def nodes_of(text: str) -> tuple[str, ...] | None:
-    """Names of nodes, of a list such as `gpu[001-003,007],login1`; None where none were assigned."""
+    """Expand a node list such as `gpu[001-003,007],login1`; None if no nodes were assigned."""
     if text in NO_NODES:
         return None
     names: list[str] = []
@@ -253,7 +258,7 @@ def nodes_of(text: str) -> tuple[str, ...] | None:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between the commas that are in no bracket."""
+    """Split at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for index, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
@@ -268,7 +273,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _expanded(part: str) -> list[str]:
-    """The names of one part: plain text and brackets of numbers, in turn."""
+    """Expand one part: plain text and brackets of numbers, in turn."""
     pieces: list[Sequence[str]] = []
     count = 1
     for index, piece in enumerate(re.split(r"\[([^\]]*)\]", part)):

@@ -1,7 +1,7 @@
-"""Read the generic resources (GRES) of Slurm up to 20.11, whose trackable resources (TRES) may lack the GPUs.
+"""Read the generic resources (GRES) of Slurm up to 20.11, whose TRES may lack the GPUs.
 
-AllocGRES is of the whole job and ReqGRES of each of its nodes (sacct(1) of Slurm 19.05). Where the TRES of a record has
-GPUs, its GRES is not needed.
+AllocGRES is of the whole job and ReqGRES of each of its nodes (sacct(1) of Slurm 19.05). GRES are
+ignored if the trackable resources (TRES) of the record have GPUs.
 """
 
 import re
@@ -19,19 +19,19 @@ _GRES = re.compile(
     r"(?:gres[:/])?(?P<name>[A-Za-z_]\w*|7696487)(?::(?P<type>[A-Za-z_][^:,()]*))?(?::(?P<count>\d+))?(?:\([^)]*\))?$"
 )
 _GPU_PLUGIN: Final = "7696487"
-"""The number of Slurm's plugin of GPUs, which is printed where the name was lost."""
+"""Number of Slurm's GPU plugin, which is printed if the name was lost."""
 
 
 @lru_cache(maxsize=65536)
 def tres_of_gres(gres: str, nodes: int = 1) -> str:
-    """Return the TRES text of generic resources such as `gpu:v100:4`.
+    """Convert generic resources such as `gpu:v100:4` to a TRES text.
 
     Args:
-        gres: each `NAME`, `NAME:COUNT`, `NAME:TYPE` or `NAME:TYPE:COUNT`, joined by commas.
-        nodes: how many nodes hold as many.
+        gres: `NAME`, `NAME:COUNT`, `NAME:TYPE` or `NAME:TYPE:COUNT`, joined by commas.
+        nodes: number of nodes that hold these resources each.
 
     Raises:
-        ValueError: the text is no list of generic resources.
+        ValueError: the text is not a list of generic resources.
     """
     if gres in _NOTHING:
         return ""
@@ -51,13 +51,13 @@ def tres_of_gres(gres: str, nodes: int = 1) -> str:
 def with_gres(
     connection: "duckdb.DuckDBPyConnection", table: str, source: str, present: frozenset[str]
 ) -> str:
-    """Return SQL of the records with the GPUs of their GRES in their TRES.
+    """Return SQL of the records with the GPUs of their GRES added to their TRES.
 
     Args:
         connection: the database.
-        table: name of a table that is made, of each different GRES text.
+        table: name of a new table with each different GRES text.
         source: SQL of the records as texts.
-        present: those of the texts that the file has.
+        present: names of the texts in the file.
     """
     fields = sorted(present & {"allocated_gres", "requested_gres"})
     texts = set[tuple[str, int]]()
@@ -77,7 +77,8 @@ def with_gres(
         for field in fields
     )
     joins = " ".join(
-        f"LEFT JOIN {table} AS of_{field} ON of_{field}.text = s.{field} AND of_{field}.nodes = {_nodes_of(field)}"
+        f"LEFT JOIN {table} AS of_{field} ON of_{field}.text = s.{field} AND of_{field}.nodes = "
+        f"{_nodes_of(field)}"
         for field in fields
     )
     return f"(SELECT s.* REPLACE ({merged}) FROM {source} AS s {joins})"
@@ -88,7 +89,10 @@ def _nodes_of(field: str) -> str:
 
 
 def _merged(tres: str, gres: str) -> str:
-    """SQL of a TRES text with what its GRES adds; of a GRES that cannot be read the text itself, which is found bad."""
+    """Return SQL of a TRES text with the GPUs of its GRES.
+
+    An unreadable GRES replaces the TRES text, so that the reader reports it.
+    """
     return (
         f"CASE WHEN contains(coalesce(s.{tres}, ''), 'gres/gpu') THEN s.{tres}"
         f" WHEN of_{gres}.text IS NOT NULL AND of_{gres}.tres IS NULL THEN s.{gres}"

@@ -1,8 +1,9 @@
-"""Slurm's records as rows of the jobs table: the one place that says what their fields mean.
+"""Convert Slurm's records to rows of the jobs table.
 
-Enters a relation of texts as sacct prints them, `FIELDS`, one row a record that is no step; `sacct --json` is brought
-into the same texts. What recurs (states, resources, lists of nodes, exit codes) is read once for each different text,
-by `slurm_fields`, and looked up; times are read by the database. So three million jobs take seconds.
+The input is a relation of texts as sacct prints them, `FIELDS`, one row per record without steps;
+`sacct --json` is converted to the same texts first. `fields` parses each different state, resource,
+node list and exit code once, and rows look the values up. The database parses the times. So three
+million jobs take seconds.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,9 +41,12 @@ FIELDS: Final = (
     "cluster", "job_id", "shown_id", "restarts", "name", "username", "pool", "state", "reason", "exit_code", "submit",
     "start", "end", "elapsed", "allocated", "requested", "nodes", "allocated_gres", "requested_gres", "node_count",
 )  # fmt: skip
-"""Texts of a record, NULL or empty where it has none. `job_id` is JobIDRaw where there is one; `shown_id` is what
-people see: `123_4` of an array, `123+1` of a heterogeneous job. The last three are of Slurm up to 20.11, whose TRES may
-lack what its GRES have."""
+"""Texts of a record, NULL or empty if missing.
+
+`job_id` is JobIDRaw if present. `shown_id` is the id for people: `123_4` of an array, `123+1` of a
+heterogeneous job. The last three are of Slurm up to 20.11, whose TRES may lack the resources in
+GRES.
+"""
 READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "exit_code": exit_code_of,
     "elapsed": elapsed_s,
@@ -52,7 +56,7 @@ READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "allocated_gres": tres_of_gres,
     "requested_gres": tres_of_gres,
 }
-"""Fields that `slurm_fields` reads, each different text once; each raises ValueError where it cannot."""
+"""Fields that `fields` parses, each different text once; each raises ValueError."""
 
 SENTENCES: Final = {
     "unreadable-row": ("dropped", "Records that could not be read are left out."),
@@ -62,7 +66,10 @@ SENTENCES: Final = {
     ),
     "slurm-never-started": (
         "mended",
-        "Jobs that ended before they got a node have, in Slurm, the time of their end as their start; they have none.",
+        (
+            "Jobs that ended before they got a node have, in Slurm, the time of their end as their "
+            "start; they have none."
+        ),
     ),
     "slurm-pending-arrays": (
         "kept",
@@ -74,7 +81,10 @@ SENTENCES: Final = {
     ),
     "slurm-gpu-shares": (
         "kept",
-        "Jobs hold shards or MPS shares of GPUs; how many make one GPU is not recorded, so they count as no GPU.",
+        (
+            "Jobs hold shards or MPS shares of GPUs; how many make one GPU is not recorded, so they "
+            "count as no GPU."
+        ),
     ),
     "slurm-unknown-state": (
         "kept",
@@ -82,15 +92,24 @@ SENTENCES: Final = {
     ),
     "slurm-eligible-as-start": (
         "mended",
-        "This Slurm gives the time a job became eligible as its start; the start was taken from end and elapsed time.",
+        (
+            "This Slurm gives the time a job became eligible as its start; the start was taken from "
+            "end and elapsed time."
+        ),
     ),
     "slurm-exit-code-lost": (
         "mended",
-        "This Slurm prints 0 as the exit code of every job that no signal ended; those of failed jobs are left empty.",
+        (
+            "This Slurm prints 0 as the exit code of every job that no signal ended; those of failed "
+            "jobs are left empty."
+        ),
     ),
     "slurm-no-zone": (
         "kept",
-        "Times have no zone and were read as UTC. Name the zone, or export with SLURM_TIME_FORMAT=%s.",
+        (
+            "Times have no zone and were read as UTC. Name the zone, or export with "
+            "SLURM_TIME_FORMAT=%s."
+        ),
     ),
     "slurm-recorded-twice": (
         "dropped",
@@ -99,12 +118,15 @@ SENTENCES: Final = {
     "slurm-requeued": ("kept", "Jobs ran more than once under their id; each run is an attempt."),
     "slurm-resized": (
         "mended",
-        "Jobs changed their size while they ran; each is one job, with as many GPUs as it held on average.",
+        (
+            "Jobs changed their size while they ran; each is one job, with as many GPUs as it held on "
+            "average."
+        ),
     ),
 }
 _FAILED: Final = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 _NOTHING: Final = ", ".join(literal(text) for text in sorted({*NEVER, *NO_NODES, "0"}))
-"""Texts that stand for nothing, in one field or another."""
+"""Texts that stand for no value, in one field or another."""
 _SEEN: Final = {
     "slurm-never-started": "never_started",
     "slurm-pending-arrays": "contains(odd_id, '_[')",
@@ -113,7 +135,7 @@ _SEEN: Final = {
     "slurm-unknown-state": "odd_state IS NOT NULL",
     "slurm-no-zone": "is_local",
 }
-"""Checks and their conditions, of the table while it has the working columns."""
+"""Checks and their conditions on the table while the table has the working columns."""
 _WORKING: Final = (
     "odd_id",
     "odd_state",
@@ -136,20 +158,21 @@ def write_jobs(
     findings: Findings,
     faults: Callable[[], Iterator[BadTrace]],
 ) -> Reading:
-    """Create the table of jobs, one row a record.
+    """Create the table of jobs, one row per record.
 
     Args:
         connection: the database.
-        path: the file that is read.
-        table: name of the table made; it has the columns that `present` gives.
-        source: SQL of a relation with the texts `FIELDS`; it is read twice.
-        present: those of `FIELDS` that the file has.
-        zone: of times that have no offset of their own; None is UTC, with a note.
-        findings: what was found so far.
-        faults: reads the file again, slowly, for the records with a field that cannot be read, each as its error.
+        path: the file.
+        table: name of the new table; its columns depend on `present`.
+        source: SQL of a relation with the texts `FIELDS`; read twice.
+        present: names of the `FIELDS` in the file.
+        zone: time zone of times without an offset; None: UTC, with a note.
+        findings: findings so far.
+        faults: reads the file again, slowly, and yields an error for each record with an
+            unreadable field.
 
     Raises:
-        BadTrace: there is no job, or a record cannot be read; `faults` tells which.
+        BadTrace: there is no job, or a record cannot be read; the error comes from `faults`.
     """
     source = with_gres(connection, f"{table}_gres", source, present)
     lookups = [f"{table}_gres", *_look_up(connection, table, source)]
@@ -179,37 +202,42 @@ def write_jobs(
 
 
 def zone_told(connection: "duckdb.DuckDBPyConnection") -> tzinfo | None:
-    """The zone of times that have none, which the database's variable `zone` names; None where nobody set it.
+    """Return the zone of times without an offset by the database's variable `zone`; None if unset.
 
     Raises:
-        BadUse: it names no zone.
+        BadUse: the variable is not a zone.
     """
     row = connection.execute("SELECT getvariable('zone')").fetchone()
     return zone_of(str(row[0])) if row and row[0] else None
 
 
 def settle_records(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings) -> None:
-    """Tell apart the records of one job: the same run recorded twice, and runs that followed each other.
+    """Merge records of one run that was recorded twice, and number runs that followed each other.
 
-    Of records of one submission and start the latest is kept, and one that waited gives way to one that started: two
-    exports of neighbouring times both have a job that was running between them. Slurm submits a requeued job anew,
-    under its id: so its runs are numbered by their submission.
+    Of records with one submission and start, the latest is kept. A record that waited is dropped if
+    one of the same submission started: two exports of adjacent times both have a job that ran
+    between them. Slurm submits a requeued job again under its id, so the runs are numbered by
+    submission.
 
     Args:
         connection: the database.
-        table: with `cluster`, `job_id`, `attempt`, `submit_at`, `start_at` and `end_at`.
+        table: a table with `cluster`, `job_id`, `attempt`, `submit_at`, `start_at` and
+            `end_at`.
         findings: counts both.
     """
     several = f"SELECT cluster, job_id FROM {table} GROUP BY cluster, job_id HAVING count(*) > 1"
     repeated = connection.execute(
         f"DELETE FROM {table} USING (SELECT rowid AS id, row_number() OVER"
-        " (PARTITION BY cluster, job_id, submit_at, start_at ORDER BY end_at DESC NULLS LAST, rowid DESC) AS place,"
-        " start_at IS NULL AND max(start_at) OVER (PARTITION BY cluster, job_id, submit_at) IS NOT NULL AS waited"
+        " (PARTITION BY cluster, job_id, submit_at, start_at ORDER BY end_at DESC NULLS LAST, "
+        "rowid DESC) AS place,"
+        " start_at IS NULL AND max(start_at) OVER (PARTITION BY cluster, job_id, submit_at) IS NOT "
+        "NULL AS waited"
         f" FROM {table} WHERE (cluster, job_id) IN ({several})) AS again"
         f" WHERE {table}.rowid = again.id AND (place > 1 OR waited) RETURNING {table}.job_id"
     ).fetchall()
     again = connection.execute(
-        f"UPDATE {table} SET attempt = greatest(attempt, place) FROM (SELECT rowid AS id, row_number() OVER"
+        f"UPDATE {table} SET attempt = greatest(attempt, place) FROM (SELECT rowid AS id, "
+        "row_number() OVER"
         " (PARTITION BY cluster, job_id ORDER BY submit_at, start_at NULLS LAST) - 1 AS place"
         f" FROM {table} WHERE (cluster, job_id) IN ({several})) AS numbered"
         f" WHERE {table}.rowid = numbered.id AND place > 0 RETURNING {table}.job_id"
@@ -220,24 +248,29 @@ def settle_records(connection: "duckdb.DuckDBPyConnection", table: str, findings
 
 
 def _join_resized(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings) -> None:
-    """Join the records of a job that was resized while it ran: Slurm ends one with RESIZING and begins the next.
+    """Join the records of a job that was resized while running.
 
-    The job starts as the first of them and ends as the last, which also has its state. Its GPUs are those that give its
-    GPU time over its run time, so that no GPU hour is lost or counted twice.
+    Slurm ends one record with RESIZING and begins the next. The job starts with the first record
+    and ends with the last, whose state counts. Its GPUs are its GPU time divided by its run time,
+    so that no GPU hour is lost or counted twice.
     """
     run = "PARTITION BY cluster, job_id, submit_at"
     once = (
-        f"SELECT rowid, *, bool_or(is_resized) OVER ({run}) AS of_resized FROM {table} QUALIFY row_number() OVER"
-        " (PARTITION BY cluster, job_id, submit_at, start_at ORDER BY end_at DESC NULLS LAST, rowid DESC) = 1"
+        f"SELECT rowid, *, bool_or(is_resized) OVER ({run}) AS of_resized FROM {table} QUALIFY "
+        "row_number() OVER"
+        " (PARTITION BY cluster, job_id, submit_at, start_at ORDER BY end_at DESC NULLS LAST, "
+        "rowid DESC) = 1"
     )
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE resized AS SELECT rowid AS place, row_number() OVER"
-        f" ({run} ORDER BY start_at DESC NULLS LAST, rowid DESC) = 1 AS is_last, min(start_at) OVER ({run}) AS began,"
+        f" ({run} ORDER BY start_at DESC NULLS LAST, rowid DESC) = 1 AS is_last, min(start_at) "
+        f"OVER ({run}) AS began,"
         f" sum(gpu_num * run_s) OVER ({run}) / nullif(sum(run_s) OVER ({run}), 0) AS held,"
         f" sum(reported_duration_s) OVER ({run}) AS reported FROM ({once}) WHERE of_resized"
     )
     ids = connection.execute(
-        f"UPDATE {table} SET start_at = began, run_s = epoch(end_at - began), queue_s = epoch(began - submit_at),"
+        f"UPDATE {table} SET start_at = began, run_s = epoch(end_at - began), queue_s = "
+        "epoch(began - submit_at),"
         " gpu_num = coalesce(held, gpu_num), reported_duration_s = reported FROM resized"
         f" WHERE {table}.rowid = place AND is_last RETURNING job_id"
     ).fetchall()
@@ -250,7 +283,7 @@ def _join_resized(connection: "duckdb.DuckDBPyConnection", table: str, findings:
 
 
 def _look_up(connection: "duckdb.DuckDBPyConnection", table: str, source: str) -> list[str]:
-    """Tables of what each different text means."""
+    """Make tables of the meaning of each different text."""
     fields = ("state", "reason", "exit_code", "elapsed", "allocated", "requested", "nodes")
     distinct = ", ".join(f"list(DISTINCT {name})" for name in fields)
     texts = connection.execute(f"SELECT {distinct} FROM {source}").fetchall()[0]
@@ -299,11 +332,11 @@ def _read(reader: Callable[[str], Any], text: str) -> Any:
     try:
         return reader(text)
     except ValueError:
-        return None  # found again below, by being NULL where there is a text
+        return None  # Found again below: NULL for a text.
 
 
 def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) -> str:
-    """The jobs, with the working columns. Needs the tables of `_look_up`."""
+    """Return SQL of the jobs with the working columns. Needs the tables of `_look_up`."""
     never = _never_started_sql(present)
     held = ", ".join(
         f"CASE WHEN got.text IS NULL THEN asked.{name} ELSE got.{name} END AS {name}"
@@ -318,7 +351,7 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
         }.items()
     )  # fmt: skip
     texts = ", ".join(f"nullif({name}, '') AS {name}" for name in FIELDS if name != "end")
-    # Where both times may be there and one is not, the job did not start or did not end.
+    # If the file has both times, a missing one means that the job did not start or did not end.
     elapsed = "NULL" if {"start", "end"} <= present else "spent.elapsed_s"
     failed = ", ".join(literal(state) for state in _FAILED)
     return f"""
@@ -357,10 +390,11 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
 
 
 def _never_started_sql(present: frozenset[str]) -> str:
-    """SQL of whether a job ended before it got a node.
+    """Return SQL that is true for a job that ended before it got a node.
 
-    Slurm gives such a job its end as its start. Nothing was allocated to it: where the records say what was allocated,
-    or on which nodes, that tells; else a cancelled job of no length is taken for one that waited.
+    Slurm sets the start of such a job to its end. Nothing was allocated to the job, as the
+    allocation or the nodes in the record show. Without these fields, a cancelled job without
+    duration counts as one that waited.
     """
     none = ", ".join(literal(text) for text in sorted(NO_NODES))
     if "allocated" in present:
@@ -373,7 +407,7 @@ def _never_started_sql(present: frozenset[str]) -> str:
 
 
 def _is_local(text: str) -> str:
-    """SQL of whether a time has neither an offset nor is a Unix time."""
+    """Return SQL that is true for a time without an offset that is not a Unix time."""
     return f"(contains({text}, 'T') AND NOT {_has_offset(text)})"
 
 
@@ -382,13 +416,13 @@ def _has_offset(text: str) -> str:
 
 
 def _time_sql(text: str, zone: tzinfo, *, after: str | None = None) -> str:
-    """SQL of a time, UTC; NULL of one that has not come, or that is no time.
+    """Return SQL of a time in UTC; NULL for a time that has not come, or an invalid time.
 
     Args:
         text: the column.
-        zone: of times without an offset.
-        after: an earlier time of the same job. In the hour that a clock goes through twice, the second passage is
-            meant where the first would lie before it.
+        zone: time zone of times without an offset.
+        after: an earlier time of the same job. A time in the hour that a clock repeats is taken
+            as the second passage if the first lies before `after`.
     """
     local = f"try_cast({text} AS TIMESTAMP)"
     if isinstance(zone, ZoneInfo):
@@ -404,7 +438,8 @@ def _time_sql(text: str, zone: tzinfo, *, after: str | None = None) -> str:
     return (
         f"CASE WHEN try_cast({text} AS BIGINT) BETWEEN 0 AND {LAST_UNIX_S}"
         f" THEN make_timestamp(nullif({text}::BIGINT, 0) * 1000000)"
-        f" WHEN {_has_offset(text)} THEN timezone('UTC', try_cast({text} AS TIMESTAMPTZ)) ELSE {at} END"
+        f" WHEN {_has_offset(text)} THEN timezone('UTC', try_cast({text} AS TIMESTAMPTZ)) ELSE "
+        f"{at} END"
     )
 
 
@@ -415,12 +450,12 @@ def _refuse(
     findings: Findings,
     faults: Callable[[], Iterator[BadTrace]],
 ) -> None:
-    """Raise for the first record that cannot be read, or drop and count them all where that was asked for."""
+    """Raise for the first unreadable record, or drop and count all of them if `load` was called so."""
     count = connection.execute(f"SELECT count(*) FROM {table} WHERE is_bad").fetchall()[0][0]
     if not count:
         return
     found = [fault for fault, _ in zip(faults(), range(MOST_EXAMPLES), strict=False)]
-    if not found:  # the database reads fewer forms of times than Python does
+    if not found:  # The database reads fewer forms of times than Python does.
         raise BadTrace(
             path,
             f"{count} records have a field that cannot be read.",
@@ -436,7 +471,7 @@ def _refuse(
 def _count(
     connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings, *, told: bool
 ) -> None:
-    """Count what `_SEEN` has conditions for, with a few examples."""
+    """Count the rows of each condition in `_SEEN`, with a few examples."""
     seen = {
         check: condition
         for check, condition in _SEEN.items()
@@ -444,7 +479,8 @@ def _count(
     }
     counts = ", ".join(
         f"count(*) FILTER ({condition}),"
-        f" min({'odd_state' if check == 'slurm-unknown-state' else 'coalesce(odd_id, job_id)'}, {MOST_EXAMPLES})"
+        f" min({'odd_state' if check == 'slurm-unknown-state' else 'coalesce(odd_id, job_id)'}, "
+        f"{MOST_EXAMPLES})"
         f" FILTER ({condition})"
         for check, condition in seen.items()
     )
@@ -455,7 +491,7 @@ def _count(
 
 
 def _absent(present: frozenset[str]) -> list[str]:
-    """Columns that none of the file's fields gives."""
+    """Return the columns that no field of the file gives."""
     needs = {
         "name": {"name"}, "username": {"username"}, "pool": {"pool"}, "exit_code": {"exit_code"}, "nodes": {"nodes"},
         "reported_duration_s": {"elapsed"},

@@ -1,18 +1,18 @@
-r"""Slurm's accounting as text: what `sacct --parsable2` prints, with any fields in any order.
+r"""Read Slurm's accounting as text: the output of `sacct --parsable2`, with any fields in any order.
 
-Recommended, because nothing in it is ambiguous (Unix times have no zone to guess, a job's name may hold anything
-where it stands last):
+This command is recommended, because its output is unambiguous: Unix times need no zone, and a job's
+name in the last field may contain any text.
 
     SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --starttime 2023-03-01 --format \
         Cluster,JobIDRaw,JobID,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,AllocTRES,ReqTRES,\
         NodeList,ExitCode,Reason,JobName > jobs.txt
 
-`--duplicates` gives the runs of a requeued job that came before its last one; Slurm 24.05 and later may add Restarts.
-The same as CSV with quotes, as pandas writes it, is read too.
+`--duplicates` adds the earlier runs of a requeued job; Slurm 24.05 and later may add Restarts. CSV
+with quotes, as pandas writes it, is read too.
 
-Needed are JobIDRaw or JobID, and State. Job steps are left out where `--allocations` did not. The form is that of
-the manual page sacct(1) of Slurm 22.05; a job's name and a few other fields are printed as they are, so that a name
-may go on over several lines and may hold the separator.
+JobIDRaw or JobID is needed, and State. Job steps are left out if `--allocations` was not given. The
+format is that of the manual page sacct(1) of Slurm 22.05. A job's name and a few other fields are
+printed as they are, so a name may span several lines and may contain the separator.
 """
 
 import csv
@@ -51,13 +51,13 @@ FREE_TEXT: Final = frozenset(
     {"AdminComment", "Comment", "Constraints", "Extra", "JobName", "StdErr", "StdIn", "StdOut", "SubmitLine",
      "SystemComment", "WorkDir"}
 )  # fmt: skip
-"""Fields that hold what a user or a site wrote, the separator and line breaks included."""
+"""Fields with text of a user or a site, which may contain the separator and line breaks."""
 NEXT_STEP: Final = (
     "Export again with `sacct --parsable2`, with JobName as the last field and no other free text."
 )
 
 _QUOTED_HEADER = re.compile(r'(?:"[A-Za-z]*"|(?=[,;\t]))([,;\t])(?:"?[A-Za-z]+"?\1?)+$')
-"""Of a CSV writer: quoted names, or an index without one before them."""
+"""Matches the header of a CSV writer: quoted names, or an index without a name first."""
 _HEADER = re.compile(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])")
 _JOB_ID_SQL: Final = r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?:\.\S+)?"
 _JOB_ID = re.compile(r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?P<step>\.\S+)?$")
@@ -79,7 +79,7 @@ _EXACT: Final = {
     "JobIDRaw": _JOB_ID,
     "JobID": _JOB_ID,
 }
-"""What fields of a fixed form look like, to tell where a name that holds the separator ends."""
+"""Forms of fixed fields, to find the end of a name that contains the separator."""
 
 _GIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "cluster": ("Cluster",),
@@ -103,7 +103,7 @@ _GIVE: Final[Mapping[str, tuple[str, ...]]] = {
     "requested_gres": ("ReqGRES", "ReqGres"),
     "node_count": ("NNodes", "AllocNodes"),
 }
-"""What gives each text of `slurm_rows.FIELDS`: the first of these fields that the file has."""
+"""Fields for each text of `rows.FIELDS`; the first that the file has is used."""
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     **dict.fromkeys(("submit", "start", "end"), check_time),
     **READERS,
@@ -112,10 +112,11 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 
 
 def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
-    """Read what `sacct` printed, as text or as JSON; times are of the zone that `load` was told.
+    """Read the output of `sacct`, as text or as JSON; times are in the zone given to `load`.
 
     Raises:
-        BadTrace: with the line, the field and what was expected.
+        BadTrace: a record cannot be read; the message has the line, the field and the expected
+            form.
     """
     reader = (
         read_sacct_json if head(path, 64).lstrip("\ufeff \t\r\n").startswith("{") else read_sacct
@@ -124,7 +125,7 @@ def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Rea
 
 
 def recognises(path: Path) -> bool:
-    """Whether a file begins like `sacct --parsable2` or like `sacct --json`."""
+    """Return True if a file begins like `sacct --parsable2` or like `sacct --json`."""
     fields = _fields_of(head(path, 8192).lstrip("\ufeff").partition("\n")[0])[0]
     return ("State" in fields and not {"JobID", "JobIDRaw"}.isdisjoint(fields)) or is_sacct_json(
         path
@@ -134,23 +135,24 @@ def recognises(path: Path) -> bool:
 def read_sacct(
     connection: "duckdb.DuckDBPyConnection", path: Path, table: str, *, zone: tzinfo | None = None
 ) -> Reading:
-    """Read what `sacct --parsable2` printed; see the module for the command.
+    """Read the output of `sacct --parsable2`; the module's docstring has the command.
 
     Args:
         connection: the database.
-        path: the file; no more than one record at a time is held in memory.
-        table: name of the table made.
-        zone: of the times that have no offset of their own (all but Unix times); None is UTC, with a note.
+        path: the file; one record at a time is held in memory.
+        table: name of the new table.
+        zone: time zone of times without an offset (all but Unix times); None: UTC, with a note.
 
     Raises:
-        BadTrace: with the line, the field and what was expected.
+        BadTrace: a record cannot be read; the message has the line, the field and the expected
+            form.
     """
     findings = Findings()
     export = _Export(path, drop=drops_bad_rows(connection))
     source, raw = export.lines_sql(), f"{table}_records"
     steps = None if export.is_quoted else _steps_of_regular(connection, path, source)
     if steps is None:
-        # Names that hold separators or line breaks, or damage: split by hand.
+        # Names with separators or line breaks, or damage: split by hand.
         read_rows(connection, raw, dict.fromkeys(FIELDS, "VARCHAR"), export.texts(findings))
         source = raw
     elif steps[0]:
@@ -174,9 +176,9 @@ def read_sacct(
 def _steps_of_regular(
     connection: "duckdb.DuckDBPyConnection", path: Path, source: str
 ) -> tuple[int, list[str]] | None:
-    """How many job steps there are and the ids of a few, where the database can split the file; else None.
+    """Count the job steps, with a few ids, if the database can split the file; else return None.
 
-    It can where every line is one record: as many as there are line breaks, whatever the database took for one.
+    The database can split the file if every line is one record: as many records as line breaks.
     """
     import duckdb
 
@@ -188,7 +190,8 @@ def _steps_of_regular(
                 ended = block.endswith(b"\n")
         count, irregular, steps, examples = connection.execute(
             "SELECT count(*), count(*) FILTER (NOT coalesce(is_record, false)),"
-            f" count(*) FILTER (contains(job_id, '.')), min(job_id, {MOST_EXAMPLES}) FILTER (contains(job_id, '.'))"
+            f" count(*) FILTER (contains(job_id, '.')), min(job_id, {MOST_EXAMPLES}) FILTER "
+            "(contains(job_id, '.'))"
             f" FROM {source}"
         ).fetchall()[0]
     except (duckdb.IOException, duckdb.OutOfMemoryException):
@@ -198,7 +201,7 @@ def _steps_of_regular(
         OSError,
         EOFError,
         zlib.error,
-    ):  # no UTF-8, more fields than expected: told by who splits it
+    ):  # not UTF-8, or too many fields: the split by hand reports it
         return None
     return (steps, examples or []) if ended and not irregular and count == lines - 1 else None
 
@@ -212,23 +215,26 @@ class _Export:
         self._fields, self._separator = _fields_of(header)
         self._header = header
         self.is_quoted = self._separator != "|" and '"' in head(path)
-        """Written by a CSV writer, such as pandas, which quotes what holds the separator."""
+        """True if a CSV writer such as pandas wrote the file, which quotes texts with the
+        separator.
+        """
         if "State" not in self._fields or {"JobID", "JobIDRaw"}.isdisjoint(self._fields):
             raise BadTrace(
                 path,
-                "expected a header of field names joined by `|`, with State and JobIDRaw or JobID among them.",
+                "expected a header of field names joined by `|`, with State and JobIDRaw or JobID "
+                "among them.",
                 line=1,
                 next_step="Export with `sacct --parsable2` and without --noheader.",
             )
         self._unended = 0
-        """The last line, where no line break ends it: it may be less than was written."""
+        """The last line if no line break ends it; the line may be incomplete."""
         self._place = {name: index for index, name in enumerate(self._fields)}
         self._free = [index for index, name in enumerate(self._fields) if name in FREE_TEXT]
         self._exact = [
             (index, _EXACT[name]) for index, name in enumerate(self._fields) if name in _EXACT
         ]
         before = min(self._free, default=len(self._fields))
-        # What shows that a line begins a record: of what stands before any free text, the ids and the state.
+        # A line begins a record if the ids and the state before any free text have their form.
         tells = ("JobIDRaw", "JobID", "State")
         self._leading = [
             (index, form)
@@ -243,17 +249,20 @@ class _Export:
         self.present = frozenset(self._given)
 
     def lines_sql(self) -> str:
-        """SQL of the file's lines as the database splits them: `FIELDS`, and `is_record`.
+        """SQL of the file's lines as the database splits them: `FIELDS` and `is_record`.
 
-        `is_record` is whether the line has as many fields as the header, id and state have their form. An
-        error, in place of rows, where the file is no UTF-8 or a line has many more fields.
+        `is_record` is true if the line has as many fields as the header, and id and state have
+        their form. The SQL fails if the file is not UTF-8 or a line has many more fields.
         """
         count = len(self._fields) + self._ends_with_separator
-        # One field more than there are: the database passes over a line's last separator, which may be of a name.
+        # Read one more field than expected, because the database drops a line's last separator,
+        # which may belong to a name.
         columns = ", ".join(f"f{index}: 'VARCHAR'" for index in range(count + 1))
         read = (
-            f"read_csv({literal(_literally(self._path))}, auto_detect=false, header=false, skip=1, null_padding=true,"
-            f" nullstr='{NULL}', delim={literal(self._separator)}, quote='', escape='', new_line='\\n',"
+            f"read_csv({literal(_literally(self._path))}, auto_detect=false, header=false, skip=1, "
+            "null_padding=true,"
+            f" nullstr='{NULL}', delim={literal(self._separator)}, quote='', escape='', "
+            "new_line='\\n',"
             f" max_line_size={LONGEST_LINE}, columns={{{columns}}})"
         )
         whole = f"f{count - 1} IS NOT NULL AND f{count} IS NULL"
@@ -268,7 +277,7 @@ class _Export:
         return f"(SELECT {texts}, {is_record} AS is_record FROM {read})"
 
     def texts(self, findings: Findings) -> Iterator[tuple[str, ...]]:
-        """Its records but the steps, as `FIELDS`; those that cannot be split are refused."""
+        """Yield the records without steps as `FIELDS`; refuse records that cannot be split."""
         picked = self._picked()
         for line, fields in self._records(findings):
             texts = picked([*fields, ""])
@@ -282,7 +291,7 @@ class _Export:
                 yield (texts[0] or cluster_name(self._path), *texts[1:])
 
     def faults(self) -> Iterator[BadTrace]:
-        """The error of every record that was split and has a field that cannot be read."""
+        """Yield the error of every record with an unreadable field."""
         picked = self._picked()
         for line, fields in self._records(Findings()):
             texts = dict(zip(FIELDS, picked([*fields, ""]), strict=True))
@@ -294,21 +303,22 @@ class _Export:
                     break
 
     def _picked(self) -> Callable[[Sequence[str]], tuple[str, ...]]:
-        """From fields, with an empty text after them, to `FIELDS`."""
+        """Return a function from fields, followed by an empty text, to `FIELDS`."""
         return itemgetter(*(self._place.get(self._given.get(text, ""), -1) for text in FIELDS))
 
     @property
     def _ends_with_separator(self) -> bool:
-        return self._header.endswith(self._separator)  # --parsable ends every record with one
+        # --parsable ends every record with a separator.
+        return self._header.endswith(self._separator)
 
     def _refuse(self, fault: BadTrace, findings: Findings) -> None:
-        """Raise, or count where such rows are to be dropped."""
+        """Raise, or count if such rows are dropped."""
         if not self._drop:
             raise fault
         findings.add("unreadable-row", str(fault))
 
     def _records(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
-        """Each record's first line and its fields: a record ends where the next line begins one."""
+        """Yield each record's first line and fields; a record ends where the next line begins one."""
         expected = f"expected {len(self._fields)} fields joined by {self._separator!r}"
         if self.is_quoted:
             yield from self._quoted(findings)
@@ -336,7 +346,7 @@ class _Export:
                 text = f"{text}\n{this}"
 
     def _quoted(self, findings: Findings) -> Iterator[tuple[int, list[str]]]:
-        """Each record's first line and its fields, of a file that quotes."""
+        """Yield each record's first line and fields, for a file with quotes."""
         with opened_text(self._path) as file:
             rows = csv.reader(file, delimiter=self._separator)
             line = 1
@@ -363,7 +373,7 @@ class _Export:
                 if not this.endswith("\n"):
                     self._unended = number
                 this = this.rstrip("\r\n")
-                if number == 1 or this == self._header:  # several exports in one file
+                if number == 1 or this == self._header:  # The file may hold several exports.
                     continue
                 yield (
                     number,
@@ -371,17 +381,22 @@ class _Export:
                 )
 
     def _begins(self, parts: Sequence[str]) -> bool:
-        """Whether a line begins a record: what stands before any free text has the form of an id and a state."""
+        """Return True if a line begins a record.
+
+        The id and the state before any free text then have their form.
+        """
         if (
             not self._leading
-        ):  # the names stand first: only a whole line can be told from the rest of a name
+            # If the names come first, only a complete line can be distinguished from the rest of a
+            # name.
+        ):
             return len(parts) >= len(self._fields)
         return len(parts) > self._leading[-1][0] and all(
             form.match(parts[index]) for index, form in self._leading
         )
 
     def _fitted(self, line: int, text: str) -> list[str]:
-        """A record's fields, where a name holds the separator put together again."""
+        """Return a record's fields; join a name that contains the separator."""
         fields = text.split(self._separator)
         extra = len(fields) - len(self._fields)
         if extra == 0:
@@ -400,7 +415,8 @@ class _Export:
             raise self._bad(
                 line,
                 None,
-                f"expected {len(self._fields)} fields, found {len(fields)}, and which of them holds the separator "
+                f"expected {len(self._fields)} fields, found {len(fields)}, and which of them "
+                "holds the separator "
                 f"{self._separator!r} cannot be told: {text[:200]!r}.",
             )
         return possible[0]
@@ -417,26 +433,26 @@ class _Export:
 
 
 def _literally(path: Path) -> str:
-    """The path as the database takes it, which reads some characters as patterns."""
+    """Quote the path for the database, which reads some characters as patterns."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in str(path))
 
 
 def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
-    """The field names of a header and what separates them; `--delimiter` may be anything."""
+    """Return the field names of a header and their separator; `--delimiter` may be any text."""
     header = header.rstrip("\r\n")
     if quoted := _QUOTED_HEADER.match(header):
         return tuple(next(csv.reader([header], delimiter=quoted[1]))), quoted[1]
     match = _HEADER.match(header)
     if match is None or not match[2].strip(
         " "
-    ):  # spaces: sacct's own columns, which cut what is long
+    ):  # Spaces are the separator of sacct's default table, which cuts long values.
         return (), "|"
     names = header.removesuffix(match[2]).split(match[2])
     return (tuple(names), match[2]) if all(name.isalnum() for name in names) else ((), "|")
 
 
 def settled(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> Reading:
-    """Several exports of one cluster, joined: a job that ran from one into the next is there once."""
+    """Join several exports of one cluster; keep a job that ran from one into the next once."""
     findings = Findings()
     settle_records(connection, reading.table, findings)
     return replace(

@@ -1,11 +1,12 @@
-"""Slurm's accounting as JSON: what `sacct --json` prints.
+"""Read Slurm's accounting as JSON: the output of `sacct --json`.
 
     sacct --allusers --duplicates --json --starttime 2023-03-01 > jobs.json
 
-The form changed with Slurm's version (its data parser: v0.0.37 with 21.08 to v0.0.42 with 24.11), and each is read:
-a state is a word, later a list of words; a number is a number, later an object `{set, infinite, number}`; the signal
-of an exit code is `signal_id`, later `id`. Times are Unix times. Slurm 22.05's `sacct --json` prints the steps of
-every job, many times as much as the text; the text of `holdfast.trace.sources.slurm.sacct` is smaller and faster.
+The format changed with Slurm's version (data parser v0.0.37 of 21.08 to v0.0.42 of 24.11), and each
+is read. A state is a word, later a list of words; a number is a number, later an object `{set,
+infinite, number}`; the signal of an exit code is `signal_id`, later `id`. Times are Unix times. In
+Slurm 22.05 `sacct --json` includes the steps of every job and is many times as large as the text,
+which `holdfast.trace.sources.slurm.sacct` reads faster.
 """
 
 from collections.abc import Iterator
@@ -26,22 +27,24 @@ if TYPE_CHECKING:
 
 NEXT_STEP: Final = "Export again with `sacct --json`, or as text with `sacct --parsable2`."
 _NO_VALUE: Final = 0xFFFFFFFE
-"""Slurm's NO_VAL, and INFINITE above it: what versions before the objects print for a number that is not there."""
+"""Slurm's NO_VAL, and INFINITE one above: older versions print these for a missing number."""
 
 
 def read_sacct_json(
     connection: "duckdb.DuckDBPyConnection", path: Path, table: str, *, zone: tzinfo | None = None
 ) -> Reading:
-    """Read what `sacct --json` printed, one job at a time.
+    """Read the output of `sacct --json`, one job at a time.
 
     Args:
         connection: the database.
         path: the file.
-        table: name of the table made.
-        zone: of the cluster's clocks, for the hour of the day; None is UTC. No time depends on it.
+        table: name of the new table.
+        zone: time zone of the cluster, for the hour of the day; None: UTC. No time depends on
+            the zone.
 
     Raises:
-        BadTrace: with the line, the field and what was expected.
+        BadTrace: a record cannot be read; the message has the line, the field and the expected
+            form.
     """
     findings = Findings()
     raw = f"{table}_records"
@@ -67,13 +70,13 @@ def read_sacct_json(
 
 
 def is_sacct_json(path: Path) -> bool:
-    """Whether a file begins like `sacct --json`: an object with `jobs`, the first of which has Slurm's fields."""
+    """Return True if a file begins like `sacct --json`: an object with `jobs` and Slurm's fields."""
     start = head(path)
     if not start.lstrip("\ufeff \t\r\n").startswith("{") or '"jobs"' not in start:
         return False
     if (
         '"job_state"' in start
-    ):  # squeue --json and scontrol --json: what waits and runs at one moment
+    ):  # squeue --json and scontrol --json print only the jobs of one moment.
         return False
     return any(
         f'"{name}"' in start for name in ("association", "allocation_nodes", "Slurm", "slurm")
@@ -108,7 +111,7 @@ def _jobs(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             "meta",
             "errors",
             "warnings",
-        }:  # those are of an answer without any job
+        }:  # These belong to an answer without any job.
             raise BadTrace(path, "expected a job with a `job_id`.", line=line, next_step=NEXT_STEP)
 
 
@@ -128,7 +131,7 @@ def _bad(path: Path, line: int, job: dict[str, Any], error: Exception) -> BadTra
 
 
 def _texts(job: dict[str, Any], path: Path, findings: Findings) -> tuple[str, ...]:
-    """A job as `FIELDS`."""
+    """Return a job as `FIELDS`."""
     time, state, tres = job.get("time") or {}, job.get("state") or {}, job.get("tres") or {}
     association = job.get("association") or {}
     current = state.get("current") or ""
@@ -144,7 +147,7 @@ def _texts(job: dict[str, Any], path: Path, findings: Findings) -> tuple[str, ..
         start_s = end_s - elapsed_s - suspended_s
         findings.add("slurm-eligible-as-start", shown_id)
     exit_code = _exit_code(job.get("exit_code"))
-    if exit_code == "0:0" and "FAILED" in current:  # also where it is a list
+    if exit_code == "0:0" and "FAILED" in current:  # also if it is a list
         findings.add("slurm-exit-code-lost", shown_id)
         exit_code = ""
     return (
@@ -186,7 +189,7 @@ def _shown_id(record: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """A number, of any version's form; None where it is not set, is infinite or is Slurm's own word for no value."""
+    """Parse a number of any version; None if unset, infinite or Slurm's value for a missing number."""
     if isinstance(value, dict):
         value = value.get("number") if value.get("set") and not value.get("infinite") else None
     if value is None or value == "":
@@ -204,7 +207,7 @@ def _digits(number: float | None) -> str:
 
 
 def _exit_code(value: Any) -> str:
-    """`CODE:SIGNAL`; empty where there is none yet."""
+    """Return `CODE:SIGNAL`; empty if there is none yet."""
     if not isinstance(value, dict):
         return "" if value is None else f"{int(value)}:0"
     signal = value.get("signal") or {}
@@ -216,7 +219,7 @@ def _exit_code(value: Any) -> str:
 
 
 def _tres(items: Any) -> str:
-    """Resources as sacct's text has them."""
+    """Format resources as in sacct's text."""
     amounts = []
     for item in items or ():
         count = _number(item.get("count"))
@@ -224,5 +227,5 @@ def _tres(items: Any) -> str:
             name = f"{item['type']}/{item['name']}" if item.get("name") else item["type"]
             amounts.append(
                 f"{name}={count:.0f}{'M' if name == 'mem' else ''}"
-            )  # Slurm counts memory in MiB
+            )  # Slurm counts memory in MiB.
     return ",".join(amounts)
