@@ -97,9 +97,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
                 "a stranger" if peer is None else f"{peer.hello.role} {peer.hello.name}",
                 error,
             )
-        except (
-            Exception
-        ) as error:  # passed on to the listener, which can end the process: the state is not reliable any more
+        except Exception as error:  # passed on to the listener, which can end the process: the state is not reliable any more
             listener.broke(error)
         finally:
             if peer is not None and peers.get((peer.hello.role, peer.hello.name)) is peer:
