@@ -74,7 +74,9 @@ def _link_logs(source: Path, target: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    if target.exists() and target.samefile(source):  # a link onto itself would leave the temporary name
+    if target.exists() and target.samefile(
+        source
+    ):  # a link onto itself would leave the temporary name
         return
     with replacing(target) as temporary:
         try:
