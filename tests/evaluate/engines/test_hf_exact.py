@@ -1,4 +1,4 @@
-"""Exact mode against stock lm-eval: the same bits, whatever the order."""
+"""Compare exact mode with stock lm-eval: the same bits in any order."""
 
 import random
 
@@ -42,7 +42,7 @@ def engine(models, name):
 
 
 def run(engine, requests, *, order=None):
-    """Answers in the requests' own order; submitted in another, in pieces."""
+    """Return answers in the order of requests, submitted in another order, in pieces."""
     order = order or list(range(len(requests)))
     found = {}
     for start in range(0, len(order), 7):
@@ -157,7 +157,7 @@ GENERATIONS = [
 
 
 def stock_generations(lm):
-    """What stock says, and the same asked as requests."""
+    """Return stock lm-eval's generations, and the same as requests."""
     from lm_eval.api.instance import Instance
 
     rng = random.Random(3)
@@ -199,7 +199,7 @@ def test_generations_are_those_of_stock_in_any_order(engine, stock, name):
 
 
 def test_every_token_is_that_of_generate(engine, stock, name):
-    """Not only the text: prompts of all lengths, to the end of the model's length."""
+    """Tokens, not only text, are equal, for all prompt lengths up to the model's."""
     lm = stock(name)
     for length in (1, 17, 64):
         prompt = torch.randint(2, 300, (1, length), generator=torch.Generator().manual_seed(length))
@@ -321,7 +321,7 @@ def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
         tokens = [token for token in tokens for _ in range(rng.choice([1, 1, 2]))]
         is_stop = stops.watch(until)
         for length in range(1, len(tokens) + 1):
-            # Anew at each length: what it says of this moment alone.
+            # New at each length, so that the criterion has no memory.
             theirs = stop_sequences_criteria(tokenizer, until, 0, 1)(
                 torch.tensor([tokens[:length]]), None
             )

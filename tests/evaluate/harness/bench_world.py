@@ -1,4 +1,4 @@
-"""A tiny model and tasks of every kind, made here; and a reference engine that answers as lm-eval's own model does."""
+"""Make a tiny model, tasks of every kind, and a reference engine with lm-eval's own answers."""
 
 import json
 import random
@@ -46,7 +46,7 @@ def as_lists(resps, docs):
 
 
 def make_model(folder: Path, *, seed: int = 0) -> Path:
-    """A random two-layer Llama of 64 tokens with a tokenizer and a chat template."""
+    """Make a random two-layer Llama of 64 tokens with a tokenizer and a chat template."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -99,7 +99,7 @@ def sentence(rng: random.Random, count: int) -> str:
 
 
 def make_tasks(folder: Path, *, documents: int = 6) -> Path:
-    """Tasks of every kind in `folder`, by name."""
+    """Make tasks of every kind in `folder`, by name."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(2)
     for split, count in (("test", documents), ("train", 12)):
@@ -230,7 +230,7 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
 
 
 def make_code_task(folder: Path, *, marked: bool) -> None:
-    """A task that runs what the model writes, as HumanEval does; `marked` as such or not."""
+    """Make a task that runs the model's code, like HumanEval; `marked` as such or not."""
     name = "t_code" if marked else "t_code_unmarked"
     (folder / "code_utils.py").write_text(
         "import evaluate as hf_evaluate\n\n"

@@ -1,4 +1,4 @@
-"""What is asked of engines: tokens exactly as lm-eval would feed them, or text for those that take text."""
+"""Check the requests to engines: lm-eval's exact tokens, or text for engines that take text."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_what_lm_eval_says_of_sampling_arrives():
 
 
 class Server:
-    """An `EngineClient` of a server that takes text."""
+    """Act as an `EngineClient` of a server that takes text."""
 
     facts = ModelFacts(model=0, name="served", tokenizer="", max_length=0, takes_text=True)
 

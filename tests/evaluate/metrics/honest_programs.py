@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a program a line is easier to read than its pieces
-"""Programs that harm nobody, right and wrong ones, with tests of all shapes that benchmarks have."""
+"""List harmless programs, right and wrong, with tests of all shapes in benchmarks."""
 
 from typing import NamedTuple
 

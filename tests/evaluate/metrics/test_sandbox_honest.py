@@ -1,4 +1,4 @@
-"""Honest programs of the shapes of HumanEval and MBPP get the verdict that they would get in one namespace."""
+"""Run honest programs like HumanEval's and MBPP's: the verdicts equal those of one namespace."""
 
 import pytest
 from honest_programs import HONEST, Honest

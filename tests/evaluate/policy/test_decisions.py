@@ -1,4 +1,4 @@
-"""What the policy decides, case by case."""
+"""Check the policy's decisions, case by case."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def added(*specs, now_s=0.0):
 
 
 def sample(number, *, tokens=(0,), model=0, task=0, has_metric=False, affinity=0):
-    """A sample whose requests are `number * 10`, `number * 10 + 1`... with limits `tokens`."""
+    """Make a sample with requests `number * 10`, `number * 10 + 1`... and limits `tokens`."""
     requests = tuple(
         RequestSpec(
             request=number * 10 + place, prompt_tokens=10, max_new_tokens=limit, affinity=affinity

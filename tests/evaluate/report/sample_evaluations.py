@@ -1,4 +1,4 @@
-"""An evaluation made by hand, its timeline drawn from a seed: what the tests of reports look at."""
+"""Make an evaluation with a random timeline, for the tests of reports."""
 
 import random
 
@@ -100,7 +100,7 @@ def made_lines(
 def made_evaluation(
     timeline: Timeline, folder: str = "/somewhere/e-1", **other: object
 ) -> Evaluation:
-    """An evaluation that fits a timeline; its account and its bound are made up."""
+    """Make an evaluation that fits a timeline, with an invented account and bound."""
     engine_seconds = 1000.0
     fields: dict[str, object] = {
         "id": "e-1",
@@ -145,5 +145,5 @@ def made_evaluation(
 
 
 def made_timeline(**how: int) -> Timeline:
-    """The timeline of `made_lines`."""
+    """Return the timeline of `made_lines`."""
     return timeline_of(made_lines(**how))

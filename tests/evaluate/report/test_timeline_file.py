@@ -123,7 +123,7 @@ def of_model(model, number):
 
 
 def test_what_grows_is_read_once_and_what_is_forgotten_stays_so(tmp_path):
-    """A stream of checkpoints has one timeline; whoever cuts it must not read it again for each."""
+    """A stream of checkpoints has one timeline, which must not be read again for each."""
     path = tmp_path / "t"
     reader = TimelineReader(path)
     assert reader.read() == timeline_of([])

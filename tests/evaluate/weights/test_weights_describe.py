@@ -1,4 +1,4 @@
-"""What a model is made of: Hugging Face folders, checkpoints, in folders and over HTTP; and what is none."""
+"""Describe Hugging Face folders and checkpoints, in folders and over HTTP, and refuse all else."""
 
 import asyncio
 import json
@@ -250,7 +250,7 @@ def test_a_checkpoint_that_cannot_be_converted_is_one_sentence(trained, tmp_path
 
 @pytest.fixture
 def cached(tmp_path, monkeypatch):
-    """Hugging Face's cache with `org/tiny`, of which `main` is the first commit."""
+    """Make Hugging Face's cache with `org/tiny`, with `main` at the first commit."""
     hub = tmp_path / "hub"
     model = hub / "models--org--tiny"
     make_files(model / "blobs", {"c": 20, "w": 40})
