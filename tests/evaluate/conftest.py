@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the tiny model and suite, and stock lm-eval's scores of it, made once a session."""
+"""Share end-to-end fixtures: the tiny model and suite, and stock lm-eval's scores, once a session."""
 
 from collections.abc import Callable, Iterator
 

@@ -63,9 +63,9 @@ class Gate:
 
 
 class GatedEngine:
-    """An `Engine` around another: its option `engine` names that one's kind, `record` and `gate` are a `Gate`'s files.
+    """Wrap an `Engine` of the kind in the option `engine`, with a `Gate`'s `record` and `gate`.
 
-    What the gate does not let through waits here, as it would behind others' requests.
+    Requests behind the gate wait here, as behind other requests.
     """
 
     def __init__(self, spec: EngineSpec) -> None:

@@ -86,7 +86,10 @@ def agents(folder: Path) -> dict[int, psutil.Process]:
 
 
 class FaultInjectedRun:
-    """An evaluation with an engine a node, all at work; 20 requests are finished, and no more until the gate opens."""
+    """Run an evaluation with one engine per node, until 20 requests are finished.
+
+    The gate holds all further requests.
+    """
 
     def __init__(self, folder: Path, on: str, nodes: int, environment: dict[str, str]) -> None:
         self.gate = Gate(folder, kind="simulated")

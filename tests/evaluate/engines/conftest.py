@@ -69,7 +69,10 @@ def make_gpt2(folder: Path, *, seed: int = 0):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Folders by name; "llama-2" and "gpt2-2" are other weights of the same shapes, gpt2's are tied."""
+    """Make folders by name; "llama-2" and "gpt2-2" have other weights of the same shapes.
+
+    The weights of gpt2 are tied.
+    """
     root = tmp_path_factory.mktemp("models")
     return {
         "llama": make_llama(root / "llama"),

@@ -72,7 +72,7 @@ def scored(pairs):
 
 
 def random_pairs():
-    """Short and long ones, beyond the model's length, and groups with one input (multiple choice)."""
+    """Make pairs: short, long, beyond the model's length, and groups with one input."""
     rng = random.Random(5)
 
     def tokens(count):
@@ -99,7 +99,7 @@ def test_log_probabilities_have_the_bits_of_stock_in_any_order(engine, stock, na
 def test_one_input_cut_in_different_places_is_answered_as_stock_answers_each_by_itself(
     engine, stock, name
 ):
-    """Asked together, stock takes the wrong row for the shorter continuations (its gather starts at the first)."""
+    """Stock lm-eval takes wrong rows for shorter continuations in one call: its gather starts at 0."""
     context = [5, 9, 17, 33, 65]
     pairs = [(context, [7]), (context[:-3], [*context[-3:], 7]), (context[:-1], [context[-1], 9])]
     want = [
@@ -303,7 +303,7 @@ def test_recalled_requests_are_gone_and_the_others_are_answered(engine):
 
 
 def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
-    """Token for token: also where a string spans tokens, or stands further back than lm-eval looks."""
+    """The stop is equal token for token, also for strings over several tokens."""
     from lm_eval.models.utils_hf import stop_sequences_criteria
 
     from holdfast.evaluate.engines.hf.sampling import StopStrings

@@ -1,4 +1,4 @@
-"""A tiny model with a chat template, tasks for inspect in a file, and clients without a coordinator."""
+"""Make a tiny model with a chat template, inspect tasks, and clients without a coordinator."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Run honest programs like HumanEval's and MBPP's: the verdicts equal those of one namespace."""
+"""Check that honest programs like HumanEval's get the same verdicts as in one namespace."""
 
 import pytest
 from honest_programs import HONEST, Honest

@@ -189,7 +189,10 @@ def test_metrics_run_longest_first_where_slots_are_free(state):
 
 
 def test_an_engine_with_a_long_answer_keeps_its_batch_small():
-    """One answer of 1,000 tokens takes 11 s alone and 42 s in a batch of 32; all the rest takes one engine 10 s."""
+    """One answer of 1,000 tokens takes 11 s alone and 42 s in a batch of 32.
+
+    All other answers take one engine 10 s.
+    """
     past = Priors(["t"])
     for one in range(200):
         past.observe_tokens(0, one, 1.0, 20 if one else 1000)

@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: every sample is done once, and nobody is asked what it cannot answer."""
+"""Check the policy under any order of events: each sample is done once."""
 
 from collections import deque
 

@@ -51,7 +51,7 @@ WHY_NOT = "Its metric raised ValueError: bad <doc> 3. Look at logs/humaneval.log
 def made_lines(
     *, engines: int = 4, samples: int = 120, tasks: int = 9, seed: int = 0
 ) -> list[Line]:
-    """Lines of an evaluation whose engines load, answer samples one after another, and end at different times."""
+    """Make lines of engines that load, answer samples in turn, and end at different times."""
     draw = random.Random(seed)
     names = [f"task_{number}" if number else "first<script>" for number in range(tasks)]
     lines: list[Line] = [Begin(started_at_s=1.79e9, suite="nightly", tasks=names)]

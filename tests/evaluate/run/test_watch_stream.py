@@ -319,7 +319,7 @@ def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_th
 
 def test_scores_of_some_samples_are_named_as_such_and_those_of_former_bytes_are_not_noted(tmp_path):
     def noted(*, started_at_s=2e9, **limits):
-        """The names of what is noted of a task of each entry, and of one that is part of an entry."""
+        """Return the names of recorded metrics, for tasks of entries and for a task inside one."""
         with Checkpointer(tmp_path) as ckpt:
             path = ckpt.save(1, {"value": 1}).result()
         scores = tuple(

@@ -131,7 +131,7 @@ def test_what_is_no_model_is_a_sentence_with_the_next_step(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A checkpoint of Holdfast's, with an optimizer twice as large as the model; its configuration; the model."""
+    """Make a Holdfast checkpoint with a large optimizer; return it with config and model."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     folder = tmp_path_factory.mktemp("trained")

@@ -1,4 +1,4 @@
-"""Storage and nodes for the tests of this folder: real HTTP servers, models of random bytes, stores in one process."""
+"""Provide storage and nodes: real HTTP servers, random models, stores in one process."""
 
 import asyncio
 import hashlib

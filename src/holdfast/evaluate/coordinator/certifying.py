@@ -14,7 +14,7 @@ from holdfast.evaluate.coordinator.engine_slots import SPARE, EngineSlot, Node
 from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.wire.messages import Serving
 
-_TOLERANCE = 1e-4  # for a log-probability in free mode, where batches change floats; exact engines must be equal
+_TOLERANCE = 1e-4  # in free mode, where batches change floats; exact engines must be equal
 
 
 def unfit(model: Model, said: Serving, *, is_exact: bool) -> str:
@@ -130,7 +130,7 @@ class Certifying:
         ]
 
     def new_home(self, now_s: float) -> Node | None:
-        """Return the node to start the spare engine on now; None if it can stay or is not needed."""
+        """Return the node to start the spare engine on now; None if no start is needed."""
         homes = {number for model in self.uncertified() for number in model.folders}
         spare, here = self._slots.get(SPARE), {node.number: node for node in self._nodes.values()}
         if not homes or (spare is not None and spare.node in homes & here.keys()):

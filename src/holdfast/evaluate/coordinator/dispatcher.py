@@ -79,9 +79,7 @@ class Dispatcher:
                 )
             slot.asked[request.key] = number
             asked.append((request.key, self._open_requests.body(request)))
-        if (
-            asked and slot.peer
-        ):  # without a connection, the engine reports its requests when it reconnects
+        if asked and slot.peer:  # an unconnected engine reports its requests when it reconnects
             slot.peer.send(messages.AskEngine(model=slot.serving, requests=asked))
 
     def recall(self, action: events.Recall) -> None:

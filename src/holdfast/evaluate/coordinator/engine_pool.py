@@ -317,9 +317,7 @@ class EnginePool:
             model.digest = (
                 f"unknown, of evaluation {self._config.evaluation_id} model {model.number}"
             )
-        if (
-            slot.serving is not None
-        ):  # a swap begins now; a load began with the order for the process
+        if slot.serving is not None:  # a swap begins now; a load began with its process
             slot.ordered_s = self._clock.monotonic_s()
         slot.loading = model.number
         slot.peer.send(
@@ -332,9 +330,7 @@ class EnginePool:
         slot, model = self._slot_of.get(engine), self._models.get(number)
         if slot is None or model is None:
             return
-        if (
-            slot.peer is None
-        ):  # its connection is cut, and on reconnecting it would continue as before
+        if slot.peer is None:  # its connection is cut; on reconnecting it would continue
             self._vacate(slot)
             return
         self._record_served(slot)
@@ -344,9 +340,7 @@ class EnginePool:
             and model.canary is None
             and model.added.manifest is not None
         ):
-            self._restart(
-                slot, meant_for=number
-            )  # its fresh load becomes the reference of the others
+            self._restart(slot, meant_for=number)  # its fresh load becomes the others' reference
             return
         if not self._serve(slot, model):
             slot.serving = None
@@ -383,9 +377,7 @@ class EnginePool:
         slot.serving, model.is_begun = model.number, True
         self.serve_idle()  # a model from before the first engine has no reference yet
         if said.how == "swap" and model.canary is None:
-            if (
-                not self._certifying.is_beside()
-            ):  # its own fresh load is the only possible certificate
+            if not self._certifying.is_beside():  # only its own fresh load can certify it
                 self._restart(slot, meant_for=model.number)
             return  # until the spare engine certifies
         self._slot_ready(slot, said)
@@ -492,7 +484,7 @@ class EnginePool:
             slot.heard_s = self._clock.monotonic_s()
 
     def is_complete(self) -> bool:
-        """Return True if all expected nodes are connected and all engines serve and have reported."""
+        """Return True if all expected nodes are connected, and all engines serve and reported."""
         reported = sum(node.report is not None for node in self.nodes.values())
         return reported >= self._config.nodes and all(
             slot.number is not None and slot.has_said_all

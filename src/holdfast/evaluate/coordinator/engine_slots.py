@@ -74,7 +74,7 @@ class EngineSlot:
 
 
 class Orders:
-    """Send orders to agents; `nodes` are connected ones by name; `slots` is filled here, by name."""
+    """Send orders to agents, and fill `slots` by name; `nodes` are the connected ones, by name."""
 
     def __init__(
         self,

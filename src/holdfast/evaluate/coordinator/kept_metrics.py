@@ -37,9 +37,10 @@ class KeptMetrics:
     def records(
         self, journal: Journal, key: bytes, measured: bytes, read: Mapping[str, str] | None
     ) -> Records:
-        """Return what to write so that `find` has `measured` while the files `read` are as they were read.
+        """Return the journal records by which `find` finds `measured` for unchanged files `read`.
 
-        Nothing where the result is there, or where `read` is None: the files are too many.
+        The list is empty if the result is already there, or if `read` is None: there are too many
+        files.
         """
         if read is None:
             return []

@@ -373,9 +373,9 @@ class Live:
         self._timeline.flush()
         self._samples.take_early()
         self._samples.plan_settled()
-        for model in (
-            self._models.open()
-        ):  # the coordinator died between the end of its last task and its own end
+        for (
+            model
+        ) in self._models.open():  # the coordinator died between its last task's end and its own
             if model.answers is not None and self._tasks.are_all_ended(model.number):
                 self._end_model(model)
         self._tasks.start(self._models.open(), self._now_s())

@@ -57,7 +57,7 @@ class Measurements:
         self._kept = KeptMetrics()
 
     def is_known(self, sample: OpenSample) -> bool:
-        """Look up the metric of an answered sample in the journal; start it if granted and absent."""
+        """Find the metric of an answered sample in the journal; start it if granted and absent."""
         model = self._models.get(sample.model)
         assert model is not None
         assert model.metrics is not None

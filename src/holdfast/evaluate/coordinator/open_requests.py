@@ -102,7 +102,7 @@ class OpenRequests:
             bodies.close()
 
     def add(self, model: int, task: int, given: KeyedSample, answers: Journal) -> OpenSample | None:
-        """Add a sample; its `missing_requests` have no answer. None if the sample is already open."""
+        """Add a sample, with its requests without answers in `missing_requests`; None if open."""
         keys = tuple(request.key for request in given.requests)
         place = (model, task, given.sample, keys)
         if place in self._by_place:

@@ -164,7 +164,7 @@ class SampleQueue:
             self._delivery.add(sample)
 
     def unmeasurable(self, sample: OpenSample, error: str = "") -> None:
-        """Leave a sample's metric to its client, which fails as the harness would, or by `error`."""
+        """Leave a sample's metric to its client, which fails like the harness, or by `error`."""
         sample.unmeasured = False
         sample.error = sample.error or error
         self._delivery.add(sample)

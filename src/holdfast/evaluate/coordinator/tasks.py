@@ -111,7 +111,7 @@ class Tasks:
         )
 
     def able_host(self, model: Model, node: int) -> tuple[ConnectedHost, ModelFacts] | None:
-        """The host for what is to be done on a node for a model: another's where that node cannot have the model."""
+        """Find a host for a model's work on a node; another node's if this one lacks the model."""
         others = [host.node for host in self.hosts.values()] if node in model.refusals else []
         for place in (node, *others):
             host, facts = self.host_on(place), self.facts(model, place)

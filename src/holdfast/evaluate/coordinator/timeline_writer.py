@@ -81,7 +81,7 @@ class TimelineWriter:
     def request(
         self, engine: int, request: OpenRequest, done: messages.DoneRequest, said_s: float
     ) -> None:
-        """An engine worked on a request; `said_s` is when it said so, by its own clock."""
+        """Record an engine's work on a request; `said_s` is the message's time on its clock."""
         ahead_s = self._clock.monotonic_s() - said_s
         sample = request.samples[0] if request.samples else None
         self._timeline.append(

@@ -129,7 +129,7 @@ def _weights_bytes(folder: Path, spec: EngineSpec) -> int:
 
 
 def _estimated_bytes(config: dict[str, Any], text: dict[str, Any], spec: EngineSpec) -> int:
-    """Estimate a plain transformer within some percent: embeddings, attention, gated MLP (experts)."""
+    """Estimate a plain transformer within some percent: embeddings, attention, gated MLP."""
     hidden = text.get("hidden_size") or text.get("n_embd") or 0
     layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
     heads = text.get("num_attention_heads") or text.get("n_head") or 1

@@ -46,7 +46,7 @@ _MALFORMED_TRIES = 3
 
 
 class Unanswerable(Exception):
-    """The server will not answer this request; `status` is the HTTP status, if that is the reason."""
+    """The server will not answer this request; `status` is the HTTP status, if one is the reason."""
 
     def __init__(self, why: str, status: int = 0) -> None:
         super().__init__(why)
@@ -259,9 +259,7 @@ class OpenAIEngine:
             answer = await self._ask_for(request)
         except Unanswerable as why:
             error = str(why)
-        except (
-            Exception
-        ) as why:  # our own bug, or a request that JSON cannot hold: only this request fails
+        except Exception as why:  # our bug, or a request beyond JSON: only this request fails
             error = f"{type(why).__name__}: {why}"
         self._finished.append(
             Finished(

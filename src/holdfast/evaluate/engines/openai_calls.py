@@ -24,7 +24,7 @@ Tokenize = Callable[[str], Sequence[int]]
 
 
 class MalformedReply(Exception):
-    """A server's answer is not what the API says; the message ends `URL answers what cannot be used: …`."""
+    """A server's reply violates the API; the message follows `URL answers what cannot be used:`."""
 
 
 class NotSupported(Exception):

@@ -50,7 +50,7 @@ class _Sequence:
 
 
 class SimulatedEngine:
-    """See the module; `clock` and `sleep` are for tests; `sleep` gets seconds and may return early."""
+    """See the module; `clock` and `sleep` are for tests; `sleep` may return early."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class SimulatedEngine:
         return self._decoding[0][0]
 
     def _advance_to(self, event_s: float) -> list[Finished]:
-        """Let the engine's own time be `event_s`, when a prompt was read or the shortest sequences ended."""
+        """Advance the engine's time to `event_s`, the end of a prompt or of the shortest sequences."""
         done: list[_Sequence] = []
         if self._reading is not None:
             sequence, self._reading = self._reading, None

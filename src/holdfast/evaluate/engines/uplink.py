@@ -148,7 +148,9 @@ class Uplink:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._serving:
             writer.write(messages.encode(self._serving))
-        held = self._held()  # before the flush, so that requests that end in between are reported twice rather than never
+        held = (
+            self._held()
+        )  # before the flush: requests that end in between are sent twice, not never
         self._flush()
         for done in self._unacked:
             writer.write(messages.encode(done))

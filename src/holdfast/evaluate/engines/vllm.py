@@ -111,7 +111,7 @@ class VllmEngine(OpenAIEngine):
         return f"vllm {spec.mode} {spec.dtype} tp {spec.tensor_parallel} version {self._version} limit {self._max_length}"  # noqa: E501
 
     def curve(self) -> Curve:
-        """Return a guess for some billion parameters on one GPU, to be corrected by observed times."""
+        """Return a guess for some billion parameters on one GPU, corrected by observed times."""
         return Curve(
             prefill_tokens_per_s=20_000.0,
             request_s=0.002,

@@ -61,7 +61,7 @@ class Pulse:
             self.beat()
 
     def beats(self) -> bool:
-        """Return True if the thread gave a recent sign of life, or is within its allowed absence."""
+        """Return True if the thread gave a recent sign of life, or is allowed to be absent."""
         return self._clock.monotonic_s() < self._until_s
 
 
@@ -271,9 +271,7 @@ class EngineWorker:
                     error=error,
                 ),
             )
-            self._forget(
-                one.id
-            )  # last, so that another thread finds the request in at least one place
+            self._forget(one.id)  # last, so that other threads find the request somewhere
         if finished and not self._held:
             line.flush()
 

@@ -127,9 +127,7 @@ class _Line:
 
     async def close(self) -> None:
         self._task.cancel()
-        with contextlib.suppress(
-            asyncio.CancelledError, EvaluationError
-        ):  # the error was raised in `ask`
+        with contextlib.suppress(asyncio.CancelledError, EvaluationError):  # raised in `ask`
             await self._task
 
     async def _stay_connected(self) -> None:

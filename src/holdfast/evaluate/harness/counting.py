@@ -55,9 +55,7 @@ def count_requests(suite: Suite, facts: ModelFacts) -> list[list[SampleRequests]
             except _Counted:
                 pass
             except Exception:
-                if (
-                    not client.samples
-                ):  # otherwise the error is the harness's reaction to our refusal
+                if not client.samples:  # otherwise the error follows from our refusal
                     raise
             found.append(client.samples)
     return found

@@ -1,4 +1,4 @@
-"""Describe an error of foreign code in one sentence: what it was and where."""
+"""Describe an error of foreign code in one sentence, with its place."""
 
 import traceback
 from pathlib import Path

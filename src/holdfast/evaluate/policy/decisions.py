@@ -324,7 +324,7 @@ def _refused(state: State, event: RequestRefused) -> None:
 
 
 def _take_back(state: State, engine: EngineState, requests: tuple[int, ...]) -> None:
-    """Put returned requests, or those of an engine that left, at the front of the queue."""
+    """Put requests from an engine back at the front of the queue."""
     back: list[Entry] = []
     for request in requests:
         if not feed.release(state, engine, request) or state.request_state[request] == DONE:

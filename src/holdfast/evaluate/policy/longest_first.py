@@ -68,7 +68,7 @@ class LongestFirst:
         tokens: float = 0.0,
         most_tokens: float = 0.0,
     ) -> None:
-        """Enter what will take `length_s` from when it begins; of one length the last that was added comes first."""
+        """Add an entry with an expected time of `length_s`, before equal ones."""
         self.count += 1
         queue = self._tasks.get(task)
         if queue is None:

@@ -116,7 +116,7 @@ class Priors:
         return priors
 
     def history(self) -> list[TaskHistory]:
-        """Return all observations, those of this run in place of earlier ones."""
+        """Return all observations; newer ones replace earlier ones."""
         found = []
         for name, task in zip(self._names, self._tasks, strict=True):
             size = max(len(task.tokens), len(task.metric_s))

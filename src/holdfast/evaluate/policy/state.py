@@ -153,7 +153,7 @@ class EngineState:
         return rest * self.step_s(min(self.decoding + 1, self.max_batch))
 
     def end_s(self) -> float:
-        """In how many seconds it should have answered all it holds: its work, or its longest answer."""
+        """Return the expected seconds until all its answers end (total work or longest answer)."""
         load_s = self.load_s()
         if not self.decoding:
             return load_s
@@ -352,7 +352,7 @@ class State:
         return now_s / (decode_s + metric_s)
 
     def waiting_s(self, model: ModelState) -> float:
-        """Full engines' seconds of what no engine has of a model; for what is not in order yet a second each."""
+        """Return full-batch engine-seconds of a model's waiting work; 1 s per unsorted entry."""
         total_s = float(len(model.late))
         if self.reference is None:
             return total_s

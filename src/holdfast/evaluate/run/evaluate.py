@@ -254,7 +254,7 @@ def _run(
 
 
 def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> None:
-    """Add the evaluation's record if this ledger lacks one; a resumed run may use another ledger."""
+    """Add the evaluation's record if this ledger, which may be a new one, lacks it."""
     try:
         ledger.evaluation(paths.evaluation_id)
     except NotFound:

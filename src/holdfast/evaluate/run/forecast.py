@@ -198,7 +198,10 @@ def history_note(
 
 
 def engines_per_node_of(planned: Planned) -> tuple[int, str]:
-    """Count the engines that a live node would start (`coordinator.engine_slots`), with the reason as a sentence."""
+    """Count the engines that a live node would start, with the reason as a sentence.
+
+    The count is the same as in `coordinator.engine_slots`.
+    """
     options, spec = planned.options, planned.options.engine
     gpus = (
         (gpu_count() if options.on == "local" else planned.gpus_per_node) if uses_gpus(spec) else 0

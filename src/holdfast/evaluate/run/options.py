@@ -174,7 +174,7 @@ class EvaluateOptions:
         _check_above("silent_s", self.silent_s, 0.0)
 
     def applied_to(self, suite: Suite) -> Suite:
-        """Return the suite with these options' values in each task; unset options change nothing."""
+        """Return the suite with these options' values in each task; unset options keep the suite's."""
         given: dict[str, Any] = {
             name: value
             for name in ("limit", "num_fewshot", "chat_template")

@@ -242,7 +242,7 @@ class Session:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C reaches only the session; its closed input ends the coordinator
+                    start_new_session=True,  # Ctrl-C reaches only the session; closing the input ends it
                 )
             try:
                 code = await child.wait()

@@ -275,9 +275,7 @@ class _Stream:
             try:
                 plan = replace(plan, manifest=describe_model(plan.model, options))
             except (HoldfastError, OSError) as error:
-                if newest not in checkpoints_in(
-                    self.folder
-                ):  # retention deleted the checkpoint first
+                if newest not in checkpoints_in(self.folder):  # retention deleted it first
                     continue
                 if _is_of_the_command(error, newest.path, options):
                     raise

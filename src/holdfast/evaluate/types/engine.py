@@ -75,7 +75,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
         return prefill_s + new_tokens * (self.step_base_s + self.step_sequence_s)
 
     def saturated_s(self, prompt_tokens: float, new_tokens: float) -> float:
-        """Return the engine-seconds of a request in a full batch, which no schedule can undercut."""
+        """Return the engine-seconds of a request in a full batch: the least of any schedule."""
         prefill_s = self.request_s + prompt_tokens / self.prefill_tokens_per_s
         return prefill_s + new_tokens * (self.step_base_s / self.max_batch + self.step_sequence_s)
 
@@ -105,10 +105,10 @@ class Engine(Protocol):
     """
 
     def load(self, folder: Path) -> None:
-        """Start with the weights of a Hugging Face folder (already in this node's memory), fresh.
+        """Load a Hugging Face folder's weights (in this node's memory) into a new engine.
 
         Raises:
-            BadUse: the model does not fit the device, or is not one this engine runs.
+            BadUse: the model does not fit the device, or the engine cannot run this model.
         """
         ...
 
@@ -121,7 +121,7 @@ class Engine(Protocol):
         ...
 
     def canary(self) -> list[float]:
-        """Return log-probabilities of fixed prompts, which must equal a fresh load's after a swap."""
+        """Return log-probabilities of fixed prompts; after a swap they must equal a fresh load's."""
         ...
 
     def numerics(self) -> str:
@@ -144,10 +144,10 @@ class Engine(Protocol):
         ...
 
     def recall(self, ids: Sequence[int]) -> list[int]:
-        """Drop those of `ids` that have not begun.
+        """Drop the requests among `ids` that have not begun.
 
         Returns:
-            The dropped ids.
+            The ids of the dropped requests.
         """
         ...
 

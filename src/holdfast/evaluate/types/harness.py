@@ -74,7 +74,7 @@ class EngineClient(Protocol):
         ...
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        """Submit one sample and wait, for an asynchronous harness; many calls may wait at a time."""
+        """Submit one sample and wait, for an asynchronous harness; many may wait at a time."""
         ...
 
 
@@ -137,5 +137,5 @@ class Rehearsing(Protocol):
     """A harness with a slow first use, which runs once before the tasks' processes are forked."""
 
     def rehearse(self) -> None:
-        """Import and run once what every forked process would need first; called after `prepare`."""
+        """Import and run once the parts that every forked process needs; called after `prepare`."""
         ...

@@ -57,7 +57,7 @@ class ContentDigests:
 
 
 class ReadRecorder:
-    """Record the files that this process opens for reading, from Python's audit events for `open`."""
+    """Record the files that this process opens for reading, by Python's audit events."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Stamp | None, str]] = {}

@@ -111,7 +111,7 @@ class Keyed(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 def keyed(request: Request) -> Keyed:
-    """Encode a request with its key (BLAKE2b of the encoding, which has a fixed order of fields)."""
+    """Encode a request with its key (BLAKE2b of the encoding, whose field order is fixed)."""
     body = _encoder.encode(request)
     inputs = request.prompt + request.continuation[:-4] or request.text.encode()
     prefix = _hash32(inputs[:_PREFIX_BYTES])

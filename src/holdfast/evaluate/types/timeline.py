@@ -157,7 +157,7 @@ class TimelineFile:
     """Write the file; only the coordinator does."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path`, making its folder, and cut off a line that a killed writer left torn.
+        """Open the file at `path`, make its folder, and cut off a torn last line.
 
         Raises:
             OSError: the file cannot be opened.

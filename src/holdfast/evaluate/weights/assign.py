@@ -75,7 +75,7 @@ def reassign(
 def _deal(
     manifest: ModelManifest, chunks: Iterable[int], loads: Mapping[int, int], owners: list[int]
 ) -> None:
-    """Assign owners to `chunks` in place; `loads` are the bytes that each node already must read."""
+    """Assign owners to `chunks` in place; `loads` are the bytes that nodes already must read."""
     heap = [(load_bytes, node) for node, load_bytes in loads.items()]
     heapq.heapify(heap)
     for number in sorted(chunks, key=lambda number: (-manifest.chunks[number].size_bytes, number)):

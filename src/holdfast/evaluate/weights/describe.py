@@ -358,7 +358,7 @@ def _check_folder(folder: Path) -> None:
 
 
 async def _ask_for(source: Source, paths: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of those of `paths` that exist."""
+    """Return the sizes of the existing files among `paths`."""
 
     async def one(path: str) -> tuple[str, int] | None:
         try:

@@ -259,7 +259,7 @@ class _Model:
             ) from error
 
     async def _convert(self) -> None:
-        """Make the Hugging Face folder, in a process of its own: this one stays free of torch."""
+        """Convert to a Hugging Face folder in a separate process; this one has no torch."""
         manifest = self.share.manifest
         making = self._memory.path(f"{self._name}.making")
         making.mkdir(mode=0o700)

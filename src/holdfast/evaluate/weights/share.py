@@ -124,7 +124,7 @@ class ModelShare:
     # For this node
 
     async def share_out(self, owners: Sequence[int], peers: Mapping[int, str], node: int) -> None:
-        """Continue with new owners and peers; chunks that a peer already has come from that peer."""
+        """Continue with new owners and peers; chunks that a peer has come from the peer."""
         async with self._sharing_out:
             again = bool(self._owners)
             gone = [asker for asker in self._askers if peers.get(asker) != self._peers.get(asker)]
@@ -347,7 +347,7 @@ class ModelShare:
         self._plan()
 
     async def _look_around(self, concerns: Callable[[int], bool], *, without: int = -1) -> None:
-        """Make whoever has a missing chunk its owner, this node where nobody has; of owners that `concerns` says."""
+        """Give missing chunks of the `concerns` owners to a holder, or without one to this node."""
         others = [peer for peer in self._peers if peer not in (self._node, without)]
         found = await asyncio.gather(*(self._held_by(peer) for peer in others))
         turn = 0

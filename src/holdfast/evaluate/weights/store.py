@@ -38,7 +38,7 @@ class MemoryFull(EvaluationError):
 
 
 class SharedFile:
-    """A file of fixed size, written in place from any thread, and closed with its last reference."""
+    """A file of fixed size, written in place from any thread, closed with its last reference."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -88,9 +88,7 @@ class SharedMemory:
             raise BadUse(f"{session!r} cannot name a session. Use letters, digits, `-` and `_`.")
         self.budget_bytes = budget_bytes
         self._used: dict[str, int] = {}
-        with _locked(
-            root
-        ) as own:  # a session is made and locked at once, so that no other agent clears it
+        with _locked(root) as own:  # a session is made and locked at once; no agent clears it
             self.cleared = _clear_sessions_of_the_dead(own)
             self.folder = own / session
             try:
@@ -230,7 +228,7 @@ def _is_held(lock: Path) -> bool:
 
 @contextmanager
 def _locked(root: Path) -> Iterator[Path]:
-    """Lock this user's folder in `root`, which is made if missing and goes with the last session."""
+    """Lock this user's folder in `root`; it is made if missing, and goes with the last session."""
     while True:
         own = _own_folder(root)
         try:

@@ -85,7 +85,7 @@ class Line:
         return self._writer is not None and not self._writer.is_closing()
 
     def send(self, message: wire.Message) -> None:
-        """Queue a message, which is lost if the connection breaks; a `Welcome` follows each loss."""
+        """Queue a message, which is lost if the connection breaks; a `Welcome` follows."""
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(wire.encode(message))
 

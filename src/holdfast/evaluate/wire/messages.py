@@ -217,7 +217,7 @@ class StopEngine(Message, frozen=True, kw_only=True):
 
 
 class ChildExited(Message, frozen=True, kw_only=True):
-    """A process of the node's ended by itself: `role` "engine" or "host"; `tail` is the end of what it printed."""
+    """A child of the node ended: `role` "engine" or "host"; `tail` is the end of its output."""
 
     role: str
     name: str
@@ -238,7 +238,7 @@ class Prepare(Message, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """Ready; `versions` is harness to version. With `error`, a sentence, it is not, and will not be."""
+    """The host is ready, or with `error` can never be; `versions` is harness to version."""
 
     versions: dict[str, str] = {}
     error: str = ""
@@ -274,10 +274,10 @@ class MeasureSample(Message, frozen=True, kw_only=True):
 
 
 class SampleMeasured(Message, frozen=True, kw_only=True):
-    """A metric is computed, or raised (`error`). `lost`: its process died, and it may be tried again.
+    """A metric was computed, or raised `error`; with `lost`, its process died: it may be retried.
 
-    `read` is each file that the metric depends on with the digest of its content; None where nobody knows them all,
-    and the metric is then not kept for others.
+    `read` is each file that the metric depends on with the digest of its content. None means that
+    the files are not all known, and the metric is not kept for others.
     """
 
     metric_key: bytes
@@ -325,7 +325,7 @@ class Serve(Message, frozen=True, kw_only=True):
 
 
 class Serving(Message, frozen=True, kw_only=True):
-    """The engine serves this model after a "load" or "swap" (`how`); `kept`: already before a cut."""
+    """The engine serves this model by a "load" or "swap" (`how`); `kept`: already before a cut."""
 
     model: int
     how: str
@@ -358,7 +358,7 @@ class AskEngine(Message, frozen=True, kw_only=True):
 
 
 class TakeBack(Message, frozen=True, kw_only=True):
-    """Return those of these keys that have not begun."""
+    """Return the requests among these keys that have not begun."""
 
     keys: list[bytes]
 

@@ -90,14 +90,16 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
         except (EOFError, TimeoutError, ConnectionError):
             pass
         except asyncio.CancelledError:
-            pass  # the loop ends, and asyncio's own callback (before 3.12) raises for a task with this end
+            pass  # the loop ends, and asyncio (before 3.12) raises for such a task
         except ChannelError as error:
             _log.warning(
                 "%s: %s",
                 "a stranger" if peer is None else f"{peer.hello.role} {peer.hello.name}",
                 error,
             )
-        except Exception as error:  # passed on to the listener, which can end the process: the state is not reliable any more
+        except (
+            Exception
+        ) as error:  # reported to end the process: the state is not reliable any more
             listener.broke(error)
         finally:
             if peer is not None and peers.get((peer.hello.role, peer.hello.name)) is peer:

@@ -24,7 +24,7 @@ from holdfast.evaluate.types.requests import Answer, Request, keyed, pack_tokens
 
 
 def input_of(request: Request, max_length: int) -> bytes:
-    """Return the packed input of a log-probability: all but the last token, the last `max_length`."""
+    """Return a log-probability's packed input: all but the last token, at most `max_length`."""
     return (request.prompt + request.continuation)[-4 * (max_length + 1) :][:-4]
 
 

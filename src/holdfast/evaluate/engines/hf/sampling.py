@@ -1,4 +1,4 @@
-"""Choose the next token as transformers' `generate` would, and end a generation as lm-eval would."""
+"""Choose the next token as transformers' `generate` does, and stop as lm-eval does."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -78,7 +78,7 @@ def max_length_of(config: Any, tokenizer: Any) -> int:
 
 
 class Swapper:
-    """Replace the weights of a running model; made from its first folder while the model is fresh."""
+    """Replace the weights of a running model; made from its folder while the model is fresh."""
 
     def __init__(self, model: Any, folder: Path) -> None:
         self._model = model

@@ -70,7 +70,7 @@ class Catalog:
             )
 
     def runs_code(self, name: str) -> bool:
-        """Return True if a task, or one in a group or tag, declares that it runs the model's code."""
+        """Return True if a task, or one in a group or tag, declares to run the model's code."""
         entries = [self._index[part] for part in self._parts(name) if part in self._index]
         files = [
             entry.yaml_path for entry in entries if entry.kind is Kind.TASK and entry.yaml_path

@@ -141,7 +141,7 @@ class LmEval:
     def measure(
         self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
     ) -> bytes:
-        """See `Harness.measure`. Empty where it could not be said exactly, or failed: the client computes it then."""
+        """See `Harness.measure`; empty if the metric failed or is inexact: the client computes it."""
         wanted = msgspec.msgpack.encode((entry, facts.tokenizer, facts.max_length))
         if self._measured is None or self._measured[0] != wanted:
             self._set_up()
@@ -258,12 +258,12 @@ def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
 
 
 def _metadata(facts: ModelFacts, options: LmEvalOptions) -> dict[str, Any]:
-    """Return lm-eval's metadata for tasks that make their own data: `pretrained`, and the entry's."""
+    """Return lm-eval's metadata for tasks that make their data: `pretrained`, and the entry's."""
     return {**({"pretrained": facts.tokenizer} if facts.tokenizer else {}), **options.metadata}
 
 
 def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
-    """Return a digest of the packages, the arguments and the tokenizer, which a metric depends on."""
+    """Return a digest of packages, arguments and tokenizer, which a metric depends on."""
     digest = hashlib.blake2b(package_versions().encode(), digest_size=16)
     digest.update(json.dumps(dict(options.model_args), sort_keys=True).encode())
     if facts.tokenizer:

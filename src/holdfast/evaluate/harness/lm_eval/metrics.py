@@ -73,7 +73,7 @@ class Exchange:
 
     @property
     def splits_one_input(self) -> bool:
-        """Whether two continuations of different length ask about one input, which lm-eval's collator mixes up."""
+        """True if continuations of several lengths share an input, which lm-eval mixes up."""
         return any(len(lengths) > 1 for lengths in self._splits.values())
 
     def responses(self, instances: "Sequence[Instance]") -> list[Any]:

@@ -115,7 +115,7 @@ class EngineLM(HFLM):  # type: ignore[misc]
     ) -> list[int]:
         """Return a text's token ids, with lm-eval's interface."""
         if self._is_generating:
-            return []  # only for sorting a batch, here of one; the prompt goes through `tok_batch_encode`
+            return []  # sorts a batch, here of one; `tok_batch_encode` gets the prompt
         return self._encode(string, add_special_tokens, left_truncate_len)  # type: ignore[no-any-return]
 
     def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> Any:

@@ -83,7 +83,7 @@ def _task(kind: str) -> dict[str, Any]:
 
 
 def _open_a_data_set(folder: Path) -> None:
-    """Open a dataset without reading it: Arrow reads with threads, and a forking process needs one."""
+    """Open a dataset without reading: Arrow reads with threads, and forks need one thread."""
     from datasets import load_dataset_builder
 
     file = folder / "test.jsonl"

@@ -111,12 +111,15 @@ def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def plain(value: Any, default: Callable[[Any], Any]) -> Any:
-    """Convert a results object through JSON, as a reader of lm-eval's file; `default` is lm-eval's."""
+    """Convert a results object through JSON, like a reader of lm-eval's file.
+
+    `default` is lm-eval's.
+    """
     return json.loads(json.dumps(value, default=default, ensure_ascii=False))
 
 
 def task_hash(samples: Iterable[Mapping[str, Any]]) -> str:
-    """lm-eval's fingerprint of a task's documents, prompts and targets (`EvaluationTracker`)."""
+    """Return lm-eval's fingerprint of a task's documents, prompts and targets."""
     text = "".join(
         sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples
     )

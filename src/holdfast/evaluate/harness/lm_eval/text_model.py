@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class TextLM(TemplateLM):  # type: ignore[misc]
-    """As lm-eval's `local-completions` with `tokenized_requests=False`, and `local-chat-completions` with a template.
+    """Behave as lm-eval's `local-completions`, or `local-chat-completions` with a template.
 
     Args:
-        facts: what there is to know of the model.
-        model_args: of lm-eval's `--model_args`; `think_end_token` alone concerns text.
-        seed: of what is sampled.
+        facts: the facts of the model.
+        model_args: of lm-eval's `--model_args`; only `think_end_token` applies to text.
+        seed: the seed of sampling.
     """
 
     exchange: "Exchange"

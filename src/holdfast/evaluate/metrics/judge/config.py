@@ -61,7 +61,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         )
 
     def cost(self, prompt_tokens: int, new_tokens: int) -> int:
-        """What tokens cost, in millionths: a price of a million tokens is the millionths that one costs."""
+        """Return the cost of tokens in millionths, the unit of a price per million tokens."""
         return math.ceil(prompt_tokens * self.input_price + new_tokens * self.output_price)
 
 

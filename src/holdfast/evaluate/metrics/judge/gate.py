@@ -52,9 +52,7 @@ class JudgeGate:
         self._quota = QuotaState(limits)
         for event in past.settled:
             decide(self._quota, event)
-        for (
-            left
-        ) in past.unsettled:  # possibly sent and answered: counts as spent, now at the latest
+        for left in past.unsettled:  # perhaps sent and answered: counts as spent, now at the latest
             now_s, cost = self.now_s(), left.cost_microdollars
             journal.settle(now_s, left.request, left.tokens, cost)
             paid = cost if left.is_ours else 0
@@ -119,7 +117,7 @@ class JudgeGate:
         *,
         retry_after_s: float | None,
     ) -> None:
-        """Say what a request took that was let through. Raises OSError: the journal cannot be written."""
+        """Record the actual use of an admitted request. Raises OSError."""
         now_s = self.now_s()
         self._journal.settle(now_s, request, tokens, cost_microdollars)
         self._hear(

@@ -31,7 +31,7 @@ class _Running:
 
 
 class Judge:
-    """The proxy's process, as long as the block lasts. It ends with its owner, and can be started again any time."""
+    """Run the proxy's process during the block; it ends with its owner, and may be restarted."""
 
     def __init__(self, config: JudgeConfig, folder: Path) -> None:
         """Start the proxy.
@@ -89,11 +89,11 @@ class Judge:
         return self._running.process.poll() is None
 
     def restart(self) -> None:
-        """Start a proxy that ended; it keeps to the same limits, at another port unless the configuration names one.
+        """Restart the proxy with the same limits, and on the same port if configured.
 
         Raises:
-            BadUse: another evaluation was faster.
-            EvaluationError: it does not come up.
+            BadUse: another evaluation took the judge.
+            EvaluationError: the proxy does not start.
         """
         self.stop()
         self._running = self._start()

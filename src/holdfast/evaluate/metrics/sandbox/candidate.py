@@ -30,7 +30,7 @@ class Program:
         exec(code, self._module.__dict__)  # the jail exists for this line
 
     def names(self, wanted: list[str]) -> dict[str, Any]:
-        """Return those of the `wanted` names that the program defines."""
+        """Return the program's objects for the `wanted` names that it defines."""
         return {name: vars(self._module)[name] for name in wanted if name in vars(self._module)}
 
 

@@ -62,7 +62,7 @@ def main(control_fd: int, mode: str) -> None:
 
 
 def _first_uid() -> int:
-    """Return the first of a range of user ids for this sandbox, by process id, above all real ones."""
+    """Return the first of a range of user ids for this sandbox, above all real ones."""
     return 0x40000000 + os.getpid() % (1 << 22) * _USERS
 
 

@@ -174,7 +174,7 @@ class Peer:
         self.spoilt = ""
 
     def untestable(self, why: str) -> BaseException:
-        """The exception to raise; on the side of the tests the verdict is spoilt whoever catches it."""
+        """Return the exception to raise; on the tests' side, also spoil the verdict."""
         if not self._guarded:
             return TypeError(why)
         self.spoilt = self.spoilt or f"cannot be tested: {why}"

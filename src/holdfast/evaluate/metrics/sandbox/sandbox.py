@@ -240,9 +240,7 @@ class Sandbox:
                 send(testers, {"role": "tester", "source": tests, "nonce": nonce, "wall_s": wall_s})
                 tested = _report(testers, wall_s + _GRACE_S)
                 if ENDED_EARLY in tested["verdict"]:
-                    select.select(
-                        [programs], [], [], _LAST_WORD_S
-                    )  # the warden reports the program's end
+                    select.select([programs], [], [], _LAST_WORD_S)  # the warden reports its end
                 programs.shutdown(socket.SHUT_WR)  # the program is not needed any more
                 ran = _report(programs, _GRACE_S)
             except (OSError, EOFError):

@@ -54,9 +54,7 @@ def run(
     except (EOFError, Malformed):
         return
     folder = _workplace(uid, limits, setting)
-    syscalls.prctl(
-        syscalls.PR_SET_CHILD_SUBREAPER, 1
-    )  # process 1 of a namespace is a subreaper anyway
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)  # process 1 of a namespace is one anyway
     printed, output = os.pipe()
     verdict, verdict_out = os.pipe()
     pid = os.fork()
@@ -97,9 +95,7 @@ def _workplace(uid: int, limits: Limits, setting: Setting) -> str:
     flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
     options = f"size={limits.file_bytes},nr_inodes=4096,mode=1777"
     syscalls.mount("tmpfs", WORKPLACE, "tmpfs", flags, options)
-    with contextlib.suppress(
-        OSError
-    ):  # otherwise /proc would show the forkserver's processes, by number
+    with contextlib.suppress(OSError):  # otherwise /proc shows the forkserver's processes
         syscalls.mount("proc", "/proc", "proc", flags | syscalls.MS_NOEXEC)
     return WORKPLACE
 
