@@ -199,7 +199,8 @@ def test_weights_that_are_others_than_in_an_earlier_life_are_refused(tmp_path):
     ((number, why, _),) = changed.failures
     assert number == 0
     assert why == (
-        "The weights of 0 changed since this evaluation began: node node-0 has other bytes than were there first. "
+        "The weights of 0 changed since this evaluation began: node node-0 has other bytes than "
+        "were there first. "
         "Put the old ones back, or evaluate these under another --id."
     )
     assert changed.asked() == [1]

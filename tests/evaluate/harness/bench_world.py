@@ -213,7 +213,8 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
         "t_several": "metric_list:\n"
         "  - metric: !function utils.several\n    aggregation: median\n    higher_is_better: true\n"
         "filter_list:\n  - name: lists\n    filter:\n"
-        "      - function: custom\n        filter_fn: !function utils.as_lists\n      - function: take_first\n",
+        "      - function: custom\n        filter_fn: !function utils.as_lists\n      - function: "
+        "take_first\n",
         "t_raising": "process_results: !function utils.raising\nmetric_list:\n"
         "  - metric: length\n    aggregation: mean\n    higher_is_better: true\n",
     }
@@ -241,12 +242,14 @@ def make_code_task(folder: Path, *, marked: bool) -> None:
         '    return [[doc["text"] + resp for resp in resp_list] for resp_list, doc in zip(resps, docs)]\n'
     )
     (folder / f"{name}.yaml").write_text(
-        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: {folder / 'test.jsonl'}\n"
+        f"task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files:\n    test: "
+        f"{folder / 'test.jsonl'}\n"
         "test_split: test\noutput_type: generate_until\n"
         + ("unsafe_code: true\n" if marked else "")
         + 'doc_to_text: "{{text}}"\ndoc_to_target: "{{target}}"\nrepeats: 2\n'
         'generation_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 5\n'
-        "metric_list:\n  - metric: !function code_utils.pass_at_k\n    aggregation: mean\n    higher_is_better: true\n"
+        "metric_list:\n  - metric: !function code_utils.pass_at_k\n    aggregation: mean\n    "
+        "higher_is_better: true\n"
         "    k: [1, 2]\n"
         "filter_list:\n  - name: code\n    filter:\n"
         "      - function: custom\n        filter_fn: !function code_utils.build\n"

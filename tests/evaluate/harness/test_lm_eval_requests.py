@@ -182,7 +182,8 @@ def test_data_that_is_not_here_is_said_in_a_sentence(world, tmp_path):
     from holdfast.evaluate.types.errors import EvaluationError
 
     (tmp_path / "far.yaml").write_text(
-        "task: far\ndataset_path: nobody/nothing-at-all\ntest_split: test\noutput_type: generate_until\n"
+        "task: far\ndataset_path: nobody/nothing-at-all\ntest_split: test\noutput_type: "
+        "generate_until\n"
         'doc_to_text: "{{a}}"\ndoc_to_target: "{{a}}"\n'
     )
     made = LmEval(include_paths=[str(tmp_path)])

@@ -71,19 +71,24 @@ HONEST = [
     Honest("borrowed import", "import math\ndef f(x): return x\n", "assert math.sqrt(f(4)) == 2\n"),
     Honest("missing import", "def f(x): return x\n", "assert math.sqrt(f(4)) == 2\n", False),
     Honest("plain types", "def f(x): return x\n",
-           "for x in (1, True, None, 1.5, 'a\\ud800', b'\\xff', (1, (2,)), {1, 2}, frozenset({3}), {'a': [1], 2: None}, 2 + 3j, range(3), 10 ** 5000, ...):\n"
+           "for x in (1, True, None, 1.5, 'a\\ud800', b'\\xff', (1, (2,)), {1, 2}, frozenset({3}), "
+           "{'a': [1], 2: None}, 2 + 3j, range(3), 10 ** 5000, ...):\n"
            "    assert f(x) == x and type(f(x)) is type(x)\n"),
     Honest("library types", "from collections import *\nfrom decimal import Decimal\nfrom fractions import Fraction\nimport datetime\n"
-           "def f(s): return Counter(s), OrderedDict(a=1), deque([1, 2], 3), Decimal('1.10'), Fraction(1, 3), datetime.date(2020, 1, 2), defaultdict(list, a=[1])\n",
-           "from collections import Counter, OrderedDict\nfrom fractions import Fraction\na = f('aab')\nassert a[0] == Counter('aab') and a[0].most_common(1) == [('a', 2)]\n"
+           "def f(s): return Counter(s), OrderedDict(a=1), deque([1, 2], 3), Decimal('1.10'), "
+           "Fraction(1, 3), datetime.date(2020, 1, 2), defaultdict(list, a=[1])\n",
+           "from collections import Counter, OrderedDict\nfrom fractions import Fraction\na = "
+           "f('aab')\nassert a[0] == Counter('aab') and a[0].most_common(1) == [('a', 2)]\n"
            "assert a[1] == OrderedDict(a=1) and list(a[2]) == [1, 2] and str(a[3]) == '1.10' and a[4] == Fraction(1, 3) and a[5].year == 2020 and a[6]['x'] == []\n"),
     Honest("named tuple", "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)\n", "assert f() == (1, 2) and f().y == 2 and f()._fields == ('x', 'y')\n"),
     Honest("enumeration", "import enum\nclass C(enum.Enum):\n    RED = 1\n    BLUE = 2\ndef f(): return C.RED\n", "assert f() is C.RED and f() == C.RED and f() != C.BLUE and f().value == 1 and f().name == 'RED'\n"),
     Honest("data class", "from dataclasses import dataclass\n@dataclass\nclass D:\n    a: int\n    b: str = 'x'\n", "assert D(1) == D(1, 'x') and D(2).a == 2 and repr(D(1)) == \"D(a=1, b='x')\"\n"),
     Honest("class", _POINT, "p = Point(1, 2)\nassert p.x == 1 and p.move(2).x == 3 and isinstance(p, Point) and not isinstance(3, Point)\n"
-           "assert Point(1, 2) == Point(1, 2) and Point(1) != Point(2) and Point(1) + Point(2) == Point(3) and Point(1) < Point(2)\n"
+           "assert Point(1, 2) == Point(1, 2) and Point(1) != Point(2) and Point(1) + Point(2) == "
+           "Point(3) and Point(1) < Point(2)\n"
            "assert repr(p) == 'Point(3, 2)' and len(p) == 2 and list(p) == [3, 2] and p.norm == 5\n"
-           "assert Point.origin().x == 0 and Point.unit() == 1 and Point.count > 3\np.x = 10\nassert p.x == 10 and hasattr(p, 'y') and not hasattr(p, 'z')\n"
+           "assert Point.origin().x == 0 and Point.unit() == 1 and Point.count > 3\np.x = "
+           "10\nassert p.x == 10 and hasattr(p, 'y') and not hasattr(p, 'z')\n"
            "assert type(p).__name__ == 'Point' and sorted([Point(2), Point(1)])[0].x == 1\n"),
     Honest("wrong class", _POINT, "assert Point(1, 2) == Point(2, 1)\n", False),
     Honest("linked list", "class Node:\n    def __init__(self, v, next=None): self.v, self.next = v, next\ndef build(a):\n    head = None\n    for v in reversed(a): head = Node(v, head)\n    return head\n",

@@ -102,7 +102,8 @@ def test_a_killed_writer_leaves_a_timeline_that_can_be_read(tmp_path):
         "import sys; from holdfast.evaluate.types.timeline import *; from pathlib import Path\n"
         "writer = TimelineFile(Path(sys.argv[1])); number = 0\n"
         "while True:\n"
-        "    writer.append(RequestSpan(engine=0, task=0, sample=number, t0=1.0, t1=2.0)); number += 1\n"
+        "    writer.append(RequestSpan(engine=0, task=0, sample=number, t0=1.0, t1=2.0)); number "
+        "+= 1\n"
         "    if number == 5000: print('on its way', flush=True)\n"
     )
     path = tmp_path / "t"

@@ -90,7 +90,8 @@ def test_scores_that_cannot_be_recorded_are_kept_and_resume_records_them(world):
     with pytest.raises(EvaluationError) as caught:
         world.evaluate()
     assert str(caught.value) == (
-        f"Its tasks have ended and what they came to is in {world.paths.root}, but not all of it could be recorded: "
+        f"Its tasks have ended and what they came to is in {world.paths.root}, but not all of it "
+        "could be recorded: "
         f"{FULL} Then go on with: holdfast eval resume x"
     )
     assert world.state() == "running"

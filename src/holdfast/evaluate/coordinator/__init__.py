@@ -12,7 +12,7 @@ and writes the journals.
 | `sample_queue` | samples, from the client that submits them to the client that receives them |
 | `models`, `tasks` | the models and their tasks, with their outcomes: kept as files |
 | `policy_queue` | events on their way to the policy, and its decisions |
-| `open_requests` | samples and requests without an answer; requests that engines hold from before a restart |
+| `open_requests` | samples and requests without an answer; requests held over a restart |
 | `engine_slots`, `engine_pool` | nodes and engines, and which engine serves which model |
 | `dealing` | weights to nodes, once per cluster |
 | `certifying` | fresh loads that certify swapped engines |

@@ -71,17 +71,18 @@ class CoordinatorFiles:
         self.config = self.folder / "config.msgpack"
         self.token = self.folder / "token"
         self.address = self.folder / "address"
-        """host:port it listens on, written when it does."""
+        """The host:port of the coordinator, written once it listens."""
         self.models = self.folder / "models"
-        """A file for each model that was added, what its weights are, what its canaries are, and how it ended."""
+        """Files for each model: its message, the digest of its weights, its canaries, and its
+        end."""
         self.results = self.folder / "results"
-        """One file a task of a model that ended."""
+        """One file for each ended task of a model."""
         self.history = self.folder / "history.json"
-        """What was known of the suite's samples before."""
+        """The history of the suite's samples from before this run."""
         self.learned = self.folder / "learned.json"
-        """What is known of them now."""
+        """The history including this run."""
         self.curve = self.folder / "curve.json"
-        """What work costs on an engine, as the first one that was ready measured it."""
+        """The cost curve that the first ready engine measured."""
 
 
 def task_names(suite: Suite) -> list[str]:

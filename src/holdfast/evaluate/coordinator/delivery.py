@@ -29,7 +29,7 @@ class Delivery:
             tuple[int, int], list[tuple[int, AnsweredSample]]
         ] = {}  # each with its approximate size in bytes
         self.count = 0
-        """Samples delivered so far."""
+        """The number of samples delivered so far."""
 
     def client_joined(self, peer: Connection) -> None:
         """Deliver a task's samples to this client instead of its predecessor."""

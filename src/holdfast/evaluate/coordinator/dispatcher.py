@@ -49,7 +49,7 @@ class Dispatcher:
         self._resumed, self._samples, self._commits = resumed, samples, commits
         self._timeline = timeline
         self.answered_s = 0.0
-        """Engine-seconds at saturated batch of all that was answered."""
+        """Full-batch engine-seconds of all answers."""
 
     def ask(self, action: events.Ask) -> None:
         """Send the policy's requests to an engine."""

@@ -196,7 +196,8 @@ class EnginePool:
                 when, cure = "while they were read", "Evaluate a checkpoint that nobody writes"
             self._listener.model_failed(
                 model,
-                f"The weights of {model.added.name} changed {when}: node {node.name} has other bytes than were there "
+                f"The weights of {model.added.name} changed {when}: node {node.name} has other "
+                "bytes than were there "
                 f"first. {cure}.",
             )
             return
@@ -443,7 +444,8 @@ class EnginePool:
             if model.failed_loads == _MOST_FAILED_LOADS:
                 self._listener.model_failed(
                     model,
-                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). See that its files are whole; "
+                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). See that "
+                    "its files are whole; "
                     f"the logs are in {self._config.folder}/logs.",
                 )
         if self._may_try_again(slot, failure.why):

@@ -106,9 +106,9 @@ class Live:
         self._finishing = False
         self._draining = False
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the error of a message that could not be dealt with: nothing can go on."""
+        """Receives the error of a message that could not be handled, which ends the coordinator."""
         self.ended = asyncio.Event()
-        """Set when nothing is left to do, or nothing can be done."""
+        """Set when no work is left or possible."""
         self.exit_code = DONE
         self._handlers: dict[type[messages.Message], Callable[[Connection, Any], None]] = {
             messages.AddModel: self._add_model,

@@ -63,7 +63,8 @@ async def coordinate(folder: Path) -> int:
         was_left = await _until_over(live)
         if was_left:
             _log.warning(
-                "The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`."
+                "The command is gone. What the engines have begun is kept; go on with `holdfast "
+                "eval resume`."
             )
             await live.drain()
         await live.commit()

@@ -38,7 +38,8 @@ def make_engine(spec: EngineSpec) -> Engine:
     if not separator or not module or not name:
         known = ", ".join(KINDS)
         raise BadUse(
-            f"There is no engine kind {spec.kind!r}. Give one of {known}, or module:Class of your own."
+            f"There is no engine kind {spec.kind!r}. Give one of {known}, or module:Class of your "
+            "own."
         )
     try:
         make = getattr(importlib.import_module(module), name)

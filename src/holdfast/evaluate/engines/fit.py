@@ -72,8 +72,10 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
     room_bytes = usable_bytes * spec.tensor_parallel - weights_bytes
     if room_bytes < kv_token_bytes * max_length:
         raise BadUse(
-            f"The model needs {_gib(weights_bytes)} for its weights and {_gib(kv_token_bytes * max_length)} for one "
-            f"sequence of {max_length} tokens; {spec.tensor_parallel} x {_gib(device_memory_bytes)} of memory "
+            f"The model needs {_gib(weights_bytes)} for its weights and "
+            f"{_gib(kv_token_bytes * max_length)} for one "
+            f"sequence of {max_length} tokens; {spec.tensor_parallel} x "
+            f"{_gib(device_memory_bytes)} of memory "
             f"hold {_gib(int(usable_bytes * spec.tensor_parallel))} of it. "
             f"{_advice(text, spec, need_bytes / usable_bytes)}"
         )

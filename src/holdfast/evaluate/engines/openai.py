@@ -89,7 +89,8 @@ class OpenAIEngine:
         """
         if not self._url.startswith(("http://", "https://")):
             raise BadUse(
-                f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url http://HOST/v1."
+                f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url "
+                "http://HOST/v1."
             )
         self._connect()
         self._choose_model()
@@ -227,7 +228,8 @@ class OpenAIEngine:
         if not self._model or (models and self._model not in models):
             names = ", ".join(sorted(models)) or "none"
             raise BadUse(
-                f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; name one."
+                f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; "
+                "name one."
             )
         limit = models.get(self._model, {}).get("max_model_len")  # vLLM's and SGLang's
         if limit and not self._spec.max_length:
@@ -303,7 +305,8 @@ class OpenAIEngine:
                     asked_s = _retry_after_s(reply.headers.get("Retry-After"))
                     if status == 200 and reply.content_type == "text/event-stream":
                         raise Unanswerable(
-                            f"{url} answers with a stream of events (text/event-stream), which it was not asked for. "
+                            f"{url} answers with a stream of events (text/event-stream), which it "
+                            "was not asked for. "
                             "Turn streaming off at the server, or at the gateway before it."
                         )
                 if status == 200:

@@ -112,7 +112,8 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
     if not of_tokens or not tops:
         missing = "top_logprobs" if of_tokens else "logprobs" if not logprobs else "token_logprobs"
         raise NotSupported(
-            f"The server gives no log-probabilities of a prompt ({missing} is null), and this task is scored by them. "
+            f"The server gives no log-probabilities of a prompt ({missing} is null), and this task "
+            "is scored by them. "
             "Name a server that gives them (vLLM's completions do), or tasks that generate."
         )
     _, before = _echoed(request, max_length)
@@ -122,7 +123,8 @@ def _scored(request: Request, logprobs: Mapping[str, Any] | None, max_length: in
     wanted = len(request.continuation) // 4
     if not values or (wanted and len(values) != wanted):
         raise ValueError(
-            f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not echoed"
+            f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not "
+            "echoed"
         )
     if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
         raise ValueError(f"log-probabilities are no numbers: {values[:8]}")
@@ -153,7 +155,8 @@ def _generated(
     if request.prompt and not tokens:
         if tokenize is None:
             raise ValueError(
-                "the server tells no token ids; name the model's tokenizer (option tokenizer = FOLDER)"
+                "the server tells no token ids; name the model's tokenizer (option tokenizer = "
+                "FOLDER)"
             )
         tokens = tokenize(text)
     return Answer(

@@ -68,7 +68,8 @@ class VllmEngine(OpenAIEngine):
         command = self._command(port)
         if shutil.which(command[0]) is None:
             raise BadUse(
-                f"There is no program {command[0]!r}. Install vLLM where the engines run, or name --engine hf."
+                f"There is no program {command[0]!r}. Install vLLM where the engines run, or name "
+                "--engine hf."
             )
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
         if self._spec.mode == "exact":

@@ -104,7 +104,7 @@ class EngineWorker:
         self._ids: dict[bytes, int] = {}
         self._next_id = 0
         self.journals: dict[int, str] = {}
-        """Model to the identity of its journal: what its answers depend on besides their keys."""
+        """By model, the identity of its journal."""
 
     def hear(self, message: messages.Message) -> None:
         """Queue a message of the coordinator, and wake a waiting engine."""

@@ -144,7 +144,8 @@ class _Line:
             away_s = self._clock.monotonic_s() - gone_since_s
             if away_s > self._patience_s:
                 raise EvaluationError(
-                    f"The coordinator at {self._address} has been away for {away_s:.0f} s. What was answered is kept: "
+                    f"The coordinator at {self._address} has been away for {away_s:.0f} s. What "
+                    "was answered is kept: "
                     "`holdfast eval resume` goes on from there."
                 )
             await asyncio.sleep(next(waits))

@@ -47,7 +47,7 @@ class Runs:
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._ended: OrderedDict[tuple[int, int], TaskEnded] = OrderedDict()
         self.pids: dict[tuple[int, int], int] = {}
-        """Of the clients that run, by model and task."""
+        """The process ids of running clients, by model and task."""
 
     def run(self, job: RunTask) -> None:
         """Run a task unless it runs; report its outcome, also if it ended before."""
@@ -75,7 +75,8 @@ class Runs:
                 else f"with exit code {exit_code}"
             )
             error = (
-                f"The process of the task {job.entry.name!r} ended {STARTS} times without a result, {how} the last "
+                f"The process of the task {job.entry.name!r} ended {STARTS} times without a "
+                f"result, {how} the last "
                 f"time. What it printed is in logs/{log_name(*place)}."
             )
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)

@@ -42,7 +42,7 @@ class Measuring:
         self._workers: set[asyncio.Task[None]] = set()
         self._kept: OrderedDict[bytes, SampleMeasured] = OrderedDict()
         self.pids: dict[bytes, int] = {}
-        """Of the processes at work, by the metric's key."""
+        """The ids of working processes, by the metric's key."""
 
     def measure(self, job: MeasureSample) -> None:
         """Compute a metric unless it is in progress; report it, also if computed before."""

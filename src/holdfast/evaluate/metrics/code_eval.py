@@ -45,7 +45,8 @@ def pass_at_k(
     """
     if len(references) != len(predictions):
         raise BadUse(
-            f"There are {len(references)} references for {len(predictions)} lists of predictions; give as many."
+            f"There are {len(references)} references for {len(predictions)} lists of predictions; "
+            "give as many."
         )
     box = sandbox or _own_sandbox(num_workers)
     numbered = [

@@ -83,17 +83,15 @@ class EngineState:
         self.node = node
         self.model = -1
         self.asked: dict[int, tuple[float, float, float]] = {}
-        """Request to (seconds charged, when it was asked, the clock then), in the order asked.
-
-        The clock is -1 where it had to wait for a place: when it began is then not known.
-        """
+        """By request, in the order of asking: (seconds charged, time of asking, clock at that
+        time). The clock is -1 for a request that waited for a place, since its start is unknown."""
         self.recalled: set[int] = set()
         self.decoding = 0
         self.decode_load_s = 0.0
         self.forward_s = 0.0
         self.forward_entry_s = 0.0
         self.slowness = 1.0
-        """Observed over expected time of its answers."""
+        """The observed over the expected time of the engine's answers."""
         self.swapping = False
         self.drain_for = -1
         self.stamp_decode = 0
@@ -195,31 +193,35 @@ class ModelState:
         self.decode = LongestFirst()
         self.forward = LongestFirst()
         self.decode_room: list[tuple[float, int, int]] = []
-        """A heap of (when it would be free, stamp, engine): engines that take more. Old stamps are void."""
+        """A heap of (time of becoming free, stamp, engine) for engines with capacity. Old stamps
+        are void."""
         self.forward_room: list[tuple[float, int, int]] = []
         self.late: list[int | tuple[int, ...]] = []
         self.engines: set[int] = set()
         self.coming = 0
         self.recalled = 0
-        """Requests that its engines were asked to give back and still hold."""
+        """The number of recalled requests that engines still hold."""
         self.nodes: set[int] = set()
-        """Where its weights lie."""
+        """The nodes with the model's weights."""
         self.dropped = False
         self.first_sample = self.first_request = 1 << 62
         self.last_sample = self.last_request = -1
-        """Of its own, with others' between them where models overlap: a stream's end of one must not look at all."""
+        """The first index of this model's rows, so that dropping the model scans only its range."""
         self.steal_after_s = 0.0
         self.target_s = 0.0
-        """When it could all be done, by what is known: long answers go into batches small enough for that."""
+        """The target: the earliest end of all known work, with small batches for long answers."""
         self.pace_s = 0.0
-        """When each answer should be done: before the target where engines have time to spare."""
+        """The time by which each answer should end, before the target if engines have time to
+        spare."""
         self.decode_limit = 1 << 30
-        """How many engines are enough for what is to be generated: more would leave their batches half empty."""
+        """The most engines that may generate: more would leave their batches half empty."""
         self.decode_engines = 0
         self.too_slow: dict[int, None] = {}
-        """Engines with a place in their batch that were passed by, since with one more they would answer too late."""
+        """Engines with room that were passed over, since one more answer would make them too
+        late."""
         self.packing = -1
-        """The engine that takes long answers now: they go together, for one alone slows down a whole batch's worth."""
+        """The engine for long answers, which share one batch, since a single one slows a whole
+        batch."""
 
     def compact(self, engines: dict[int, EngineState]) -> None:
         """Drop void entries when they are most of a heap."""
@@ -264,7 +266,7 @@ class State:
         self.models: dict[int, ModelState] = {}
         self.waiting_models: set[int] = set()
         self.idle: dict[int, set[int]] = {}
-        """Node to its engines that have nothing to do."""
+        """By node, its idle engines."""
         self.reference: Curve | None = None
         self.samples = self.samples_done = self.requests = self.requests_done = 0
         # Columns by sample.
@@ -283,15 +285,15 @@ class State:
         self.request_prefix = array("I")
         self.request_group = array("i")
         self.more_samples: dict[int, list[int]] = {}
-        """Request to the other samples that wait for it."""
+        """By request, the other samples that wait for it."""
         self.doubled: dict[int, set[int]] = {}
-        """Request that was asked twice to the engines that have it."""
+        """By request that was sent twice, the engines that hold it."""
         # Metrics.
         self.slots_free: dict[int, int] = {}
         self.slots: list[tuple[int, int]] = []
-        """A heap of (negated free slots, node); entries that differ from `slots_free` are void."""
+        """A heap of (negated free slots, node). Entries that differ from `slots_free` are void."""
         self.metrics: list[tuple[float, int]] = []
-        """A heap of (negated seconds expected, sample)."""
+        """A heap of (negated expected seconds, sample)."""
         self.metric_node: dict[int, int] = {}
         # Estimates of the last review.
         self.reviewed_s = -1.0
@@ -299,7 +301,8 @@ class State:
         self.looked_at = 0  # requests in flight at the last review, the cost of a review
         self.corrections: list[float] = []
         self.shares: list[list[float]] = []
-        """By task: decoding and metric seconds, as expected when they were put in order, and a metric then."""
+        """By task: expected seconds of decoding and of metrics, and a metric's mean seconds, all at
+        the time of sorting."""
         self.first_ready_s = -1.0
         self.stamp = 0
         self.asks: dict[int, list[int]] = {}

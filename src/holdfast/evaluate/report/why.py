@@ -8,7 +8,8 @@ from holdfast.evaluate.policy import account
 from holdfast.evaluate.types.evaluation import BoundTerm, Evaluation, PathStep
 
 BOUND_MEANINGS = {
-    "engines": "all requests, at the cost that each has in a full batch, over the engines, once started",
+    "engines": "all requests, at the cost that each has in a full batch, over the engines, once "
+    "started",
     "sample": "the sample that takes longest, alone on an engine once started, with its metric",
     "metrics": "all metrics, over the CPU slots there were",
     "judge": "all that the judge was asked, at its quota",
@@ -113,7 +114,8 @@ def verdict(evaluation: Evaluation) -> str:
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)
     return (
-        f"{took}, {evaluation.ratio:.2f} times its lower bound of {words.duration(evaluation.bound_s)} "
+        f"{took}, {evaluation.ratio:.2f} times its lower bound of "
+        f"{words.duration(evaluation.bound_s)} "
         f"({named(decides.name).lower()})."
     ).replace(words.NBSP, " ")
 

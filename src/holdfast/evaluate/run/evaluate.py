@@ -86,7 +86,8 @@ def evaluate(
     with holding(paths):
         if paths.suite.exists():
             raise BadUse(
-                f"There is already an evaluation {paths.evaluation_id}. Go on with it: holdfast eval resume "
+                f"There is already an evaluation {paths.evaluation_id}. Go on with it: holdfast "
+                "eval resume "
                 f"{paths.evaluation_id}, or choose another --id."
             )
         with opened_ledger(options, paths) as ledger:
@@ -160,7 +161,8 @@ def rescore(
         before = read_evaluation(paths.root)
         if not before.numerics:
             raise NotFound(
-                f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}"
+                f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume "
+                f"{evaluation_id}"
             )
         _demand_record(ledger, plan, paths)
         shutil.rmtree(folder, ignore_errors=True)  # the coordinator's own state, useless afterwards
@@ -178,7 +180,8 @@ def rescore(
         for task in [entry.name for entry in plan.suite.entries]:
             if task in scored["errors"] and task not in before.errors:
                 raise EvaluationError(
-                    f"{task} cannot be scored again: {scored['errors'][task]} The scores of {evaluation_id} are as "
+                    f"{task} cannot be scored again: {scored['errors'][task]} The scores of "
+                    f"{evaluation_id} are as "
                     "they were."
                 )
         evaluation = replace(before, **scored)

@@ -145,7 +145,8 @@ def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
         yield
     except (HoldfastError, OSError) as error:
         raise EvaluationError(
-            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it could be recorded: "
+            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it "
+            "could be recorded: "
             f"{sentence(error)} Then go on with: {again}"
         ) from error
 

@@ -54,7 +54,8 @@ class JudgeLimits:
             _check_least(f"judge.{name}", getattr(self, name), 0.0)
         if self.cost_limit is not None and not (self.input_price or self.output_price):
             raise BadUse(
-                f"judge.cost_limit is {self.cost_limit:g}, but its tokens have no price. Give --judge-input-price and "
+                f"judge.cost_limit is {self.cost_limit:g}, but its tokens have no price. Give "
+                "--judge-input-price and "
                 "--judge-output-price, of a million tokens."
             )
 
@@ -132,14 +133,16 @@ class EvaluateOptions:
             _check_one_of("engine.dtype", self.engine.dtype, DTYPES)
         if self.engine.kind not in ENGINES and ":" not in self.engine.kind:
             raise BadUse(
-                f"engine.kind is {self.engine.kind!r}. Allowed: {', '.join(ENGINES)}, or module:Class of your own."
+                f"engine.kind is {self.engine.kind!r}. Allowed: {', '.join(ENGINES)}, or "
+                "module:Class of your own."
             )
         check_options(self.engine)
         if self.engine.kind == "openai":
             _check_url("engine.url", self.engine.url)
         elif self.engine.url and self.engine.kind == "hf":
             raise BadUse(
-                f"engine.url is {self.engine.url!r}, but hf has no server. Leave --url out, or --engine openai."
+                f"engine.url is {self.engine.url!r}, but hf has no server. Leave --url out, or "
+                "--engine openai."
             )
         for name, least in (
             ("tensor_parallel", 1),
@@ -158,11 +161,13 @@ class EvaluateOptions:
             _check_least(name, getattr(self, name), least)
         if self.sbatch_options and self.on != "slurm":
             raise BadUse(
-                f"sbatch_options are given, but on is {self.on!r}. Give --on slurm, or leave them out."
+                f"sbatch_options are given, but on is {self.on!r}. Give --on slurm, or leave them "
+                "out."
             )
         if self.name_map is not None and self.hf_config is None:
             raise BadUse(
-                "name_map is given without hf_config. Give --hf-config DIR with the model's config too."
+                "name_map is given without hf_config. Give --hf-config DIR with the model's config "
+                "too."
             )
         if self.limit is not None:
             _check_above("limit", self.limit, 0.0)

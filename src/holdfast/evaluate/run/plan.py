@@ -60,7 +60,8 @@ class Planned:
         """
         if not paths.suite.exists():
             raise NotFound(
-                f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those there are."
+                f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those "
+                "there are."
             )
         asked = json.loads((paths.state / "asked.json").read_bytes())
         return cls(
@@ -161,7 +162,8 @@ class Planned:
         if self.options.on != "ray" or spec.kind != "hf" or spec.device:
             return ""
         return (
-            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give --device cuda for one on "
+            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give "
+            "--device cuda for one on "
             "each node (--engines-per-node N for more), or --device cpu if that is meant."
         )
 

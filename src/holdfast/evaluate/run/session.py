@@ -242,7 +242,7 @@ class Session:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=output,
                     stderr=output,
-                    start_new_session=True,  # Ctrl-C reaches only the session; closing the input ends it
+                    start_new_session=True,  # Ctrl-C reaches only the session, which closes the input
                 )
             try:
                 code = await child.wait()
@@ -253,7 +253,8 @@ class Session:
                 raise
             if code == UNWRITABLE:
                 raise EvaluationError(
-                    f"{self._config.folder} cannot be written: its disk is full or failing. What was finished is kept. "
+                    f"{self._config.folder} cannot be written: its disk is full or failing. What "
+                    "was finished is kept. "
                     "Make room there."
                 )
             if code in _ENDS:
@@ -273,7 +274,8 @@ class Session:
                 break
             await asyncio.sleep(0.02)
         raise EvaluationError(
-            f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log."
+            "The coordinator does not start. Its log is "
+            f"{self._config.folder}/logs/coordinator.log."
         )
 
     async def _speak(self, address: str, token: str) -> None:
@@ -313,7 +315,8 @@ class Session:
             if len(lost) == self._wanted.nodes:
                 why = lost[0].why or f"exit code {lost[0].exit_code}"
                 raise EvaluationError(
-                    f"No node's agent stays up ({why}). Their logs are in {self._config.folder}/logs."
+                    f"No node's agent stays up ({why}). Their logs are in "
+                    f"{self._config.folder}/logs."
                 )
             await asyncio.sleep(_POLL_S)
 

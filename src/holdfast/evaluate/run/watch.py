@@ -130,7 +130,8 @@ def watch(
     )
     if CoordinatorFiles(paths.root).models.exists():
         raise BadUse(
-            f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command goes on."
+            f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command "
+            "goes on."
         )
     with (
         holding(paths),

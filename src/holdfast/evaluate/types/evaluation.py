@@ -145,12 +145,14 @@ def read_evaluation(folder: Path) -> Evaluation:
     )
     if said != (SCHEMA, VERSION):
         raise EvaluationError(
-            f"{path} is of {said[0]} version {said[1]}; this Holdfast reads {SCHEMA} version {VERSION}. "
+            f"{path} is of {said[0]} version {said[1]}; this Holdfast reads {SCHEMA} version "
+            f"{VERSION}. "
             "Compute the scores again: holdfast eval rescore."
         )
     try:
         return msgspec.convert(values, Evaluation)
     except msgspec.ValidationError as error:
         raise EvaluationError(
-            f"{path} is damaged: {error}. Compute the scores again: holdfast eval rescore {folder.name}"
+            f"{path} is damaged: {error}. Compute the scores again: holdfast eval rescore "
+            f"{folder.name}"
         ) from error

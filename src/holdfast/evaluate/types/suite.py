@@ -163,7 +163,8 @@ def _checked(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict
     for key, value in table.items():
         if key not in known:
             raise BadUse(
-                f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: {', '.join(known)}."
+                f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: "
+                f"{', '.join(known)}."
             )
         kind, allowed = _ALLOWED[key]
         takes_bool = bool in (kind if isinstance(kind, tuple) else (kind,))
@@ -197,7 +198,8 @@ def _distinct(entries: Sequence[TaskEntry], where: str) -> tuple[TaskEntry, ...]
     for entry in entries:
         if entry in seen:
             raise BadUse(
-                f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them apart."
+                f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them "
+                "apart."
             )
         seen.append(entry)
     return tuple(seen)

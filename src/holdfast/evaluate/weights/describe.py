@@ -106,7 +106,8 @@ async def _describe(
         return await _describe_checkpoint(model, source, sizes, hf_config, name_map, chunk_bytes)
     if hf_config is not None or name_map is not None:
         raise BadUse(
-            f"{model} is no checkpoint (it has no {METADATA}), and only a checkpoint takes --hf-config and --name-map. "
+            f"{model} is no checkpoint (it has no {METADATA}), and only a checkpoint takes "
+            "--hf-config and --name-map. "
             "Give the folder of one step, or leave them out."
         )
     return await _describe_huggingface(model, source, sizes, listed, chunk_bytes)
@@ -133,7 +134,8 @@ async def _describe_huggingface(
         ]
     if missing := [path for path in weights if path not in sizes]:
         raise BadUse(
-            f"{model} lacks {missing[0]}, which its {HF_INDEX_NAME} names ({len(missing)} of {len(weights)} files). "
+            f"{model} lacks {missing[0]}, which its {HF_INDEX_NAME} names ({len(missing)} of "
+            f"{len(weights)} files). "
             "Copy it again."
         )
     files = [ModelFile(path=path, size_bytes=sizes[path]) for path in sorted({*small, *weights})]
@@ -157,7 +159,8 @@ async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
     for path in weights:
         if PurePosixPath(path).name != path or not path.endswith(".safetensors"):
             raise BadUse(
-                f"{HF_INDEX_NAME} of {model} names {path!r}, which is no file of weights beside it. Do not trust it."
+                f"{HF_INDEX_NAME} of {model} names {path!r}, which is no file of weights beside "
+                "it. Do not trust it."
             )
     return weights
 
@@ -172,7 +175,8 @@ async def _describe_checkpoint(
 ) -> ModelManifest:
     if hf_config is None:
         raise BadUse(
-            f"{model} is a checkpoint, which has neither the model's configuration nor its tokenizer. "
+            f"{model} is a checkpoint, which has neither the model's configuration nor its "
+            "tokenizer. "
             "Give a folder with both by --hf-config."
         )
     from holdfast.checkpoint import (
@@ -258,7 +262,8 @@ async def _refuse_other_kinds(model: str, source: Source, size_bytes: int) -> No
         return
     if config.get("is_encoder_decoder") or kind in _ENCODER_DECODERS:
         raise BadUse(
-            f"{model} is an encoder-decoder model ({named}), and Holdfast evaluates models that continue text. Use "
+            f"{model} is an encoder-decoder model ({named}), and Holdfast evaluates models that "
+            "continue text. Use "
             f"lm-eval itself: lm_eval --model hf --model_args pretrained={model},backend=seq2seq"
         )
 
@@ -293,7 +298,8 @@ def _in_the_hub_cache(model: str) -> Path | None:
         return snapshots / there[0]
     raise NotFound(
         f"{folder} has no revision {wanted!r}. It has {', '.join(there[:3]) or 'none'}: give "
-        f"{snapshots}/COMMIT, or fetch it: hf download {name if revision else folder.name[8:].replace('--', '/')}"
+        f"{snapshots}/COMMIT, or fetch it: hf download "
+        f"{name if revision else folder.name[8:].replace('--', '/')}"
     )
 
 
@@ -301,13 +307,16 @@ def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
     pickled = sorted(path for path in sizes if path.endswith(_PICKLED) and "/" not in path)
     if pickled:
         return (
-            f"{model} holds its weights pickled ({pickled[0]}), and reading those could run code. Convert them once, "
-            "where you trust them: transformers' `model.save_pretrained(FOLDER)` writes safetensors; then give FOLDER."
+            f"{model} holds its weights pickled ({pickled[0]}), and reading those could run code. "
+            "Convert them once, "
+            "where you trust them: transformers' `model.save_pretrained(FOLDER)` writes "
+            "safetensors; then give FOLDER."
         )
     other = sorted(path for path in sizes if path.endswith(".safetensors"))
     named = f"it has {', '.join(other[:3])}" if other else "it has no safetensors"
     return (
-        f"{model} has neither {HF_WEIGHTS_NAME} nor {HF_INDEX_NAME}: {named}. Save it with transformers' "
+        f"{model} has neither {HF_WEIGHTS_NAME} nor {HF_INDEX_NAME}: {named}. Save it with "
+        "transformers' "
         "`save_pretrained`."
     )
 
@@ -325,7 +334,8 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
     if _ADAPTER in sizes:
         return (
-            f"{model} is a PEFT adapter ({_ADAPTER}), not a whole model. Merge it into its base once: "
+            f"{model} is a PEFT adapter ({_ADAPTER}), not a whole model. Merge it into its base "
+            "once: "
             "`AutoPeftModelForCausalLM.from_pretrained(ADAPTER).merge_and_unload().save_pretrained(FOLDER)`, save the "
             "tokenizer beside it, and give FOLDER."
         )
@@ -333,7 +343,8 @@ def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
     if inside:
         return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."
     return (
-        f"{model} is no model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor {METADATA} (a checkpoint). "
+        f"{model} is no model: it has neither {HF_CONFIG_NAME} (a Hugging Face folder) nor "
+        f"{METADATA} (a checkpoint). "
         "Give the folder that `save_pretrained` or Checkpointer wrote."
     )
 

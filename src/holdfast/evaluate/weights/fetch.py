@@ -255,7 +255,8 @@ class _Model:
             check_file_contents(self._memory.path(self._chunks_name), entries)
         except ManifestError as error:
             raise DamagedModel(
-                f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` says which ones are whole."
+                f"{manifest.source} is damaged: {error}. `holdfast checkpoint verify` says which "
+                "ones are whole."
             ) from error
 
     async def _convert(self) -> None:
@@ -275,7 +276,8 @@ class _Model:
             if process.returncode:
                 last = said.decode(errors="replace").strip().splitlines()[-1:]
                 raise DamagedModel(
-                    f"{manifest.source} could not be converted: {''.join(last) or 'no reason given'}"
+                    f"{manifest.source} could not be converted: "
+                    f"{''.join(last) or 'no reason given'}"
                 )
             write_hf_small_files(making, manifest.hf_config)
             making.rename(self.folder)

@@ -249,7 +249,8 @@ class ModelShare:
                 return checksum.digest()
             self._held = None
         raise DamagedModel(
-            f"{self.manifest.source}: bytes {cut.offset} to {cut.offset + cut.size_bytes} of {path} do not match their "
+            f"{self.manifest.source}: bytes {cut.offset} to {cut.offset + cut.size_bytes} of "
+            f"{path} do not match their "
             "checksum: the file is damaged. Restore it, or evaluate another checkpoint."
         )
 
@@ -265,7 +266,8 @@ class ModelShare:
             data = await self._source.read(path, offset, size_bytes)
         except OSError as error:
             raise EvaluationError(
-                f"{self.manifest.source} has no {path} that {socket.gethostname()} can read ({error.strerror}). "
+                f"{self.manifest.source} has no {path} that {socket.gethostname()} can read "
+                f"({error.strerror}). "
                 "Give a folder that every node sees, or a URL."
             ) from error
         self.remote_bytes += size_bytes

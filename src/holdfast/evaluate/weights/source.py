@@ -89,7 +89,8 @@ def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = async
         return _Remote(url, retry, can_list=scheme in OBJECT_SCHEMES)
     known = ", ".join(f"{each}://" for each in ("file", *HTTP_SCHEMES, "s3", "gs", "az"))
     raise BadUse(
-        f"Nothing here reads {scheme}:// URLs ({url}). Give a folder, or a URL that begins with one of {known}."
+        f"Nothing here reads {scheme}:// URLs ({url}). Give a folder, or a URL that begins with "
+        f"one of {known}."
     )
 
 
@@ -113,8 +114,10 @@ class _Retry:
                 if number == self._attempts or _is_refusal(error):
                     times = "" if number == 1 else f" {number} times"
                     raise EvaluationError(
-                        f"{what} failed{times}: {_first_line(error)}. Check that the storage can be reached from "
-                        f"{socket.gethostname()}, and the credentials in its environment; then run it again."
+                        f"{what} failed{times}: {_first_line(error)}. Check that the storage can "
+                        "be reached from "
+                        f"{socket.gethostname()}, and the credentials in its environment; then run "
+                        "it again."
                     ) from error
             await self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(_LONGEST_PAUSE_S, pause_s * _PAUSE_GROWTH)
@@ -129,7 +132,8 @@ class _Folder:
     async def sizes(self) -> dict[str, int] | None:
         if not self._folder.is_dir():
             raise NotFound(
-                f"There is no folder {self._folder} on {socket.gethostname()}. Give one that every node can see, "
+                f"There is no folder {self._folder} on {socket.gethostname()}. Give one that every "
+                "node can see, "
                 "or a URL."
             )
         found = {}

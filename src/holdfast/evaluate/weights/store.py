@@ -142,7 +142,8 @@ class SharedMemory:
         """Make the error for bytes that do not fit, with figures and next step."""
         free_bytes = shutil.disk_usage(self.folder).free if free_bytes is None else free_bytes
         return MemoryFull(
-            f"The shared memory of this node is full: {size(needed_bytes)} are needed in {self.folder.parent.parent}, "
+            f"The shared memory of this node is full: {size(needed_bytes)} are needed in "
+            f"{self.folder.parent.parent}, "
             f"which has {size(max(0, free_bytes))} free; {size(self.used_bytes)} of this session's "
             f"{size(self.budget_bytes)} are in use. Mount a larger {DEFAULT_ROOT}, "
             "or use nodes with more memory.",

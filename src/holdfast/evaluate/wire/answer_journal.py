@@ -94,7 +94,8 @@ class Journal:
             raise JournalError(f"A record of {self.folder} cannot be read: {error}.") from error
         if found != key or _checksum(key, body) != checksum:
             raise JournalError(
-                f"A record of {self.folder} changed after it was written. Remove the folder to redo it."
+                f"A record of {self.folder} changed after it was written. Remove the folder to "
+                "redo it."
             )
         return body
 

@@ -142,6 +142,7 @@ def address_and_token() -> tuple[str, str]:
     address, token = os.environ.get(wire.ENV_ADDRESS), os.environ.get(wire.ENV_TOKEN)
     if not address or not token:
         raise EvaluationError(
-            f"{wire.ENV_ADDRESS} and {wire.ENV_TOKEN} are not set. `holdfast eval run` starts this program."
+            f"{wire.ENV_ADDRESS} and {wire.ENV_TOKEN} are not set. `holdfast eval run` starts this "
+            "program."
         )
     return address, token

@@ -44,8 +44,10 @@ def wait_for_the_others(state: Path, timeout_s: float, on_wait: Callable[[], Non
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
                     raise EvaluationError(
-                        f"What an earlier command started for this evaluation still runs after {timeout_s:.0f} s. "
-                        f"End the processes whose command line names {state.parent}, then try again."
+                        "What an earlier command started for this evaluation still runs after "
+                        f"{timeout_s:.0f} s. "
+                        f"End the processes whose command line names {state.parent}, then try "
+                        "again."
                     ) from None
                 if not waits:
                     waits = True

@@ -36,7 +36,8 @@ class TransformersEngine:
     def __init__(self, spec: EngineSpec) -> None:
         if spec.tensor_parallel > 1:
             raise BadUse(
-                f"The engine hf runs on one device; tensor_parallel is {spec.tensor_parallel}. Use the engine vllm."
+                f"The engine hf runs on one device; tensor_parallel is {spec.tensor_parallel}. Use "
+                "the engine vllm."
             )
         if spec.mode not in ("exact", "free"):
             raise BadUse(f"The mode of an engine is exact or free, not {spec.mode!r}.")

@@ -95,7 +95,7 @@ class Recipe:
     kwargs: dict[str, Any]
 
     def criteria(self, is_stop: Callable[[Sequence[int]], bool], before: int) -> Any:
-        """Stop strings as `generate` takes them; `before`: tokens of the prompt. For one sequence."""
+        """Convert a stop function for `generate`, for one sequence after `before` prompt tokens."""
         from transformers import StoppingCriteria, StoppingCriteriaList
 
         class Spelled(StoppingCriteria):

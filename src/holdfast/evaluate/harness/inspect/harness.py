@@ -190,7 +190,8 @@ class Inspect:
     ) -> bytes:
         """See `Harness.measure`; samples of inspect never request a metric."""
         raise EvaluationError(
-            f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} of {entry.name}, by "
+            f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} "
+            f"of {entry.name}, by "
             f"{facts.name}, is measured apart."
         )
 

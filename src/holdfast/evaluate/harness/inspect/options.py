@@ -34,7 +34,8 @@ def options_of(entry: TaskEntry) -> InspectOptions:
     """
     if entry.num_fewshot is not None:
         raise BadUse(
-            f"The task {entry.name!r} is inspect's, whose tasks take few-shot examples as an argument of their own, if "
+            f"The task {entry.name!r} is inspect's, whose tasks take few-shot examples as an "
+            "argument of their own, if "
             "any. Leave num_fewshot out and set that argument in options."
         )
     own = {name: value for name, value in entry.options.items() if name in _OWN}
@@ -43,5 +44,6 @@ def options_of(entry: TaskEntry) -> InspectOptions:
         return msgspec.convert({**own, "arguments": arguments}, InspectOptions)
     except msgspec.ValidationError as error:
         raise BadUse(
-            f"The options of the task {entry.name!r}: {error}. generate is a table, epochs a number, judge a text."
+            f"The options of the task {entry.name!r}: {error}. generate is a table, epochs a "
+            "number, judge a text."
         ) from None

@@ -75,7 +75,8 @@ def _located(name: str, include_paths: Sequence[str]) -> str:
     names = [name for name, _ in parse_decorators(found, "task")]
     if task is not None and task not in names:
         raise NotFound(
-            f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: {', '.join(names)}."
+            f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: "
+            f"{', '.join(names)}."
         )
     return f"{found.absolute()}@{task}" if task else str(found.absolute())
 
@@ -90,7 +91,8 @@ def _refuse_unknown(arguments: Iterable[str], task: Task, name: str) -> None:
     for argument in arguments:
         if argument not in taken:
             raise BadUse(
-                f"The inspect task {name!r} takes no argument {argument!r}.{nearest(argument, taken)} "
+                f"The inspect task {name!r} takes no argument "
+                f"{argument!r}.{nearest(argument, taken)} "
                 f"It takes: {', '.join(taken) or 'none'}."
             )
 
@@ -105,6 +107,7 @@ def _refuse_sandbox(task: Task, name: str) -> None:
 def needs_sandbox(name: str, kind: str) -> BadUse:
     """Make the error for a task that needs a container (or `kind`, in inspect's words)."""
     return BadUse(
-        f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which Holdfast does not "
+        f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which "
+        "Holdfast does not "
         "give. Run it with inspect itself, or take it out of the suite."
     )

@@ -129,7 +129,8 @@ class TextModel(RequestBuilder, ModelAPI):
         """
         if tools:
             raise EvaluationError(
-                "The task gives the model tools, which engines of an OpenAI-compatible server do not pass on. "
+                "The task gives the model tools, which engines of an OpenAI-compatible server do "
+                "not pass on. "
                 "Use an engine that takes tokens."
             )
         messages = [{"role": message.role, "content": _text(message)} for message in input]

@@ -90,7 +90,8 @@ def _replace(evaluate: ModuleType) -> None:
             return original(path, *args, **kwargs)
         if not _Finder.confirmed:
             raise BadUse(
-                "This task runs code that the model writes, in a sandbox. Set confirm_unsafe_code = true in the suite, "
+                "This task runs code that the model writes, in a sandbox. Set confirm_unsafe_code "
+                "= true in the suite, "
                 "or pass --confirm-unsafe-code, to allow it."
             )
         return CodeEvalModule()

@@ -71,7 +71,8 @@ class LmEval:
             if not self._confirmed and self._catalog.runs_code(entry.name):
                 raise BadUse(
                     f"The task {entry.name!r} runs code that the model writes, in a sandbox. Set "
-                    "confirm_unsafe_code = true in the suite, or pass --confirm-unsafe-code, to allow it."
+                    "confirm_unsafe_code = true in the suite, or pass --confirm-unsafe-code, to "
+                    "allow it."
                 )
 
     def rehearse(self) -> None:
@@ -234,12 +235,14 @@ def _notes(entry: TaskEntry, exchange: "Exchange") -> list[str]:
     notes = []
     if exchange.is_sampled:
         notes.append(
-            f"{entry.name} samples its answers, each from a seed of its own: lm-eval draws all from one stream, so its "
+            f"{entry.name} samples its answers, each from a seed of its own: lm-eval draws all "
+            "from one stream, so its "
             "scores are others."
         )
     if exchange.splits_one_input:
         notes.append(
-            f"{entry.name} has continuations of different length for one input: lm-eval's collator mixes such up, and "
+            f"{entry.name} has continuations of different length for one input: lm-eval's collator "
+            "mixes such up, and "
             "its scores may be others."
         )
     return notes
@@ -251,7 +254,8 @@ def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
 
     if not facts.takes_text and not facts.tokenizer:
         raise BadUse(
-            f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that takes text."
+            f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that "
+            "takes text."
         )
     kind = TextLM if facts.takes_text else EngineLM
     return kind(facts, dict(options.model_args), options.torch_random_seed or 0)
@@ -365,7 +369,8 @@ def _explained(entry: TaskEntry) -> Iterator[None]:
                 )
                 raise EvaluationError(
                     f"The task {entry.name!r} needs data that is not on this machine, and {why}: "
-                    f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or leave the task out."
+                    f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or "
+                    "leave the task out."
                 ) from error
             cause = cause.__cause__ or cause.__context__
         raise

@@ -68,7 +68,7 @@ class Exchange:
         self._responses: dict[int, deque[Any]] | None = None
         self._repeats: Counter[bytes] = Counter()
         self.is_sampled = False
-        """Whether a request draws its answer at random."""
+        """True if a request is sampled."""
         self._splits: dict[bytes, set[int]] = {}
 
     @property

@@ -128,7 +128,8 @@ class EngineLM(HFLM):  # type: ignore[misc]
         for _strings, context, continuation in requests:
             if not 0 < len(continuation) <= self.max_length or not context:
                 raise BadUse(
-                    f"A continuation of {len(continuation)} tokens after {len(context)} cannot be scored by a model "
+                    f"A continuation of {len(continuation)} tokens after {len(context)} cannot be "
+                    "scored by a model "
                     f"of {self.max_length} tokens. Leave the task out, or serve a longer model."
                 )
             # The input of the model in `HFLM`, with the last token that `HFLM` leaves out.
@@ -184,11 +185,13 @@ def sampling(
         do_sample = temperature > 0
     if max_new_tokens < 1:
         raise BadUse(
-            f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length out."
+            f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length "
+            "out."
         )
     if do_sample and temperature <= 0:
         raise BadUse(
-            f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature above 0."
+            f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature "
+            "above 0."
         )
     top_p, top_k = rest.pop("top_p", None), rest.pop("top_k", None)
     if do_sample:
@@ -197,7 +200,8 @@ def sampling(
     for name, value in rest.items():
         if not isinstance(value, str | int | float | bool | None):
             raise BadUse(
-                f"The generation argument {name} is {value!r}. Only texts, numbers, true and false can be sent."
+                f"The generation argument {name} is {value!r}. Only texts, numbers, true and false "
+                "can be sent."
             )
     return Sampling(
         max_new_tokens=max_new_tokens,

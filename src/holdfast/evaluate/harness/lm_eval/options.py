@@ -79,7 +79,8 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
     for key, value in entry.options.items():
         if key not in _KINDS:
             raise BadUse(
-                f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are {', '.join(_KINDS)}."
+                f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are "
+                f"{', '.join(_KINDS)}."
             )
         kinds, allowed = _KINDS[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -87,7 +88,8 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
     for key in entry.options.get("model_args", {}):
         if key not in MODEL_ARGS:
             raise BadUse(
-                f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that shape requests are "
+                f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that "
+                "shape requests are "
                 f"{', '.join(MODEL_ARGS)}; what concerns weights or device is said to the engine."
             )
     return LmEvalOptions(**entry.options)

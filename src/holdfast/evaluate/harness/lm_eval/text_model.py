@@ -84,7 +84,8 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                 context, continuation = instance.args
                 if isinstance(context, JsonChatStr):
                     raise BadUse(
-                        f"{instance.task_name} asks for log-probabilities, which a chat server does not tell. "
+                        f"{instance.task_name} asks for log-probabilities, which a chat server "
+                        "does not tell. "
                         "Leave chat_template out, or the task."
                     )
                 kept = (
@@ -106,7 +107,8 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                 return [Request(kind="generate", text=context, sampling=chosen)]
             case _:
                 raise BadUse(
-                    f"{instance.task_name} asks for a text's perplexity, which needs tokens. Name the model's "
+                    f"{instance.task_name} asks for a text's perplexity, which needs tokens. Name "
+                    "the model's "
                     "tokenizer to the engine (tokenizer = FOLDER), or leave the task out."
                 )
 

@@ -252,12 +252,15 @@ class JudgeProxy:
         config = self._config
         if limit == "cost":
             text = (
-                f"The judge's cost limit of {config.cost_limit} is spent ({self._gate.spent_microdollars / 1e6:.6f}; "
-                f"this request could cost {cost / 1e6:.6f}). Raise the limit and score again: answers are kept."
+                f"The judge's cost limit of {config.cost_limit} is spent "
+                f"({self._gate.spent_microdollars / 1e6:.6f}; "
+                f"this request could cost {cost / 1e6:.6f}). Raise the limit and score again: "
+                "answers are kept."
             )
             return _Reply(402, _error(text, "insufficient_quota"))
         text = (
-            f"A request of up to {tokens} tokens never fits the judge's limits ({config.tokens_per_minute} tokens, "
+            f"A request of up to {tokens} tokens never fits the judge's limits "
+            f"({config.tokens_per_minute} tokens, "
             f"{config.requests_per_minute} requests a minute). Raise them, or lower max_tokens."
         )
         return _Reply(413, _error(text, "request_too_large"))

@@ -60,7 +60,8 @@ def send(link: socket.socket, message: Any) -> None:
         framed = channel.frame(body, MAX_FRAME_BYTES)
     except ChannelError as error:
         raise ValueError(
-            f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program and tests"
+            f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program "
+            "and tests"
         ) from error
     link.sendall(framed)
 

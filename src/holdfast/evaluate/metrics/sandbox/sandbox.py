@@ -48,7 +48,8 @@ _LAST_WORD_S = 0.5
 _SOURCE = str(Path(__file__).resolve().parents[4])
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[3]); "
-    "from holdfast.evaluate.metrics.sandbox.forkserver import main; main(int(sys.argv[1]), sys.argv[2])"
+    "from holdfast.evaluate.metrics.sandbox.forkserver import main; main(int(sys.argv[1]), "
+    "sys.argv[2])"
 )
 
 
@@ -117,7 +118,8 @@ class Sandbox:
         slots = slots or len(os.sched_getaffinity(0))
         if not 1 <= slots <= MAX_SLOTS:
             raise BadUse(
-                f"A sandbox has 1 to {MAX_SLOTS} slots, not {slots}; start several of them for more."
+                f"A sandbox has 1 to {MAX_SLOTS} slots, not {slots}; start several of them for "
+                "more."
             )
         self.limits = limits or Limits()
         paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if packages else ()
@@ -152,8 +154,10 @@ class Sandbox:
                 self._stop()
             refusals.append(refusal)
         raise BadUse(
-            f"Generated code cannot be run safely on this machine ({'; '.join(refusals)}). Allow user namespaces "
-            "(sysctl user.max_user_namespaces, or --cap-add SYS_ADMIN for a container), or run as root with seccomp."
+            f"Generated code cannot be run safely on this machine ({'; '.join(refusals)}). Allow "
+            "user namespaces "
+            "(sysctl user.max_user_namespaces, or --cap-add SYS_ADMIN for a container), or run as "
+            "root with seccomp."
         )
 
     def _launch(
@@ -215,7 +219,8 @@ class Sandbox:
                     return verdict
                 self._restart()  # killed from outside: a trial has no effects, so it may run again
             raise EvaluationError(
-                "The sandbox was killed twice during one trial; see the kernel's log for what did it."
+                "The sandbox was killed twice during one trial; see the kernel's log for what did "
+                "it."
             )
         finally:
             self._free.put(slot)
