@@ -1,13 +1,21 @@
 """Define the tasks of a suite and their options, from a TOML file or from task names.
 
-```toml name = "nightly" # default: the file's name include_paths = ["tasks"] # folders with your
-own lm-eval tasks, relative to this file confirm_unsafe_code = false # true allows tasks to run the
-model's code, in the sandbox limit = 200 # this and the next two: defaults for all tasks
-chat_template = true options = { fewshot_random_seed = 7 }
+```toml
+name = "nightly"                # default: the file's name
+include_paths = ["tasks"]       # folders with your own lm-eval tasks, relative to this file
+confirm_unsafe_code = false     # true allows tasks to run the model's code, in the sandbox
+limit = 200                     # this and the next two: defaults for all tasks
+chat_template = true
+options = { fewshot_random_seed = 7 }
 
-[[tasks]] name = "gsm8k" num_fewshot = 5
+[[tasks]]
+name = "gsm8k"
+num_fewshot = 5
 
-[[tasks]] name = "mmlu" limit = 0.1 ```
+[[tasks]]
+name = "mmlu"
+limit = 0.1
+```
 
 The short form is `tasks = ["gsm8k", "mmlu:0.1"]`. Task names alone work in a list or separated by
 commas: `gsm8k`, `gsm8k:100` (with a limit), `inspect:NAME` or `lm-eval:NAME` (with a harness).
